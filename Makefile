@@ -1,0 +1,34 @@
+# Each target makes what it needs. Wanted on the machine: Python >= 3.11, make, a C++ compiler.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
+	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
+
+test: $(READY) ## run every test once
+	$(BIN)/python -m pytest
+
+check: $(READY) ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(READY) ## measure moaic beside eager, Inductor, DDP and FSDP2
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave --benchmark-storage=bench/results
+
+# The environment, made again whenever what it is made from changes.
+$(READY): constraints.txt pyproject.toml
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found; name one with PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The language: types, ops with their rules, text, verifier. Knows no torch."""

@@ -1,0 +1,132 @@
+"""The data of the language: values, ops, functions, modules. Values compare by identity, everything else by what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from moaic.ir.layout import Mesh
+from moaic.ir.types import TensorType
+
+Attr = None | bool | int | float | str | tuple["Attr", ...]
+"""An attribute: literals and tuples of them. A float keeps its exact value; dtypes are strings such as "f32"."""
+
+NO_ATTRS: Mapping[str, Attr] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an op comes from: the person's source line, its module path, and the side of the step."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    side: str = ""
+    """"forward", "backward", or empty."""
+
+
+NOWHERE = Location()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """One tensor of a function. Two values are the same only if they are the same object."""
+
+    type: TensorType
+    name: str = ""
+    """A hint for the printer; it carries no meaning and need not be unique."""
+
+
+Operand = Value | None | tuple[Value | None, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """`results = name operands {attrs} at loc`. Operands follow the tensor arguments of the op's schema, in order."""
+
+    name: str
+    operands: tuple[Operand, ...] = ()
+    results: tuple[Value, ...] = ()
+    attrs: Mapping[str, Attr] = field(default_factory=lambda: NO_ATTRS)
+    loc: Location = NOWHERE
+
+    def inputs(self) -> Iterator[Value]:
+        """Every value that the op reads, lists flattened, absent ones left out."""
+        for operand in self.operands:
+            if isinstance(operand, tuple):
+                yield from (value for value in operand if value is not None)
+            elif operand is not None:
+                yield operand
+
+    @property
+    def callee(self) -> str:
+        """Name of the function that a `call` calls."""
+        callee = self.attrs["callee"]
+        assert isinstance(callee, str)
+        return callee
+
+    def with_operands(self, mapping: Mapping[Value, Value]) -> Op:
+        """This op with every operand found in `mapping` replaced."""
+        return replace(self, operands=tuple(substitute(operand, mapping) for operand in self.operands))
+
+
+def substitute(operand: Operand, mapping: Mapping[Value, Value]) -> Operand:
+    if isinstance(operand, tuple):
+        return tuple(None if value is None else mapping.get(value, value) for value in operand)
+    return None if operand is None else mapping.get(operand, operand)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a parameter or a result of a function is to the outside.
+
+    kinds of parameters: input, param, buffer, key (random key), tangent; of results: output, grad, update (new value of
+    a buffer or of an input that the program writes in place). An empty kind says nothing.
+    """
+
+    kind: str = ""
+    label: str = ""
+
+
+NO_ROLE = Role()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A named list of ops. `results` may repeat values and may name parameters."""
+
+    name: str
+    params: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+    param_roles: tuple[Role, ...] = ()
+    result_roles: tuple[Role, ...] = ()
+
+    def param_role(self, index: int) -> Role:
+        return self.param_roles[index] if self.param_roles else NO_ROLE
+
+    def result_role(self, index: int) -> Role:
+        return self.result_roles[index] if self.result_roles else NO_ROLE
+
+    def values(self) -> Iterator[Value]:
+        """Every value that the function defines."""
+        yield from self.params
+        for op in self.ops:
+            yield from op.results
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Module:
+    """Functions by name, in order; callees stand before their callers. The mesh is that of every layout inside."""
+
+    functions: tuple[Function, ...]
+    mesh: Mesh = Mesh()
+
+    def function(self, name: str) -> Function:
+        return next(function for function in self.functions if function.name == name)
+
+    @property
+    def main(self) -> Function:
+        """The function that nobody calls: the last one."""
+        return self.functions[-1]

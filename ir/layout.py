@@ -1,0 +1,122 @@
+"""Layouts: how one value lies over the axes of a mesh.
+
+On every axis a value is whole on each rank (replicated), split along one dim, or a pending sum. A split of a dim of
+size N over an axis of n ranks takes one mixed-radix digit: N = outer * n * stride, and index i lies on rank
+(i // stride) % n. `stride = N / n` is the ordinary contiguous chunk; a smaller stride is what remains of a split
+when dims are merged (`(b s)` with s split) or when an outer digit is already taken by another axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes and their sizes, outermost first; rank r has mixed-radix coordinates over them."""
+
+    axes: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.axes)
+
+    @property
+    def ranks(self) -> int:
+        return prod(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """Ranks along `axis`; an axis that the mesh does not have is one rank wide."""
+        return self.sizes.get(axis, 1)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        coordinates: dict[str, int] = {}
+        for axis, size in reversed(self.axes):
+            coordinates[axis] = rank % size
+            rank //= size
+        return coordinates
+
+    def rank(self, coordinates: dict[str, int]) -> int:
+        rank = 0
+        for axis, size in self.axes:
+            rank = rank * size + coordinates.get(axis, 0)
+        return rank
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """Ranks that differ from `rank` along `axis` alone, in order of their coordinate."""
+        at = self.coordinates(rank)
+        return tuple(self.rank({**at, axis: i}) for i in range(self.size(axis)))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{axis}={size}" for axis, size in self.axes) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One axis along one dim: index i of the dim lies on rank (i // stride) % size(axis)."""
+
+    axis: str
+    dim: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The splits of a value, ordered by (dim, stride descending), and the axes over which it is a pending sum."""
+
+    splits: tuple[Split, ...] = ()
+    pending: tuple[str, ...] = ()
+
+    def split_of(self, axis: str) -> Split | None:
+        return next((split for split in self.splits if split.axis == axis), None)
+
+    def state(self, axis: str) -> State:
+        """Where the value stands on `axis`: a (dim, stride) pair, PENDING or WHOLE."""
+        split = self.split_of(axis)
+        if split is not None:
+            return (split.dim, split.stride)
+        return PENDING if axis in self.pending else WHOLE
+
+    def without(self, axis: str) -> Layout:
+        return Layout(
+            tuple(split for split in self.splits if split.axis != axis),
+            tuple(other for other in self.pending if other != axis),
+        )
+
+    def with_state(self, axis: str, state: State) -> Layout:
+        """This layout with `axis` set to `state`."""
+        rest = self.without(axis)
+        if state == WHOLE:
+            return rest
+        if state == PENDING:
+            return Layout(rest.splits, tuple(sorted({*rest.pending, axis})))
+        dim, stride = state
+        splits = sorted((*rest.splits, Split(axis, dim, stride)), key=lambda s: (s.dim, -s.stride, s.axis))
+        return Layout(tuple(splits), rest.pending)
+
+    def on_dim(self, dim: int) -> tuple[Split, ...]:
+        return tuple(split for split in self.splits if split.dim == dim)
+
+    def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+        local = list(shape)
+        for split in self.splits:
+            local[split.dim] //= mesh.size(split.axis)
+        return tuple(local)
+
+    def local_stride(self, split: Split, mesh: Mesh) -> int:
+        """Stride of `split` inside the part that is left when every other axis has taken its own."""
+        inner = prod(mesh.size(o.axis) for o in self.on_dim(split.dim) if o.stride < split.stride)
+        return split.stride // inner
+
+
+WHOLE: tuple[()] = ()
+"""State of a value that every rank of the axis holds whole."""
+
+PENDING: tuple[int] = (-1,)
+"""State of a value that is the sum of what the ranks of the axis hold."""
+
+State = tuple[()] | tuple[int] | tuple[int, int]
+
+REPLICATED = Layout()

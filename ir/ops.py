@@ -1,0 +1,586 @@
+"""Ops: one declaration each. Name, rule, linear operands, kind and FLOPs are all that passes know of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Op
+from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
+from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
+
+
+class Kind(Enum):
+    """What an op costs and how it may be moved."""
+
+    NULLARY = "nullary"
+    """Made from its attributes alone: built where it is needed."""
+    VIEW = "view"
+    """Metadata only."""
+    LIGHT = "light"
+    """Bound by memory; Inductor fuses it."""
+    HEAVY = "heavy"
+    """Bound by arithmetic, never recomputed lightly."""
+    INSTRUCTION = "instruction"
+    """Run by the worker itself, never inside compiled code."""
+
+
+RuleMaker = Callable[[Op], Rule]
+
+
+@dataclass(frozen=True, slots=True)
+class OpDecl:
+    """One op: its rule (factors and linear operands), its kind and its FLOPs."""
+
+    name: str
+    make_rule: RuleMaker
+    kind: Kind = Kind.LIGHT
+    flops: Callable[[Op], int] | None = None
+
+
+def rule_of(op: Op) -> Rule:
+    """The rule of one op instance; an op that nobody declared holds every dim whole."""
+    declaration = OPS.get(op.name)
+    return whole_rule(op) if declaration is None else declaration.make_rule(op)
+
+
+def kind_of(op: Op) -> Kind:
+    declaration = OPS.get(op.name)
+    return Kind.LIGHT if declaration is None else declaration.kind
+
+
+def flops_of(op: Op) -> int:
+    """Floating-point operations of the unsplit op; light ops count one per result element."""
+    declaration = OPS.get(op.name)
+    if declaration is not None and declaration.flops is not None:
+        return declaration.flops(op)
+    if kind_of(op) is not Kind.LIGHT:
+        return 0
+    return sum(result.type.elements() for result in op.results)
+
+
+def operand_types(op: Op) -> list[TensorType]:
+    return [value.type for value in op.inputs()]
+
+
+def result_types(op: Op) -> list[TensorType]:
+    return [value.type for value in op.results]
+
+
+def attr_int(op: Op, name: str, default: int = 0) -> int:
+    value = op.attrs.get(name, default)
+    assert isinstance(value, int), (op.name, name, value)
+    return value
+
+
+def attr_ints(op: Op, name: str) -> tuple[int, ...]:
+    """A list of integers; a single integer counts as a list of one, an absent one as empty."""
+    value = op.attrs.get(name, ())
+    if isinstance(value, int):
+        return (value,)
+    if value is None:
+        return ()
+    assert isinstance(value, tuple), (op.name, name, value)
+    return tuple(v for v in value if isinstance(v, int))
+
+
+def linear_sets(op: Op, linear: Iterable[tuple[int, ...]]) -> tuple[LinearSet, ...]:
+    """Linear sets over the flattened operands, given over the schema's positions.
+
+    A set with an absent position is none: a literal in its place makes the op affine.
+    """
+    starts: list[tuple[int, ...]] = []
+    count = 0
+    for operand in op.operands:
+        width = 0 if operand is None else len([v for v in operand if v is not None]) if isinstance(operand, tuple) else 1
+        starts.append(tuple(range(count, count + width)))
+        count += width
+    sets: list[LinearSet] = []
+    for positions in linear:
+        if all(p < len(starts) and starts[p] for p in positions):
+            sets.append(frozenset(i for p in positions for i in starts[p]))
+    return tuple(sets)
+
+
+def whole_rule(op: Op) -> Rule:
+    """The rule that lets nothing be split."""
+    sizes: dict[str, int] = {}
+
+    def spec(type_: TensorType) -> Dims:
+        dims: list[tuple[str, ...]] = []
+        for size in type_.shape:
+            name = f"w{len(sizes)}"
+            sizes[name] = size
+            dims.append((name,))
+        return tuple(dims)
+
+    operands = tuple(spec(t) for t in operand_types(op))
+    results = tuple(spec(t) for t in result_types(op))
+    return Rule(operands, results, sizes, frozenset(sizes))
+
+
+def _from_text(text: str, *linear: tuple[int, ...]) -> RuleMaker:
+    return lambda op: rule_from_text(text, operand_types(op), result_types(op), linear_sets(op, linear))
+
+
+def _names(count: int, prefix: str = "d") -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+def _make(op: Op, operands: list[list[str]], results: list[list[str]], *linear: tuple[int, ...]) -> Rule:
+    """A rule from one factor name per dim (a trailing `!` marks it whole)."""
+    text = ", ".join(" ".join(dims) for dims in operands) + " -> " + ", ".join(" ".join(dims) for dims in results)
+    types, out = operand_types(op), result_types(op)
+    whole = frozenset(n[:-1] for dims in (*operands, *results) for n in dims if n.endswith("!"))
+    sizes: dict[str, int] = {}
+
+    def bind(dims: list[str], type_: TensorType) -> Dims:
+        assert len(dims) == len(type_.shape), (op.name, text, type_)
+        spec: list[tuple[str, ...]] = []
+        for name, size in zip(dims, type_.shape, strict=True):
+            factor = name.rstrip("!")
+            if size == 1:
+                spec.append(())
+                continue
+            assert sizes.setdefault(factor, size) == size, (op.name, text, factor, size, sizes)
+            spec.append((factor,))
+        return tuple(spec)
+
+    specs = tuple(bind(dims, t) for dims, t in zip(operands, types, strict=True))
+    outs = tuple(bind(dims, t) for dims, t in zip(results, out, strict=True))
+    return Rule(specs, outs, sizes, whole, linear_sets(op, linear))
+
+
+def _elementwise(*linear: tuple[int, ...]) -> RuleMaker:
+    """Dims aligned from the right; an operand's dim of size one is broadcast."""
+
+    def make(op: Op) -> Rule:
+        rank = len(op.results[0].type.shape)
+        names = _names(rank)
+        operands = [names[rank - len(t.shape) :] for t in operand_types(op)]
+        return _make(op, operands, [names] * len(op.results), *linear)
+
+    return make
+
+
+def _cast(op: Op) -> Rule:
+    source, target = op.operands[0], op.results[0].type.dtype
+    assert not isinstance(source, tuple) and source is not None
+    keeps = {source.type.dtype, target} <= FLOATING and DTYPE_BYTES[target] >= DTYPE_BYTES[source.type.dtype]
+    return _elementwise(*([(0,)] if keeps else []))(op)
+
+
+def _nullary(op: Op) -> Rule:
+    return _make(op, [], [_names(len(t.shape)) for t in result_types(op)])
+
+
+def _whole_nullary(op: Op) -> Rule:
+    return whole_rule(op)
+
+
+def _view(op: Op) -> Rule:
+    source, target = operand_types(op)[0], op.results[0].type
+    if 0 in source.shape:
+        return whole_rule(op)
+    left, right, sizes, whole = refine(source.shape, target.shape)
+    return Rule((left,), (right,), sizes, whole, linear_sets(op, [(0,)]))
+
+
+def _normal(dim: int, rank: int) -> int:
+    return dim + rank if dim < 0 else dim
+
+
+def _permute(op: Op) -> Rule:
+    rank = len(op.results[0].type.shape)
+    names = _names(rank)
+    if op.name == "aten.permute":
+        order = [_normal(d, rank) for d in attr_ints(op, "dims")]
+    else:
+        a, b = (_normal(attr_int(op, "dim0"), rank), _normal(attr_int(op, "dim1", 1), rank)) if rank > 1 else (0, 0)
+        order = list(range(rank))
+        order[a], order[b] = order[b], order[a]
+    return _make(op, [names], [[names[i] for i in order]], (0,))
+
+
+def _transpose_2d(op: Op) -> Rule:
+    names = _names(len(op.results[0].type.shape))
+    return _make(op, [names], [names[::-1]], (0,))
+
+
+def _expand(op: Op) -> Rule:
+    return _elementwise((0,))(op)
+
+
+def reduced_dims(op: Op) -> tuple[int, ...]:
+    """Dims that a reduction removes or keeps at size one."""
+    rank = len(operand_types(op)[0].shape)
+    dims = attr_ints(op, "dim")
+    return tuple(_normal(d, rank) for d in dims) if dims else tuple(range(rank))
+
+
+def _reduction(sums: bool) -> RuleMaker:
+    def make(op: Op) -> Rule:
+        shape = operand_types(op)[0].shape
+        dims = reduced_dims(op)
+        mark = "" if sums else "!"
+        names = [f"d{i}{mark}" if i in dims else f"d{i}" for i in range(len(shape))]
+        kept = len(op.results[0].type.shape) == len(shape)
+        out = [f"u{i}" if i in dims else f"d{i}" for i in range(len(shape)) if kept or i not in dims]
+        return _make(op, [names], [out] * len(op.results), *([(0,)] if sums else []))
+
+    return make
+
+
+def _whole_dim(*linear: tuple[int, ...], attr: str = "dim") -> RuleMaker:
+    """Every tensor has the same rank; the dim that `attr` names is whole (its size may differ between tensors)."""
+
+    def make(op: Op) -> Rule:
+        rank = len(op.results[0].type.shape)
+        dims = [_normal(d, rank) for d in attr_ints(op, attr)] or ([0] if attr == "dim" and rank else [])
+        default = -1 if op.name in ("aten.topk", "aten.sort") and attr not in op.attrs else None
+        dims = [rank + default] if default is not None else dims
+
+        def spec(types: list[TensorType], side: str) -> list[list[str]]:
+            return [[f"c{side}{k}{i}!" if i in dims else f"d{i}" for i in range(rank)] for k, _ in enumerate(types)]
+
+        return _make(op, spec(operand_types(op), "l"), spec(result_types(op), "r"), *linear)
+
+    return make
+
+
+def _unsqueeze(op: Op) -> Rule:
+    """Dims of size one carry no factor, so the others are matched in order."""
+    source, target = operand_types(op)[0].shape, op.results[0].type.shape
+    names = iter(_names(len(source)))
+    left = [next(names) if size != 1 else "u" for size in source]
+    kept = iter(name for name in left if name != "u")
+    right = [next(kept) if size != 1 else "u" for size in target]
+    return _make(op, [left], [right], (0,))
+
+
+def _equal_parts(op: Op, dim: int, whole: TensorType, part: int) -> tuple[Dims, Dims, dict[str, int]]:
+    """Dims of a tensor cut into equal parts along `dim`, and of one part: `a (p! r)` and `a r`."""
+    sizes = {f"d{i}": size for i, size in enumerate(whole.shape) if i != dim and size != 1}
+    sizes |= {"p": whole.shape[dim] // part, "r": part}
+    outer = [(f"d{i}",) if size != 1 else () for i, size in enumerate(whole.shape)]
+    inner = list(outer)
+    outer[dim] = tuple(f for f in ("p", "r") if sizes[f] != 1)
+    inner[dim] = ("r",) if part != 1 else ()
+    return tuple(outer), tuple(inner), sizes
+
+
+def _slice(op: Op) -> Rule:
+    source, target = operand_types(op)[0], op.results[0].type
+    dim = _normal(attr_int(op, "dim"), len(source.shape))
+    part, start = target.shape[dim], attr_int(op, "start") if op.attrs.get("start") is not None else 0
+    size = source.shape[dim]
+    start = max(start + size, 0) if start < 0 else start
+    if attr_int(op, "step", 1) == 1 and part and size % part == 0 and start % part == 0:
+        left, right, sizes = _equal_parts(op, dim, source, part)
+        return Rule((left,), (right,), sizes, frozenset({"p"}), linear_sets(op, [(0,)]))
+    return _whole_dim((0,))(op)
+
+
+def _split(op: Op) -> Rule:
+    source = operand_types(op)[0]
+    dim = _normal(attr_int(op, "dim"), len(source.shape))
+    parts = {t.shape[dim] for t in result_types(op)}
+    if len(parts) == 1:
+        left, right, sizes = _equal_parts(op, dim, source, parts.pop())
+        return Rule((left,), (right,) * len(op.results), sizes, frozenset({"p"}), linear_sets(op, [(0,)]))
+    return _whole_dim((0,))(op)
+
+
+def _cat(op: Op) -> Rule:
+    target = op.results[0].type
+    dim = _normal(attr_int(op, "dim"), len(target.shape))
+    parts = {t.shape[dim] for t in operand_types(op)}
+    if len(parts) == 1 and all(len(t.shape) == len(target.shape) for t in operand_types(op)):
+        whole, part, sizes = _equal_parts(op, dim, target, parts.pop())
+        return Rule((part,) * len(operand_types(op)), (whole,), sizes, frozenset({"p"}), linear_sets(op, [(0,)]))
+    return _whole_dim((0,))(op)
+
+
+def _select(op: Op) -> Rule:
+    shape = operand_types(op)[0].shape
+    dim = _normal(attr_int(op, "dim"), len(shape))
+    names = _names(len(shape))
+    cut = [f"{n}!" if i == dim else n for i, n in enumerate(names)]
+    return _make(op, [cut], [[n for i, n in enumerate(names) if i != dim]], (0,))
+
+
+def _pad(op: Op) -> Rule:
+    source, target = operand_types(op)[0].shape, op.results[0].type.shape
+    pads = attr_ints(op, "pad")
+    rank = len(source)
+    padded = {rank - 1 - i // 2 for i, pad in enumerate(pads) if pad}
+    linear = [(0,)] if op.attrs.get("value", 0.0) in (0, 0.0, None) else []
+    left = [f"l{i}!" if i in padded else f"d{i}" for i in range(len(source))]
+    right = [f"r{i}!" if i in padded else f"d{i}" for i in range(len(target))]
+    return _make(op, [left], [right], *linear)
+
+
+def _gather(op: Op) -> Rule:
+    """`aten.gather` and the scatters: dims other than the indexed one match where their sizes do."""
+    types = [*operand_types(op), *result_types(op)]
+    rank = max(len(t.shape) for t in types)
+    if any(len(t.shape) != rank for t in types):
+        return whole_rule(op)
+    indexed = _normal(attr_int(op, "dim"), rank) if rank else 0
+    same = [len({t.shape[i] for t in types}) == 1 for i in range(rank)]
+    specs = [[f"d{i}" if same[i] and i != indexed else f"t{k}d{i}!" for i in range(rank)] for k, _ in enumerate(types)]
+    count = len(operand_types(op))
+    linear = {"aten.gather": [(0,)], "aten.scatter_add": [(0, 2)], "aten.scatter.src": []}.get(op.name, [])
+    return _make(op, specs[:count], specs[count:], *linear)
+
+
+def _indexed(op: Op) -> tuple[list[str], list[str], list[list[str]]] | None:
+    """Factor names of (data, indexed result, indices) for advanced indexing; None where only the whole rule holds."""
+    data, indices = op.operands[0], op.operands[1]
+    assert data is not None and not isinstance(data, tuple) and isinstance(indices, tuple)
+    given = [(i, index) for i, index in enumerate(indices) if index is not None]
+    if any(index.type.dtype == "bool" for _, index in given):
+        return None
+    rank = max(len(index.type.shape) for _, index in given)
+    shared = _names(rank, "i")
+    names = [f"v{i}!" if any(i == at for at, _ in given) else f"d{i}" for i in range(len(data.type.shape))]
+    positions = [at for at, _ in given]
+    adjacent = positions == list(range(positions[0], positions[-1] + 1))
+    kept = [n for n in names if not n.endswith("!")]
+    before = len([n for n in names[: positions[0]] if not n.endswith("!")]) if adjacent else 0
+    out = [*kept[:before], *shared, *kept[before:]]
+    return names, out, [shared[rank - len(index.type.shape) :] for _, index in given]
+
+
+def _index(op: Op) -> Rule:
+    found = _indexed(op)
+    if found is None:
+        return whole_rule(op)
+    names, out, indices = found
+    return _make(op, [names, *indices], [out], (0,))
+
+
+def _index_put(op: Op) -> Rule:
+    """Accumulating: the index dims are summed over, so base and values are pending sums together."""
+    found = _indexed(op)
+    values = op.operands[2]
+    assert values is not None and not isinstance(values, tuple)
+    if found is None:
+        return whole_rule(op)
+    names, out, indices = found
+    accumulate = bool(op.attrs.get("accumulate", False))
+    if not accumulate:
+        free = {n for n in names if not n.endswith("!")}
+        out = [n if n in free else f"{n}!" for n in out]
+        indices = [[f"{n}!" for n in index] for index in indices]
+    rank = len(values.type.shape)
+    rule = _make(op, [names, *indices, out[len(out) - rank :]], [names], *([(0, 2)] if accumulate else []))
+    if not accumulate:
+        return rule
+    # Splitting an index dim would add the base once per rank; only a pending base allows it, which one factor cannot say.
+    summed = {n for index in indices for n in index}
+    return Rule(rule.operands, rule.results, rule.sizes, rule.whole | summed, rule.linear)
+
+
+def _embedding_backward(op: Op) -> Rule:
+    rank = len(operand_types(op)[1].shape)
+    ids = _names(rank, "i")
+    return _make(op, [[*ids, "d"], ids], [["v!", "d"]], (0,))
+
+
+def _embedding(op: Op) -> Rule:
+    ids = _names(len(operand_types(op)[1].shape), "i")
+    return _make(op, [["v!", "d"], ids], [[*ids, "d"]], (0,))
+
+
+def _layer_norm(op: Op) -> Rule:
+    count = len(attr_ints(op, "normalized_shape"))
+    rank = len(operand_types(op)[0].shape)
+    outer, inner = _names(rank - count, "a"), [f"d{i}!" for i in range(count)]
+    stats = [*outer, *[f"u{i}" for i in range(count)]]
+    return _make(op, [[*outer, *inner], *([inner] * (len(operand_types(op)) - 1))], [[*outer, *inner], stats, stats])
+
+
+def _layer_norm_backward(op: Op) -> Rule:
+    count = len(attr_ints(op, "normalized_shape"))
+    rank = len(operand_types(op)[0].shape)
+    outer, inner = _names(rank - count, "a"), [f"d{i}!" for i in range(count)]
+    full, stats = [*outer, *inner], [*outer, *[f"u{i}" for i in range(count)]]
+    operands = [full, full, stats, stats, *([inner] * (len(operand_types(op)) - 4))]
+    return _make(op, operands, [full, inner, inner][: len(op.results)], (0,))
+
+
+def _conv_specs(op: Op, spatial: int) -> tuple[list[str], list[str], list[str]]:
+    """Factors of input, weight and output of a convolution with `spatial` window dims."""
+    xs, ks, ys = ([f"{p}{i}!" for i in range(spatial)] for p in "xky")
+    split = "" if attr_int(op, "groups", 1) == 1 else "!"
+    if split:
+        return ["n", "ci!", *xs], ["wo!", "wi!", *ks], ["n", "co!", *ys]
+    weight = ["i", "o", *ks] if op.attrs.get("transposed", False) else ["o", "i", *ks]
+    return ["n", "i", *xs], weight, ["n", "o", *ys]
+
+
+def _convolution(op: Op) -> Rule:
+    x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
+    if len(operand_types(op)) == 3:
+        raise Diagnostic(f"{op.name} with a bias cannot be planned: capture adds the bias apart")
+    return _make(op, [x, w], [y], (0,), (1,))
+
+
+def _convolution_backward(op: Op) -> Rule:
+    x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
+    mask = op.attrs.get("output_mask", (True, True, False))
+    assert isinstance(mask, tuple)
+    specs = [x, w, [y[1]]]
+    reads = [frozenset({0, 2}), frozenset({0, 1}), frozenset({0})]
+    chosen = [i for i, wanted in enumerate(mask) if wanted] if len(op.results) < 3 else [0, 1, 2]
+    rule = _make(op, [y, x, w], [specs[i] for i in chosen], (0,))
+    return Rule(rule.operands, rule.results, rule.sizes, rule.whole, rule.linear, tuple(reads[i] for i in chosen))
+
+
+def _pool(op: Op) -> Rule:
+    rank = len(operand_types(op)[0].shape)
+    lead = rank - 2
+
+    def spec(types: list[TensorType], side: str) -> list[list[str]]:
+        return [[*_names(lead), f"{side}{k}x!", f"{side}{k}y!"] for k, _ in enumerate(types)]
+
+    return _make(op, spec(operand_types(op), "l"), spec(result_types(op), "r"))
+
+
+def _sdpa(op: Op) -> Rule:
+    operands = [["b", "h", "q!", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]]
+    return _make(op, [*operands, *_mask(op, 3)], [["b", "h", "q!", "e!"], ["b", "h", "q!"]])
+
+
+def _mask(op: Op, at: int) -> list[list[str]]:
+    types = operand_types(op)[at:]
+    return [["b", "h", "q!", "k!"][4 - len(t.shape) :] for t in types]
+
+
+def _sdpa_backward(op: Op) -> Rule:
+    q, k, v = ["b", "h", "q!", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]
+    out, stats = ["b", "h", "q!", "e!"], ["b", "h", "q!"]
+    return _make(op, [out, q, k, v, out, stats, *_mask(op, 6)], [q, k, v], (0,))
+
+
+def _rand(op: Op) -> Rule:
+    """Every element is a function of the key and its own index, so any dim splits; the key stays whole."""
+    shape = op.results[0].type.shape
+    return _make(op, [["key!"]], [_names(len(shape))])
+
+
+def _flops_of_factors(op: Op) -> int:
+    return 2 * prod(rule_of(op).sizes.values())
+
+
+def _flops_sdpa(op: Op) -> int:
+    q, k, v = operand_types(op)[:3]
+    b, h, rows, width = q.shape
+    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3])
+
+
+def _flops_sdpa_backward(op: Op) -> int:
+    q, k, v = operand_types(op)[1:4]
+    b, h, rows, width = q.shape
+    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3])
+
+
+def _flops_convolution(op: Op) -> int:
+    x, w = operand_types(op)[:2]
+    y = op.results[0].type
+    return 2 * y.elements() * (prod(w.shape) // w.shape[0]) if x.shape else 0
+
+
+def _flops_convolution_backward(op: Op) -> int:
+    y, _, w = operand_types(op)[:3]
+    return 4 * y.elements() * (prod(w.shape) // w.shape[0])
+
+
+def _declare(*declarations: OpDecl) -> dict[str, OpDecl]:
+    table: dict[str, OpDecl] = {}
+    for declaration in declarations:
+        assert declaration.name not in table, f"{declaration.name} is declared twice"
+        table[declaration.name] = declaration
+    return table
+
+
+def _same(names: str, make: RuleMaker, kind: Kind = Kind.LIGHT) -> list[OpDecl]:
+    return [OpDecl(f"aten.{name}", make, kind) for name in names.split()]
+
+
+_NONLINEAR = """abs acos asin atan atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_or.Scalar
+    bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_min clamp_max cos cosh elu eq.Scalar eq.Tensor erf erfinv exp
+    exp2 expm1 floor fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardtanh isinf isnan
+    le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor
+    maximum minimum ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu
+    remainder.Scalar remainder.Tensor round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc floor_divide
+    div.Tensor_mode div.Scalar_mode silu softplus mish hardswish hardsigmoid log_sigmoid_forward gelu_backward tanh_backward
+    sigmoid_backward threshold_backward silu_backward elu_backward hardtanh_backward leaky_relu_backward
+    native_dropout_backward isfinite square add.Scalar sub.Scalar rsub.Scalar nan_to_num"""
+
+OPS: dict[str, OpDecl] = _declare(
+    *_same(_NONLINEAR, _elementwise()),
+    *_same("neg clone alias detach mul.Scalar div.Scalar lift_fresh_copy", _elementwise((0,))),
+    *_same("mul.Tensor", _elementwise((0,), (1,))),
+    *_same("add.Tensor sub.Tensor", _elementwise((0, 1))),
+    *_same("div.Tensor", _elementwise((0,))),
+    *_same("where.self", _elementwise((1, 2))),
+    *_same("copy", _elementwise((1,))),
+    *_same("masked_fill.Scalar full_like zeros_like ones_like", _elementwise()),
+    *_same("_to_copy", _cast),
+    *_same("full zeros ones empty scalar_tensor", _nullary, kind=Kind.NULLARY),
+    *_same("arange arange.start arange.start_step tril_indices triu_indices", _whole_nullary, kind=Kind.NULLARY),
+    *_same("view _unsafe_view reshape", _view, kind=Kind.VIEW),
+    *_same("permute transpose.int", _permute, kind=Kind.VIEW),
+    *_same("t", _transpose_2d, kind=Kind.VIEW),
+    *_same("expand", _expand, kind=Kind.VIEW),
+    *_same("unsqueeze squeeze.dim squeeze.dims squeeze", _unsqueeze, kind=Kind.VIEW),
+    *_same("slice.Tensor", _slice, kind=Kind.VIEW),
+    *_same("split_with_sizes split.Tensor", _split, kind=Kind.VIEW),
+    *_same("select.int", _select, kind=Kind.VIEW),
+    *_same("cat", _cat),
+    *_same("sum sum.dim_IntList", _reduction(sums=True)),
+    *_same("amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim mean mean.dim prod prod.dim_int "
+           "var.correction var_mean.correction logsumexp", _reduction(sums=False)),
+    *_same("_softmax _log_softmax topk sort flip", _whole_dim()),
+    *_same("cumsum _softmax_backward_data _log_softmax_backward_data", _whole_dim((0,))),
+    *_same("slice_scatter", _whole_dim((0, 1))),
+    *_same("constant_pad_nd", _pad),
+    *_same("gather scatter.value scatter.src scatter_add", _gather),
+    *_same("index.Tensor", _index),
+    *_same("index_put", _index_put),
+    *_same("native_layer_norm", _layer_norm),
+    *_same("native_layer_norm_backward", _layer_norm_backward),
+    *_same("embedding", _embedding),
+    *_same("embedding_dense_backward", _embedding_backward),
+    *_same("max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+           "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward", _pool),
+    OpDecl("aten.mm", _from_text("m k, k n -> m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
+    OpDecl("aten.bmm", _from_text("b m k, b k n -> b m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
+    OpDecl("aten.convolution", _convolution, kind=Kind.HEAVY, flops=_flops_convolution),
+    OpDecl("aten.convolution_backward", _convolution_backward, kind=Kind.HEAVY, flops=_flops_convolution_backward),
+    OpDecl("moai.sdpa", _sdpa, kind=Kind.HEAVY, flops=_flops_sdpa),
+    OpDecl("moai.sdpa_backward", _sdpa_backward, kind=Kind.HEAVY, flops=_flops_sdpa_backward),
+    OpDecl("moai.rand", _rand),
+    OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
+    *[
+        OpDecl(f"moai.{name}", _elementwise((0,)), kind=Kind.INSTRUCTION)
+        for name in "all_reduce reduce_scatter all_gather all_to_all shard first".split()
+    ],
+    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in "part accumulate join".split()],
+    OpDecl("call", whole_rule, kind=Kind.INSTRUCTION),
+)
+"""Every op that moaic knows by name."""
+
+
+def check_known(op: Op) -> None:
+    """An op without a rule is planned whole, but a random or mutating one must not be guessed at."""
+    if op.name in OPS:
+        return
+    base = op.name.split(".")[1] if "." in op.name else op.name
+    if base.startswith(("rand", "bernoulli", "native_dropout", "normal", "uniform")) or base.endswith("_"):
+        raise Diagnostic(f"{op.name} has no sharding rule and is random or writes in place: it cannot be planned")

@@ -1,0 +1,55 @@
+"""Tensor types: an element type, a global shape and how the value lies over the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from moaic.ir.layout import REPLICATED, Layout, Mesh
+
+DTYPE_BYTES: dict[str, int] = {
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+    "c64": 8,
+    "c128": 16,
+}
+
+FLOATING = frozenset({"f64", "f32", "f16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type, *global* shape and layout of a value; `f32[8{dp}, 384] +tp` in text."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = REPLICATED
+
+    def with_layout(self, layout: Layout) -> TensorType:
+        return TensorType(self.dtype, self.shape, layout)
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        """Shape of the part that one rank of `mesh` holds."""
+        return self.layout.local_shape(self.shape, mesh)
+
+    def local(self, mesh: Mesh) -> TensorType:
+        """Type of the part that one rank holds, with nothing left to say about the mesh."""
+        return TensorType(self.dtype, self.local_shape(mesh))
+
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    def nbytes(self) -> int:
+        """Bytes of the whole value, all ranks' parts together."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def local_nbytes(self, mesh: Mesh) -> int:
+        return prod(self.local_shape(mesh)) * DTYPE_BYTES[self.dtype]

@@ -1,0 +1,129 @@
+"""The Dynamo backend `moai`: each captured graph becomes steps on the virtual accelerator."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moaic.capture.aot import capture_backend
+from moaic.capture.from_fx import Captured, FxProgram
+from moaic.device.handles import is_ours, tensor_of, view_of
+from moaic.ir.graph import Value
+from moaic.passes.config import Request
+from moaic.planning import Planning, request_of
+from moaic.report import Report
+from moaic.runtime import session
+from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.buffer import Buffer, row_major
+from moaic.step import Call, Step
+
+
+def moai(graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None) -> Callable[..., Any]:
+    """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
+
+    Options are dp, tp, micro_batches, recompute, distribute_param, distribute_low_prec_param; all "auto" by default,
+    and MOAI_PLAN in the environment names them too. Raises Diagnostic for what no plan can do.
+    """
+    request = request_of(options or {})
+    report = Report.current()
+    with report.timed("capture_s"):
+        return capture_backend(graph_module, examples, lambda program: GraphEngine(program, request))
+
+
+def report() -> dict[str, object]:
+    """What the last planned step got, and how long capture, planning and compiling took."""
+    return Report.current().as_dict()
+
+
+class GraphEngine:
+    """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
+
+    def __init__(self, program: FxProgram, request: Request) -> None:
+        self._planning = Planning(request)
+        self._steps: dict[Captured, Step] = {}
+        self._constants: dict[Captured, list[Buffer]] = {}
+        self._calls: dict[int, Call] = {}
+        self._forgotten: deque[int] = deque()
+        self._on_host: dict[int, bool] = {}
+        self._numbers = 0
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        """Handles for outputs and updates; tensors of the host where every argument lies there."""
+        self._bury()
+        accelerator = session.accelerator()
+        step = self._step(captured, accelerator)
+        inputs = [_buffer(accelerator, tensor) for tensor in arguments] + self._constants[captured]
+        outputs, made = step.forward(inputs, self._key())
+        on_host = bool(arguments) and not any(is_ours(tensor) for tensor in arguments)
+        if call is not None:
+            self._calls[call] = made
+            self._on_host[call] = on_host
+        values = captured.function.results[: captured.forward_results]
+        return [_tensor(accelerator, buffer, value, on_host) for buffer, value in zip(outputs, values, strict=True)]
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+        """Handles for the gradients; tensors of the host where the forward's arguments lay there."""
+        accelerator = session.accelerator()
+        step = self._step(captured, accelerator)
+        given = [None if tensor is None else _buffer(accelerator, tensor) for tensor in tangents]
+        grads = step.backward(self._calls[call], given)
+        values = captured.function.results[captured.forward_results :]
+        host = self._on_host[call]
+        return [_tensor(accelerator, buffer, value, host) for buffer, value in zip(grads, values, strict=True)]
+
+    def forget(self, call: int) -> None:
+        """Take note, from any thread, that no backward of this call can come."""
+        self._forgotten.append(call)
+
+    def _bury(self) -> None:
+        while self._forgotten:
+            call = self._forgotten.popleft()
+            self._calls.pop(call, None)
+            self._on_host.pop(call, None)
+
+    def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
+        if captured not in self._steps:
+            self._steps[captured] = Step(captured.function, accelerator, self._planning.plan)
+            self._constants[captured] = [_upload(accelerator, tensor) for tensor in captured.constants]
+        return self._steps[captured]
+
+    def _key(self) -> tuple[int, int]:
+        self._numbers += 1
+        return torch.initial_seed() & 0x7FFFFFFFFFFFFFFF, self._numbers
+
+
+_MIRRORS: weakref.WeakKeyDictionary[Tensor, tuple[int, Buffer]] = weakref.WeakKeyDictionary()
+
+
+def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    """The buffer with a tensor's values, contiguous and whole."""
+    if not is_ours(tensor):
+        return _upload(accelerator, tensor)
+    view = view_of(tensor)
+    if view.is_whole and view.strides == row_major(view.shape):
+        return view.buffer
+    made = accelerator.buffer(view.buffer.dtype, tuple(view.shape), row_major(tuple(view.shape)))
+    accelerator.launch("aten.clone", (view,), {"memory_format": torch.contiguous_format}, (made,))
+    return made
+
+
+def _upload(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    from moaic.device.handles import dtype_name
+
+    shape = tuple(tensor.shape)
+    made = accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
+    accelerator.upload(made, tensor.detach().contiguous())
+    return made
+
+
+def _tensor(accelerator: Accelerator, buffer: Buffer, value: Value, on_host: bool) -> Tensor:
+    if on_host:
+        from moaic.runtime.buffer import whole
+
+        return accelerator.download(whole(buffer))
+    return tensor_of(buffer, value.type.shape, row_major(value.type.shape))

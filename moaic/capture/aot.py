@@ -1,0 +1,161 @@
+"""The seam to AOTAutograd: whole training steps in, one forward and one backward callable out.
+
+A training graph is not partitioned. Its forward hands out, beside the outputs, one small ticket that AOTAutograd saves
+for the backward: the number of the call, and the sizes that it was called with. What runs when is the engine's business.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from moaic.capture.decompositions import decompositions
+from moaic.capture.from_fx import (
+    TICKET_WORDS,
+    Captured,
+    FxProgram,
+    Slot,
+    backward_stub,
+    forward_stub,
+    names_of,
+)
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class Engine(Protocol):
+    """What runs a captured program.
+
+    `call` numbers the calls of the forward of a training program and is None for an inference. Tensors are the
+    person's own, in the order of the function's parameters (those of its kind) and results.
+    """
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        """Outputs and updates: the first `captured.forward_results` results."""
+        ...
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+        """Gradients: the other results. May be called again for one call (retain_graph)."""
+        ...
+
+    def forget(self, call: int) -> None:
+        """No backward of this call can come any more. Any thread, at any time: only take note here."""
+        ...
+
+
+MakeEngine = Callable[[FxProgram], Engine]
+
+
+def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: MakeEngine) -> Callable[..., Any]:
+    """A Dynamo backend's answer for one graph: everything is run by the engine that `make_engine` gives for it."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config
+
+    capture = _Capture(names_of(graph_module, examples), make_engine)
+    compile_graph = aot_autograd(
+        fw_compiler=capture.compile_forward,
+        bw_compiler=capture.compile_backward,
+        inference_compiler=capture.compile_inference,
+        partition_fn=capture.partition,
+        decompositions=decompositions(),
+    )
+    # A donated ticket would forbid a second backward, which is the engine's to decide.
+    with config.patch(donated_buffer=False):
+        return compile_graph(graph_module, examples)
+
+
+class _Capture:
+    """One graph on its way through AOTAutograd."""
+
+    def __init__(self, names: Any, make_engine: MakeEngine) -> None:
+        self.names = names
+        self.make_engine = make_engine
+        self.training: _Training | None = None
+
+    def partition(self, joint: Any, inputs: Any, *, num_fwd_outputs: int, **settings: Any) -> tuple[Any, Any]:
+        program = FxProgram(joint, num_fwd_outputs, self.names)
+        self.training = _Training(program, self.make_engine(program))
+        return forward_stub(joint, program), backward_stub(joint, program)
+
+    def compile_forward(self, graph_module: Any, inputs: Any) -> Boxed:
+        assert self.training is not None
+        return boxed(self.training.forward)
+
+    def compile_backward(self, graph_module: Any, inputs: Any) -> Boxed:
+        assert self.training is not None
+        return boxed(self.training.backward)
+
+    def compile_inference(self, graph_module: Any, inputs: Any) -> Boxed:
+        (returned,) = graph_module.graph.output_node().args
+        program = FxProgram(graph_module, len(returned), self.names)
+        return boxed(_Inference(program, self.make_engine(program)).run)
+
+
+def boxed(function: Boxed) -> Boxed:
+    """A callable that takes its arguments as one list, which it may empty."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return function(args)
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+class _Inference:
+    def __init__(self, program: FxProgram, engine: Engine) -> None:
+        self.program = program
+        self.engine = engine
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        captured = self.program.instantiate(self.program.sizes(args))
+        arguments = [args[position] for position in captured.arguments]
+        args.clear()
+        return filled(captured.outputs, self.engine.forward(captured, None, arguments))
+
+
+class _Training:
+    def __init__(self, program: FxProgram, engine: Engine) -> None:
+        self.program = program
+        self.engine = engine
+        self.calls: Iterator[int] = itertools.count()
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        sizes = self.program.sizes(args)
+        captured = self.program.instantiate(sizes)
+        arguments = [args[position] for position in captured.arguments]
+        args.clear()
+        call = next(self.calls)
+        outputs = filled(captured.outputs, self.engine.forward(captured, call, arguments))
+        return (*outputs, self._ticket(call, sizes))
+
+    def _ticket(self, call: int, sizes: tuple[int, ...]) -> Tensor:
+        words = [call, *sizes]
+        ticket = torch.tensor([*words, *([0] * (TICKET_WORDS - len(words)))])
+        # The storage lives as long as autograd's graph does, whatever becomes of the tensor that we see.
+        storage = ticket.untyped_storage()
+        storage.moai_call = watch = _Watch()  # pyright: ignore[reportAttributeAccessIssue]
+        weakref.finalize(watch, self.engine.forget, call).atexit = False
+        return ticket
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        ticket, *tangents = args
+        args.clear()
+        words = ticket.tolist()
+        captured = self.program.instantiate(tuple(words[1 : 1 + self.program.symbols]))
+        given = [tangents[position] for position in captured.tangents]
+        grads = self.engine.backward(captured, words[0], given)
+        return filled(captured.grads, [None] * captured.forward_results + list(grads))
+
+
+class _Watch:
+    """Dies with the ticket's storage."""
+
+
+def filled(slots: Sequence[Slot], results: Sequence[Any]) -> list[Any]:
+    """What AOTAutograd expects, the results put in their places."""
+    return [results[slot[1]] if isinstance(slot, tuple) else slot for slot in slots]

@@ -1,0 +1,183 @@
+"""What is taken apart on the way in, so that the graph holds few kinds of ops and every one of them splits exactly.
+
+Core ATen, and beyond it: means become sums divided by a literal count, statistics become sums, biases become additions.
+Kept whole are attention, embeddings with their gradients, layer norms and dropout, which have rules or meanings of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+Table = dict[Any, Callable[..., Any]]
+
+
+@cache
+def decompositions() -> Table:
+    """The table for AOTAutograd."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    table: Table = dict(core_aten_decompositions())
+    # Core ATen's attention for CPUs hands attention weights to a backward that expects logsumexp: wrong gradients.
+    for kept in (aten._scaled_dot_product_flash_attention_for_cpu.default, aten.embedding_dense_backward.default):
+        table.pop(kept, None)
+    table.update(get_decompositions(_TAKEN_APART))
+    table.update(_OURS)
+    return table
+
+
+_TAKEN_APART = [
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten._batch_norm_with_update_functional,
+    aten.batch_norm_backward,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.linalg_vector_norm,
+    aten.mv,
+    aten.dot,
+    aten.addmv,
+    aten.addr,
+]
+"""Overload packets which PyTorch can take apart but core ATen keeps."""
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _scaled(aten.mm(left, right), alpha) + _scaled(bias, beta)
+
+
+def _baddbmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = _scaled(aten.bmm(left, right), alpha)
+    return product if beta == 0 else product + _scaled(bias, beta)
+
+
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+def _mean_dim(
+    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    dims = _dims(x, dim)
+    count = prod(x.shape[d] for d in dims)
+    wide = _wide(dtype or x.dtype)
+    mean = aten.sum.dim_IntList(x, list(dims), keepdim, dtype=wide) / count
+    return mean.to(dtype or x.dtype)
+
+
+def _dims(x: Tensor, dim: Sequence[int] | int | None) -> tuple[int, ...]:
+    if dim is None or dim == []:
+        return tuple(range(x.dim()))
+    return tuple(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)) if x.dim() else ()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Sums of short floats are kept in float32, as PyTorch's own reductions do."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = _dims(x, dim)
+    count = prod(x.shape[d] for d in dims)
+    wide = x.to(_wide(x.dtype))
+    mean = aten.sum.dim_IntList(wide, list(dims), True) / count
+    centered = wide - mean
+    total = aten.sum.dim_IntList(centered * centered, list(dims), keepdim)
+    divisor = count - (1 if correction is None else correction)
+    return (total / divisor).to(x.dtype), (mean if keepdim else _without(mean, dims)).to(x.dtype)
+
+
+def _without(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return aten.view(x, [size for d, size in enumerate(x.shape) if d not in dims])
+
+
+def _var(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    if bias is None:
+        return NotImplemented
+    spatial = [1] * (weight.dim() - 2)
+    return aten.convolution(x, weight, None, *rest) + aten.view(bias, [-1, *spatial])
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
+) -> Any:
+    *geometry, mask = rest
+    if not mask[2]:
+        return NotImplemented
+    others = [i for i in range(grad.dim()) if i != 1]
+    grad_x, grad_weight = None, None
+    if mask[0] or mask[1]:
+        grads = aten.convolution_backward(grad, x, weight, None, *geometry, [mask[0], mask[1], False])
+        grad_x, grad_weight = grads[0], grads[1]
+    return grad_x, grad_weight, aten.sum.dim_IntList(grad, others)
+
+
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    lead = len(repeats) - x.dim()
+    shape = [1] * lead + list(x.shape)
+    spread = [part for size in shape for part in (1, size)]
+    wide = [part for times, size in zip(repeats, shape, strict=True) for part in (times, size)]
+    whole = [times * size for times, size in zip(repeats, shape, strict=True)]
+    return aten.expand(aten.view(x, spread), wide).reshape(whole)
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    before: list[Tensor | EllipsisType | None] = [None] * (dim % x.dim() if x.dim() else 0)
+    if x.dim() == 0:
+        return NotImplemented
+    return aten.index.Tensor(x, [*before, index.reshape(-1)])
+
+
+def _slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
+    """Zeros around the gradient, with no whole tensor of zeros to write into."""
+    size = sizes[dim]
+    start, end = (min(max(at + size if at < 0 else at, 0), size) for at in (start, end))
+    if step != 1:
+        return NotImplemented
+    dim %= grad.dim()
+    after = [0, 0] * (grad.dim() - 1 - dim)
+    return aten.constant_pad_nd(grad, [*after, start, size - max(start, end)])
+
+
+def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    dim, index = dim % len(sizes), index % sizes[dim]
+    after = [0, 0] * (len(sizes) - 1 - dim)
+    return aten.constant_pad_nd(aten.unsqueeze(grad, dim), [*after, index, sizes[dim] - 1 - index])
+
+
+_OURS: Table = {
+    aten.slice_backward.default: _slice_backward,
+    aten.select_backward.default: _select_backward,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean_dim,
+    aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.repeat.default: _repeat,
+    aten.index_select.default: _index_select,
+}

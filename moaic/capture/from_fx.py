@@ -1,0 +1,829 @@
+"""FX graphs of AOTAutograd, read as the IR. The only file that imports FX to read it.
+
+A graph is kept as FX while its sizes are symbols, and instantiated as a function of the IR for concrete sizes, once per
+sizes. Strides, devices, copies and aliases end here: the IR has values only.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import pi
+from typing import Any, Final
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
+from moaic.capture.source import location, role_of
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
+from moaic.ir.types import FLOATING, TensorType
+from moaic.runtime.schema import DTYPE_NAMES, Signature, op_name, signature_of
+
+aten = torch.ops.aten
+
+TICKET_WORDS: Final = 1 + 16
+"""The call's id, and the sizes that its symbols stood for."""
+
+TensorSlot = tuple[str, int]
+Slot = int | float | bool | None | TensorSlot
+"""One thing that AOTAutograd expects back: a result of the function ("result", index), a plain number, or nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A captured program for concrete sizes, and how its parameters and results meet AOTAutograd's lists."""
+
+    function: Function
+    """Parameters: those of the person's program in AOTAutograd's order, tangents, constants, the random key if any."""
+    arguments: tuple[int, ...]
+    """For each param, buffer and input, in order: its place in the list that the forward is called with."""
+    tangents: tuple[int, ...]
+    """For each tangent, in order: its place in the list of tangents that the backward is called with."""
+    constants: tuple[Tensor, ...]
+    """The value of each parameter with role constant, in order; on the CPU."""
+    forward_results: int
+    """How many of the function's results the forward gives (outputs and updates); the rest are gradients."""
+    outputs: tuple[Slot, ...]
+    """What the forward returns to AOTAutograd."""
+    grads: tuple[Slot, ...]
+    """What the backward returns to AOTAutograd: one slot per argument of the forward."""
+    has_key: bool
+    """Whether the last parameter is the random key."""
+
+    @cached_property
+    def is_training(self) -> bool:
+        return bool(self.grads)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What Dynamo's graph says of its inputs and outputs: a role per input, a name per output."""
+
+    inputs: tuple[Role, ...]
+    outputs: tuple[str, ...]
+
+
+def names_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Names:
+    """Roles and names, read from the graph that Dynamo hands to its backend."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    inputs = [_input_role(node, example) for node, example in zip(placeholders, examples, strict=True)]
+    (returned,) = graph_module.graph.output_node().args
+    outputs = tuple(node.name if isinstance(node, fx.Node) else "" for node in _sequence(returned))
+    return Names(_distinct(inputs), outputs)
+
+
+def _input_role(node: fx.Node, example: Any) -> Role:
+    argument = node.meta.get("grapharg")
+    source = getattr(getattr(argument, "source", None), "name", node.name)
+    source = source() if callable(source) else source
+    return role_of(str(source), isinstance(example, torch.nn.Parameter))
+
+
+def _distinct(roles: list[Role]) -> tuple[Role, ...]:
+    """Two models in one graph may both have a `weight`: the later one gets a number."""
+    seen: dict[Role, int] = {}
+    distinct: list[Role] = []
+    for role in roles:
+        seen[role] = seen.get(role, 0) + 1
+        distinct.append(role if seen[role] == 1 else Role(role.kind, f"{role.label}.{seen[role]}"))
+    return tuple(distinct)
+
+
+class FxProgram:
+    """A captured program with the sizes still open: a joint graph, or that of an inference.
+
+    `sizes(args)` reads off the arguments of a call what the symbols are; a program without symbols has sizes ().
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, forward_outputs: int, names: Names) -> None:
+        self.names = names
+        self._graph = graph_module
+        self._nodes = list(graph_module.graph.nodes)
+        placeholders = [node for node in self._nodes if node.op == "placeholder"]
+        self.primals = [node for node in placeholders if not _is_tangent(node)]
+        self.tangents = [node for node in placeholders if _is_tangent(node)]
+        (returned,) = graph_module.graph.output_node().args
+        self.returned = list(_sequence(returned))
+        self.descriptions = graph_module.graph.output_node().meta.get("desc") or [None] * len(self.returned)
+        self.forward_outputs = forward_outputs
+        self._roles = {node: self._role(node, at) for nodes in (self.primals, self.tangents) for at, node in enumerate(nodes)}
+        self._bindings = _bindings(self.primals)
+        assert len(self._bindings) < TICKET_WORDS, "too many symbols for a ticket"
+        self._instances: dict[tuple[int, ...], Captured] = {}
+
+    @property
+    def is_training(self) -> bool:
+        return len(self.returned) > self.forward_outputs
+
+    @property
+    def symbols(self) -> int:
+        """How many sizes are open."""
+        return len(self._bindings)
+
+    def sizes(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """What each symbol stands for in a call of the forward with `args`."""
+        return tuple(_read(binding, args) for binding in self._bindings.values())
+
+    def instantiate(self, sizes: tuple[int, ...] = ()) -> Captured:
+        """The program for concrete sizes, as `sizes(args)` gives them; made once."""
+        if sizes not in self._instances:
+            symbols = dict(zip(self._bindings, sizes, strict=True))
+            self._instances[sizes] = _Reader(self, symbols).captured(self._nodes)
+        return self._instances[sizes]
+
+    def constant(self, name: str) -> Any:
+        return operator.attrgetter(name)(self._graph)
+
+    def role(self, placeholder: fx.Node) -> Role:
+        return self._roles[placeholder]
+
+    def _role(self, placeholder: fx.Node, position: int) -> Role:
+        description = placeholder.meta.get("desc")
+        if _is_tangent(placeholder):
+            return Role("tangent", self.output_role(getattr(description, "output", None), position).label)
+        return self._input_role(description, position)
+
+    def _input_role(self, description: Any, position: int) -> Role:
+        inner = description
+        while inner is not None and not hasattr(inner, "idx"):
+            inner = getattr(inner, "base_of", None) or getattr(inner, "base", None)
+        index = position if inner is None else inner.idx
+        return self.names.inputs[index] if index < len(self.names.inputs) else NO_ROLE
+
+    def output_role(self, description: Any, position: int) -> Role:
+        mutated, grad_of = getattr(description, "mutated_input", None), getattr(description, "grad_of", None)
+        if mutated is not None:
+            return Role("update", self._input_role(mutated, position).label)
+        if grad_of is not None:
+            return Role("grad", self._input_role(grad_of, position).label)
+        base = getattr(description, "base_of", description)
+        index = getattr(base, "idx", position)
+        names = self.names.outputs
+        return Role("output", names[index] if index < len(names) else str(index))
+
+
+Binding = tuple[int, int | None]
+"""Where a symbol is read: argument, and its dim where the argument is a tensor."""
+
+
+def _bindings(primals: Sequence[fx.Node]) -> dict[Any, Binding]:
+    bindings: dict[Any, Binding] = {}
+    for position, node in enumerate(primals):
+        value = node.meta["val"]
+        if isinstance(value, SymInt):
+            _bind(bindings, value, (position, None))
+        elif isinstance(value, Tensor):
+            for dim, size in enumerate(value.shape):
+                _bind(bindings, size, (position, dim))
+    return bindings
+
+
+def _bind(bindings: dict[Any, Binding], size: Any, binding: Binding) -> None:
+    if isinstance(size, SymInt) and size.node.expr.is_Symbol:
+        bindings.setdefault(size.node.expr, binding)
+
+
+def _read(binding: Binding, args: Sequence[Any]) -> int:
+    position, dim = binding
+    argument = args[position]
+    return int(argument) if dim is None else int(argument.shape[dim])
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    description = node.meta.get("desc")
+    return description.is_tangent() if description is not None else "tangents" in str(node.target)
+
+
+def _sequence(returned: Any) -> Sequence[Any]:
+    return returned if isinstance(returned, list | tuple) else (returned,)
+
+
+class _Reader:
+    """One pass over the nodes, for concrete sizes: what each node is in the IR, and the ops so far."""
+
+    def __init__(self, program: FxProgram, symbols: Mapping[Any, int]) -> None:
+        self.program = program
+        self.symbols = symbols
+        self.read: dict[fx.Node, Any] = {}
+        self.ops: list[Op] = []
+        self.constants: list[tuple[Value, Tensor]] = []
+        self.key = Value(TensorType("i64", (2,)), "key")
+        self.draws = 0
+        self.loc = Location()
+
+    def captured(self, nodes: Iterable[fx.Node]) -> Captured:
+        for node in nodes:
+            if node.op != "output":
+                self.loc = location(node.meta)
+                self.read[node] = self._node(node)
+        return self._assemble()
+
+    # From nodes to values.
+
+    def _node(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node.op == "get_attr":
+            return self._constant(self.program.constant(str(node.target)))
+        if node.target is operator.getitem:
+            container, index = node.args
+            assert isinstance(container, fx.Node)
+            return self.read[container][index]
+        value = node.meta.get("val")
+        if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
+            return self._concrete(value)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise _unsupported(node, self.loc)
+        return self._call(node, node.target)
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            return self._concrete(value)
+        role = self.program.role(node)
+        prefix = f"{role.kind}." if role.kind == "tangent" else ""
+        return Value(self._type(value), prefix + role.label)
+
+    def _constant(self, tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor):
+            return tensor
+        with no_dispatch():
+            tensor = tensor.detach().cpu()
+        kind = TensorType(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+        if tensor.dim() == 0:
+            return self.emit("aten.full", (), kind, size=(), fill_value=tensor.item(), dtype=kind.dtype)
+        value = Value(kind, f"constant{len(self.constants)}")
+        self.constants.append((value, tensor))
+        return value
+
+    def _call(self, node: fx.Node, overload: torch._ops.OpOverload) -> Any:
+        name = op_name(overload)
+        called = signature_of(overload)
+        operands, attrs = self._arguments(node, called)
+        kinds = [self._type(value) for value in _sequence(node.meta["val"]) if isinstance(value, Tensor)]
+        special = _SPECIAL.get(name)
+        if special is not None:
+            return special(_Call(self, node, name, operands, attrs, kinds))
+        results = self._emit(name, operands, kinds, _normal(attrs, operands, kinds, called))
+        if isinstance(node.meta["val"], Tensor):
+            return results[0]
+        rest = iter(results)
+        return [next(rest) if isinstance(value, Tensor) else None for value in node.meta["val"]]
+
+    def _arguments(self, node: fx.Node, called: Signature) -> tuple[list[Operand], dict[str, Attr]]:
+        operands: list[Operand] = []
+        attrs: dict[str, Attr] = {}
+        positional = iter(node.args)
+        for argument in called.arguments:
+            given = node.kwargs.get(argument.name, argument.default) if argument.keyword else _next(
+                positional, node.kwargs.get(argument.name, argument.default)
+            )
+            value = self._argument(given)
+            if argument.kind in ("tensor", "tensors"):
+                operand, number = _as_operand(value)
+                operands.append(operand)
+                if number is not None:
+                    attrs[argument.name] = number
+            elif argument.kind != "placement" and (argument.required or value != self._argument(argument.default)):
+                attrs[argument.name] = value
+        return operands, attrs
+
+    def _argument(self, given: Any) -> Any:
+        if isinstance(given, fx.Node):
+            return self.read[given]
+        if isinstance(given, list | tuple):
+            return tuple(self._argument(each) for each in given)
+        if isinstance(given, torch.dtype):
+            return DTYPE_NAMES[given]
+        return self._concrete(given) if isinstance(given, SymInt | SymFloat | SymBool) else given
+
+    def _concrete(self, value: Any) -> Any:
+        if not isinstance(value, SymInt | SymFloat | SymBool):
+            return value
+        found = value.node.expr.xreplace(self.symbols)
+        if getattr(found, "free_symbols", None):
+            raise Diagnostic(
+                f"a size in this graph depends on values ({found}){_place(self.loc)}",
+                hint="make the size a plain number, or keep this part out of the compiled model",
+            )
+        return bool(found) if isinstance(value, SymBool) else float(found) if isinstance(value, SymFloat) else int(found)
+
+    def _type(self, tensor: Tensor) -> TensorType:
+        if tensor.dtype not in DTYPE_NAMES:
+            raise Diagnostic(f"a tensor of {tensor.dtype} is in the graph{_place(self.loc)}: this element type is unknown")
+        return TensorType(DTYPE_NAMES[tensor.dtype], tuple(self._concrete(size) for size in tensor.shape))
+
+    # Making ops.
+
+    def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
+        """One op with one result."""
+        return self._emit(name, operands, [kind], attrs)[0]
+
+    def _emit(
+        self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], attrs: Mapping[str, Attr]
+    ) -> list[Value]:
+        results = [Value(kind) for kind in kinds]
+        self.ops.append(Op(name, tuple(operands), tuple(results), dict(attrs), self.loc))
+        return results
+
+    def emit_many(
+        self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], **attrs: Attr
+    ) -> list[Value]:
+        return self._emit(name, operands, kinds, attrs)
+
+    def rand(self, shape: tuple[int, ...]) -> Value:
+        """Uniform numbers in [0, 1), f32, from a key of their own."""
+        here = self.loc
+        # The instance numbers the draws of the whole program, so the op belongs to no layer.
+        self.loc = Location(here.file, here.line, "", here.side)
+        key = self.emit("moai.fold_key", [self.key], self.key.type, instance=self.draws)
+        self.loc = here
+        self.draws += 1
+        return self.emit("moai.rand", [key], TensorType("f32", shape))
+
+    # Putting the function together.
+
+    def _assemble(self) -> Captured:
+        program = self.program
+        forward, backward = (
+            program.returned[: program.forward_outputs],
+            program.returned[program.forward_outputs :],
+        )
+        results: list[Value] = []
+        roles: list[Role] = []
+        outputs = self._slots(forward, program.descriptions, results, roles)
+        forward_results = len(results)
+        grads = self._slots(backward, program.descriptions[program.forward_outputs :], results, roles)
+        params, param_roles = self._params()
+        function = Function("step", params, _live(self.ops, results), tuple(results), param_roles, tuple(roles))
+        return Captured(
+            function,
+            self._positions(program.primals),
+            self._positions(program.tangents),
+            tuple(tensor for _, tensor in self.constants),
+            forward_results,
+            outputs,
+            grads,
+            self.draws > 0,
+        )
+
+    def _params(self) -> tuple[tuple[Value, ...], tuple[Role, ...]]:
+        nodes = [node for node in (*self.program.primals, *self.program.tangents) if self._is_tensor(node)]
+        params: list[tuple[Value, Role]] = [(self.read[node], self.program.role(node)) for node in nodes]
+        params += [(value, Role("constant", value.name)) for value, _ in self.constants]
+        params += [(self.key, Role("key"))] if self.draws else []
+        return tuple(value for value, _ in params), tuple(role for _, role in params)
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        return isinstance(self.read[node], Value)
+
+    def _positions(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+        return tuple(position for position, node in enumerate(nodes) if self._is_tensor(node))
+
+    def _slots(
+        self, returned: Sequence[Any], descriptions: Sequence[Any], results: list[Value], roles: list[Role]
+    ) -> tuple[Slot, ...]:
+        slots: list[Slot] = []
+        for position, (node, description) in enumerate(zip(returned, descriptions, strict=False)):
+            value = self.read[node] if isinstance(node, fx.Node) else self._concrete(node)
+            if isinstance(value, Value):
+                slots.append(("result", len(results)))
+                results.append(value)
+                roles.append(self.program.output_role(description, position))
+            else:
+                slots.append(value)
+        return tuple(slots)
+
+
+def _next(positional: Any, default: Any) -> Any:
+    return next(positional, default)
+
+
+def _as_operand(value: Any) -> tuple[Operand, Attr]:
+    """The operand, or the number that stands in its place."""
+    if value is None or isinstance(value, Value):
+        return value, None
+    if isinstance(value, tuple):
+        return tuple(each if isinstance(each, Value) else None for each in value), None
+    return None, value
+
+
+def _live(ops: Sequence[Op], results: Iterable[Value]) -> tuple[Op, ...]:
+    """The ops on which results depend."""
+    needed = set(results)
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.results):
+            kept.append(op)
+            needed.update(op.inputs())
+    return tuple(reversed(kept))
+
+
+def _place(loc: Location) -> str:
+    module = f" in {loc.module}" if loc.module else ""
+    return f' at "{loc.file}":{loc.line}{module}' if loc.file else module
+
+
+def _unsupported(node: fx.Node, loc: Location) -> Diagnostic:
+    return Diagnostic(
+        f"`{node.target}` in the captured graph is not an op that moaic can plan{_place(loc)}",
+        hint="keep this part out of the compiled model, for example with torch.compiler.disable",
+    )
+
+
+# One spelling per meaning: dims counted from the front, sizes in full, element types said.
+
+
+def _normal(
+    attrs: dict[str, Attr], operands: Sequence[Operand], kinds: Sequence[TensorType], called: Signature
+) -> dict[str, Attr]:
+    rank = _rank(operands)
+    if rank is not None:
+        for name in ("dim", "dims", "dim0", "dim1"):
+            if name in attrs:
+                attrs[name] = _from_front(attrs[name], rank)
+    if called.nullary and any(argument.kind == "dtype" for argument in called.arguments):
+        attrs["dtype"] = kinds[0].dtype
+    return attrs
+
+
+def _rank(operands: Sequence[Operand]) -> int | None:
+    for operand in operands:
+        first = next((value for value in operand if value is not None), None) if isinstance(operand, tuple) else operand
+        if first is not None:
+            return len(first.type.shape)
+    return None
+
+
+def _from_front(dim: Attr, rank: int) -> Attr:
+    if isinstance(dim, tuple):
+        return tuple(_from_front(each, rank) for each in dim)
+    return dim + rank if isinstance(dim, int) and dim < 0 and rank else dim
+
+
+# Ops that become something else.
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is read in a way of its own."""
+
+    reader: _Reader
+    node: fx.Node
+    name: str
+    operands: list[Operand]
+    attrs: dict[str, Attr]
+    kinds: list[TensorType]
+
+    @property
+    def x(self) -> Value:
+        first = self.operands[0]
+        assert isinstance(first, Value), self.name
+        return first
+
+    @property
+    def kind(self) -> TensorType:
+        return self.kinds[0]
+
+    def emit(self, name: str, *operands: Operand, kind: TensorType | None = None, **attrs: Attr) -> Value:
+        return self.reader.emit(name, operands, kind or self.kind, **attrs)
+
+
+Special = Callable[[_Call], Any]
+
+
+def _same(call: _Call) -> Value:
+    return call.x
+
+
+def _cast(call: _Call, x: Value | None = None) -> Value:
+    x = x or call.x
+    if x.type.dtype == call.kind.dtype:
+        return x
+    return call.emit("aten._to_copy", x, kind=TensorType(call.kind.dtype, x.type.shape), dtype=call.kind.dtype)
+
+
+def _view(call: _Call) -> Value:
+    return _reshaped(call, call.x)
+
+
+def _reshaped(call: _Call, x: Value) -> Value:
+    return x if x.type.shape == call.kind.shape else call.emit("aten.view", x, size=call.kind.shape)
+
+
+def _expand(call: _Call, x: Value | None = None) -> Value:
+    x = x or call.x
+    return x if x.type.shape == call.kind.shape else call.emit("aten.expand", x, size=call.kind.shape)
+
+
+def _copy(call: _Call) -> Value:
+    source = call.operands[1]
+    assert isinstance(source, Value)
+    return _expand(call, _cast(call, source))
+
+
+def _slice(call: _Call) -> Value:
+    dim = _from_front(call.attrs.get("dim", 0), len(call.x.type.shape))
+    assert isinstance(dim, int)
+    size = call.x.type.shape[dim]
+    if call.x.type.shape == call.kind.shape and call.attrs.get("step", 1) == 1:
+        return call.x
+    start, end = (_clamped(call.attrs.get(name), size, other) for name, other in (("start", 0), ("end", size)))
+    step = {"step": call.attrs["step"]} if call.attrs.get("step", 1) != 1 else {}
+    return call.emit("aten.slice.Tensor", call.x, dim=dim, start=start, end=end, **step)
+
+
+def _clamped(at: Attr, size: int, default: int) -> int:
+    if at is None:
+        return default
+    assert isinstance(at, int)
+    return min(max(at + size if at < 0 else at, 0), size)
+
+
+def _permute(call: _Call) -> Value:
+    rank = len(call.x.type.shape)
+    order = list(range(rank))
+    if call.name == "aten.permute":
+        dims = _from_front(call.attrs["dims"], rank)
+        assert isinstance(dims, tuple)
+        order = [dim for dim in dims if isinstance(dim, int)]
+    elif rank > 1:
+        one, other = (_from_front(call.attrs.get(name, at), rank) for at, name in enumerate(("dim0", "dim1")))
+        assert isinstance(one, int)
+        assert isinstance(other, int)
+        order[one], order[other] = order[other], order[one]
+    if order == sorted(order):
+        return call.x
+    return call.emit("aten.permute", call.x, dims=tuple(order))
+
+
+def _filled(value: Attr) -> Special:
+    """Everything that makes a constant tensor is `aten.full`."""
+
+    def fill(call: _Call) -> Value:
+        wanted = call.attrs.get("fill_value", value)
+        return call.emit("aten.full", size=call.kind.shape, fill_value=_number(wanted, call.kind), dtype=call.kind.dtype)
+
+    return fill
+
+
+def _scalar(call: _Call) -> Value:
+    return call.emit("aten.full", size=(), fill_value=_number(call.attrs["s"], call.kind), dtype=call.kind.dtype)
+
+
+def _number(value: Attr, kind: TensorType) -> Attr:
+    """A number of the kind of its tensor: 0.0 and not False in a float tensor."""
+    assert isinstance(value, int | float)
+    return bool(value) if kind.dtype == "bool" else float(value) if kind.dtype in FLOATING else value
+
+
+def _sum(call: _Call) -> Value:
+    rank = len(call.x.type.shape)
+    dims = call.attrs.get("dim")
+    every = tuple(range(rank))
+    attrs = {name: value for name, value in call.attrs.items() if name != "dim"}
+    if rank == 0:
+        return _cast(call)
+    return call.emit("aten.sum.dim_IntList", call.x, dim=_from_front(dims, rank) if dims else every, **attrs)
+
+
+def _iota(call: _Call) -> Value:
+    start, step, length = (call.attrs.get(name, other) for name, other in (("start", 0), ("step", 1), ("length", 0)))
+    assert isinstance(start, int)
+    assert isinstance(step, int)
+    assert isinstance(length, int)
+    return _range(call, start, start + step * length, step)
+
+
+def _arange(call: _Call) -> Value:
+    return _range(call, call.attrs.get("start", 0), call.attrs["end"], call.attrs.get("step", 1))
+
+
+def _range(call: _Call, start: Attr, end: Attr, step: Attr) -> Value:
+    attrs: dict[str, Attr] = {"start": start, "end": end, **({"step": step} if step != 1 else {})}
+    return call.emit("aten.arange.start_step", dtype=call.kind.dtype, **attrs)
+
+
+def _sdpa(call: _Call) -> list[Value]:
+    query, key, value, mask = call.operands
+    return call.reader.emit_many("moai.sdpa", [query, key, value, mask], call.kinds, **_attention(call, query))
+
+
+def _sdpa_backward(call: _Call) -> list[Value]:
+    query = call.operands[1]
+    return call.reader.emit_many("moai.sdpa_backward", call.operands, call.kinds, **_attention(call, query))
+
+
+def _attention(call: _Call, query: Operand) -> dict[str, Attr]:
+    if call.attrs.get("dropout_p", 0.0):
+        raise Diagnostic(f"attention with dropout must be taken apart{_place(call.reader.loc)}")
+    assert isinstance(query, Value)
+    scale = call.attrs.get("scale")
+    return {
+        "is_causal": bool(call.attrs.get("is_causal", False)),
+        "scale": query.type.shape[-1] ** -0.5 if scale is None else scale,
+    }
+
+
+def _renamed(name: str) -> Special:
+    """An op that is the same as another one."""
+    return lambda call: call.emit(name, *call.operands, **call.attrs)
+
+
+def _with_number(name: str) -> Special:
+    """`mul.Scalar` and the like: a number in the place of the second tensor."""
+    return lambda call: call.emit(name, *call.operands, None, **call.attrs)
+
+
+def _as_strided(call: _Call) -> Value:
+    """Legal only where it changes strides alone, or is a view of a contiguous tensor."""
+    (source, *_), result = call.node.args, call.node.meta["val"]
+    assert isinstance(source, fx.Node)
+    before = source.meta["val"]
+    same = before.shape == result.shape and _strides(before) == _strides(result)
+    dense = before.is_contiguous() and result.is_contiguous() and before.numel() == result.numel()
+    if result.storage_offset() == before.storage_offset() and (same or dense):
+        return _view(call)
+    raise Diagnostic(
+        f"`as_strided` reads a tensor in an order of its own{_place(call.reader.loc)}",
+        hint="use view, slices or expand in its place",
+    )
+
+
+def _strides(tensor: Tensor) -> list[Any]:
+    """Strides of the dims that have any elements to step over."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+# Random ops: all of them from uniform numbers of our own.
+
+
+def _rand(call: _Call) -> Value:
+    return _cast(call, call.reader.rand(call.kind.shape))
+
+
+def _bernoulli(call: _Call) -> Value:
+    uniform = call.reader.rand(call.kind.shape)
+    truth = TensorType("bool", call.kind.shape)
+    given = call.operands[1] if len(call.operands) > 1 else None
+    if "p" in call.attrs:
+        drawn = call.emit("aten.lt.Scalar", uniform, kind=truth, other=call.attrs["p"])
+    else:
+        drawn = call.emit("aten.lt.Tensor", uniform, given or call.x, kind=truth)
+    return _cast(call, drawn)
+
+
+def _dropout(call: _Call) -> list[Value]:
+    """x * (u > p) / (1 - p), and the mask."""
+    p, train = call.attrs["p"], call.attrs.get("train", True)
+    assert isinstance(p, int | float)
+    kind, mask_kind = call.kinds
+    if train is False or p == 0:
+        ones = call.emit("aten.full", kind=mask_kind, size=mask_kind.shape, fill_value=True, dtype="bool")
+        return [call.x, ones]
+    mask = call.emit("aten.gt.Scalar", call.reader.rand(kind.shape), kind=mask_kind, other=float(p))
+    kept = call.emit("aten.mul.Tensor", call.x, mask, kind=kind)
+    scale = 1.0 / (1.0 - p) if p < 1 else 0.0
+    return [call.emit("aten.mul.Tensor", kept, None, kind=kind, other=scale), mask]
+
+
+def _normal_numbers(call: _Call) -> Value:
+    """Box-Muller: sqrt(-2 ln(1 - u)) cos(2 pi v)."""
+    wide = TensorType("f32", call.kind.shape)
+    u, v = call.reader.rand(wide.shape), call.reader.rand(wide.shape)
+    kept = call.emit("aten.add.Tensor", call.emit("aten.neg", u, kind=wide), None, kind=wide, other=1.0)
+    log = call.emit("aten.log", kept, kind=wide)
+    radius = call.emit("aten.sqrt", call.emit("aten.mul.Tensor", log, None, kind=wide, other=-2.0), kind=wide)
+    angle = call.emit("aten.cos", call.emit("aten.mul.Tensor", v, None, kind=wide, other=2 * pi), kind=wide)
+    drawn = call.emit("aten.mul.Tensor", radius, angle, kind=wide)
+    return _cast(call, drawn)
+
+
+def _integers(call: _Call) -> Value:
+    """floor(u * (high - low)) + low; ranges up to 2**24 are exact."""
+    low, high = call.attrs.get("low", 0), call.attrs["high"]
+    assert isinstance(low, int)
+    assert isinstance(high, int)
+    uniform = call.reader.rand(call.kind.shape)
+    wide = uniform.type
+    spread = call.emit("aten.mul.Tensor", uniform, None, kind=wide, other=float(high - low))
+    whole = _cast(call, call.emit("aten.floor", spread, kind=wide))
+    return call.emit("aten.add.Tensor", whole, None, other=low) if low else whole
+
+
+def _refuse(call: _Call) -> Any:
+    raise Diagnostic(
+        f"`{call.name}` gives a result whose size depends on values{_place(call.reader.loc)}",
+        hint="keep this part out of the compiled model, for example with torch.compiler.disable",
+    )
+
+
+def _each(names: str, special: Special) -> dict[str, Special]:
+    return dict.fromkeys(names.split(), special)
+
+
+_SPECIAL: Final[Mapping[str, Special]] = {
+    **_each(
+        "aten.alias aten.clone aten.detach aten.lift_fresh aten.lift_fresh_copy prims.view_of prims.clone prims.device_put",
+        _same,
+    ),
+    **_each("aten._to_copy prims.convert_element_type", _cast),
+    **_each(
+        """aten.view aten._unsafe_view aten.reshape aten.unsqueeze aten.squeeze aten.squeeze.dim aten.squeeze.dims
+        prims.collapse_view prims.split_dim""",
+        _view,
+    ),
+    "aten.expand": _expand,
+    "aten.copy": _copy,
+    "aten.slice.Tensor": _slice,
+    **_each("aten.permute aten.transpose.int aten.t", _permute),
+    **_each("aten.full aten.full_like aten.new_full", _filled(0)),
+    **_each("aten.zeros aten.zeros_like aten.new_zeros", _filled(0)),
+    **_each("aten.ones aten.ones_like aten.new_ones", _filled(1)),
+    **_each(
+        """aten.empty.memory_format aten.empty_like aten.new_empty aten.empty_strided aten.empty_permuted
+        aten.new_empty_strided prims.empty_strided""",
+        _filled(0),
+    ),
+    "aten.scalar_tensor": _scalar,
+    **_each("aten.sum aten.sum.dim_IntList", _sum),
+    "prims.iota": _iota,
+    **_each("aten.arange aten.arange.start aten.arange.start_step", _arange),
+    "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward,
+    "moai.sdpa": _sdpa,
+    "moai.sdpa_backward": _sdpa_backward,
+    "aten._unsafe_index_put": _renamed("aten.index_put"),
+    "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
+    **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
+    "aten.as_strided": _as_strided,
+    **_each("aten.rand aten.rand_like", _rand),
+    **_each("aten.bernoulli aten.bernoulli.p aten.bernoulli.Tensor", _bernoulli),
+    "aten.native_dropout": _dropout,
+    **_each("aten.randn aten.randn_like", _normal_numbers),
+    **_each("aten.randint aten.randint.low aten.randint_like aten.randint_like.low_dtype", _integers),
+    **_each("aten.nonzero aten.masked_select aten._unique2 aten._local_scalar_dense aten.unique_dim", _refuse),
+}
+"""Calls that are more than an op of the same name."""
+
+
+# The two graphs that AOTAutograd takes in place of a partition: it looks at what goes in and out, and runs neither.
+
+
+def forward_stub(joint: fx.GraphModule, program: FxProgram) -> fx.GraphModule:
+    """Arguments in; outputs and one ticket out, which is all that is saved for the backward."""
+    graph = fx.Graph()
+    copies = {node: _copied(graph, node) for node in program.primals}
+    outputs = [_stand_in(graph, node, copies) for node in program.returned[: program.forward_outputs]]
+    ticket = graph.call_function(_never_run)
+    ticket.meta["val"] = _fake_ticket(program)
+    _output(graph, [*outputs, ticket], program.descriptions[: program.forward_outputs])
+    return fx.GraphModule(joint, graph)
+
+
+def backward_stub(joint: fx.GraphModule, program: FxProgram) -> fx.GraphModule:
+    """The ticket and tangents in; gradients out."""
+    graph = fx.Graph()
+    ticket = graph.placeholder("ticket")
+    ticket.meta["val"] = _fake_ticket(program)
+    copies = {node: _copied(graph, node) for node in program.tangents}
+    grads = [_stand_in(graph, node, copies) for node in program.returned[program.forward_outputs :]]
+    _output(graph, grads, program.descriptions[program.forward_outputs :])
+    return fx.GraphModule(joint, graph)
+
+
+def _fake_ticket(program: FxProgram) -> Tensor:
+    mode = next(
+        node.meta["val"].fake_mode for node in program.primals if isinstance(node.meta.get("val"), FakeTensor)
+    )
+    with mode:
+        return torch.empty(TICKET_WORDS, dtype=torch.int64)
+
+
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    copy = graph.placeholder(str(node.target))
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _stand_in(graph: fx.Graph, node: Any, copies: dict[fx.Node, fx.Node]) -> Any:
+    if not isinstance(node, fx.Node):
+        return node
+    if node not in copies:
+        copies[node] = graph.call_function(_never_run)
+        copies[node].meta = dict(node.meta)
+    return copies[node]
+
+
+def _never_run() -> None:
+    raise AssertionError("this graph only describes what goes in and out")
+
+
+def _output(graph: fx.Graph, returned: list[Any], descriptions: Sequence[Any]) -> None:
+    node = graph.output(tuple(returned))
+    node.meta["desc"] = [*descriptions, *([None] * (len(returned) - len(descriptions)))]

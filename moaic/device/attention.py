@@ -1,0 +1,185 @@
+"""Scaled dot product attention as one op forward and one backward.
+
+On a device that torch does not know, `scaled_dot_product_attention` falls apart into matmuls and a softmax. Here it is
+`moai::sdpa(q, k, v, mask, is_causal, scale) -> (out, logsumexp)`, in eager programs and in captured graphs alike, and
+every worker picks its own kernel. What the op cannot do (attention dropout, odd shapes) is decomposed as before.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.device import torch_private
+from moaic.device.handles import geometry_of, new_tensor, view_of
+from moaic.runtime import session
+
+aten: Final[Any] = torch.ops.aten
+
+_SCHEMAS: Final = (
+    "sdpa(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)",
+    "sdpa_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor? mask, "
+    "bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _like_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
+    """Geometry of the results: both lie as [batch, sequence, heads, ...] in memory, as the next matmul wants them."""
+    batch, heads, length, width = query.shape
+    out = query.new_empty((batch, length, heads, width)).transpose(1, 2)
+    logsumexp = query.new_empty((batch, length, heads), dtype=_accumulator(query.dtype)).transpose(1, 2)
+    return out, logsumexp
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _like_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Any:
+    return tuple(torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for t in (query, key, value))
+
+
+def _operand(tensor: Tensor | None) -> Any:
+    return None if tensor is None else view_of(tensor)
+
+
+def _launch(name: str, operands: tuple[Tensor | None, ...], rest: tuple[Any, ...], like: tuple[Tensor, ...]) -> Any:
+    outputs = [new_tensor(geometry_of(tensor)) for tensor in like]
+    sent = (*(_operand(tensor) for tensor in operands), *rest)
+    session.accelerator().launch(name, sent, {}, [view_of(output).buffer for output in outputs])
+    return tuple(outputs)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
+    like = _like_sdpa(_meta(query), _meta(key), _meta(value), mask, is_causal, scale)
+    return _launch("moai.sdpa", (query, key, value, mask), (is_causal, scale), like)
+
+
+def _sdpa_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> Any:
+    like = _like_backward(grad, _meta(query), _meta(key), _meta(value))
+    operands = (grad, query, key, value, out, logsumexp, mask)
+    return _launch("moai.sdpa_backward", operands, (is_causal, scale), like)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(query, key, value, mask, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    query, key, value, mask, out, logsumexp = ctx.saved_tensors
+    gradients = torch.ops.moai.sdpa_backward(
+        grad, query, key, value, out, logsumexp, mask, ctx.is_causal, ctx.scale
+    )
+    return (*gradients, None, None, None)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` on device moai."""
+    if enable_gqa and query.dim() == key.dim() == value.dim() == 4:
+        key, value = _repeat_heads(key, query), _repeat_heads(value, query)
+    mask = _four_dims(attn_mask)
+    if dropout_p > 0 or not _fits(query, key, value, mask, is_causal):
+        return _decomposed(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return torch.ops.moai.sdpa(query, key, value, mask, is_causal, factor)[0]
+
+
+def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    """Key or value heads repeated until there are as many as query heads."""
+    heads, wanted = tensor.shape[1], query.shape[1]
+    if heads == wanted:
+        return tensor
+    if heads == 0 or wanted % heads:
+        raise RuntimeError(f"enable_gqa needs the {wanted} heads of the query to be a multiple of the {heads} heads")
+    return tensor.repeat_interleave(wanted // heads, dim=1)
+
+
+def _four_dims(mask: Tensor | None) -> Tensor | None:
+    if mask is None:
+        return None
+    return mask[(None,) * (4 - mask.dim())] if mask.dim() < 4 else mask
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+    """Whether attention kernels take these operands."""
+    if not query.dim() == key.dim() == value.dim() == 4 or not query.is_floating_point():
+        return False
+    batch, heads, length, width = query.shape
+    if key.shape != value.shape or key.shape[:2] != (batch, heads) or key.shape[3] != width:
+        return False
+    if not query.dtype == key.dtype == value.dtype or 0 in (batch, heads, length, width, key.shape[2]):
+        return False
+    return mask is None or (not is_causal and _mask_fits(mask, query, key))
+
+
+def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    room = (*query.shape[:3], key.shape[2])
+    if mask.requires_grad or mask.dim() != 4 or mask.dtype not in (torch.bool, query.dtype):
+        return False
+    return all(size in (1, full) for size, full in zip(mask.shape, room, strict=True))
+
+
+def _decomposed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Matmul, softmax, dropout, matmul."""
+    return aten._scaled_dot_product_attention_math.default(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale
+    )[0]
+
+
+def install() -> None:
+    """Define the two ops and let torch's attention on the device be them."""
+    library: Any = torch.library.Library("moai", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _LIBRARIES.append(library)
+    library.impl("sdpa", _sdpa, "PrivateUse1")
+    library.impl("sdpa_backward", _sdpa_backward, "PrivateUse1")
+    torch.library.register_fake("moai::sdpa", _like_sdpa, lib=library)
+    torch.library.register_fake("moai::sdpa_backward", _like_backward, lib=library)
+    torch.library.register_autograd("moai::sdpa", _differentiate, setup_context=_save, lib=library)
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):
+        torch_private.Registry("aten", key).add("aten::scaled_dot_product_attention", attend)
+
+
+_LIBRARIES: Final[list[Any]] = []
+"""Keeps the definitions: they end with the object that made them."""

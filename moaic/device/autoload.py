@@ -1,0 +1,71 @@
+"""The entry point that `import torch` calls: makes `moai` a device, without doing anything for it yet.
+
+Where a real accelerator exists even the name would be visible (torch lets a device of this kind win over CUDA), so there
+the name is given only when the program asks for it: by `import moaic` (`register()`), `torch.compile(backend="moai")`,
+`model.to("moai")`, or MOAI_DEVICE=1 in the environment. MOAI_DEVICE=0 keeps the device out altogether.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moaic.device import torch_private
+
+
+def autoload() -> None:
+    """Called at the end of `import torch`. Must stay far below 50 ms and never raise."""
+    wish = os.environ.get("MOAI_DEVICE", "")
+    if wish == "0" or torch_private.renamed():
+        return
+    if wish == "1" or not real_accelerator():
+        register()
+    else:
+        _register_on_request()
+
+
+@cache
+def register() -> None:
+    """Make `moai` a device of this process; harmless when it is one already."""
+    if torch_private.renamed():
+        if torch_private.backend_name() == torch_private.NAME:
+            return
+        raise RuntimeError(
+            f"device moai cannot be registered: PyTorch has room for one device of its kind and "
+            f"{torch_private.backend_name()} has taken it"
+        )
+    from moaic.device import early, face
+
+    torch_private.register_device(face)
+    early.install()
+
+
+def real_accelerator() -> bool:
+    """Whether the machine has an accelerator that this PyTorch could use, asked without starting its driver."""
+    if not torch_private.compiled_for_accelerators():
+        return False
+    if torch.backends.mps.is_built():
+        return torch.backends.mps.is_available()
+    if torch.version.cuda or torch.version.hip:
+        count = torch_private.cuda_devices()
+        return count > 0 or (count < 0 and any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd")))
+    return Path("/dev/dri").exists()
+
+
+def _register_on_request() -> None:
+    """Give the device its name when a module is moved to it."""
+    module: Any = torch.nn.Module
+    real_to = module.to
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = args[0] if args else kwargs.get("device")
+        if isinstance(wanted, str) and wanted.split(":", maxsplit=1)[0] == torch_private.NAME:
+            module.to = real_to
+            register()
+        return real_to(self, *args, **kwargs)
+
+    module.to = to

@@ -1,0 +1,121 @@
+"""Tensors of the device and the buffers behind them.
+
+A tensor of the device has no data in this process. Its storage stands on an address that is never read and carries the
+`Buffer` by which the accelerator knows it, so views, `.data`, `detach`, parameters and autograd's copies all find the
+same buffer, and the buffer is let go when the last of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from moaic.device import torch_private
+from moaic.runtime import session
+from moaic.runtime.buffer import Buffer, View
+from moaic.runtime.schema import DTYPE_NAMES, DTYPES
+
+DEVICE: Final = torch.device(torch_private.NAME, 0)
+
+_numbers: Final = count()
+"""Numbers for addresses: one step is atomic, so backward's threads may make tensors too."""
+
+_FIRST_ADDRESS: Final = 1 << 60
+_ADDRESS_STEP: Final = 1 << 31
+
+_construct: Final = torch_private.construct_storage
+_create: Final = torch_private.create_empty
+_set_geometry: Final = torch_private.set_geometry_kernel()
+_CPU_KEYS: Final = torch_private.CPU_KEYS
+
+
+class Geometry(NamedTuple):
+    """Everything that can be said of a tensor before its values are known."""
+
+    dtype: torch.dtype
+    name: str
+    """The element type's name in the IR."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+    nbytes: int
+    """Bytes from the first element to the end of the last."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Our name of an element type; TypeError for one that the accelerator does not hold."""
+    try:
+        return DTYPE_NAMES[dtype]
+    except KeyError:
+        known = ", ".join(str(known).removeprefix("torch.") for known in DTYPE_NAMES)
+        raise TypeError(f"device moai holds no tensors of {dtype}; it holds {known}") from None
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the end of the last one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def geometry(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> Geometry:
+    name = dtype_name(dtype)
+    return Geometry(dtype, name, tuple(shape), tuple(strides), extent(shape, strides) * dtype.itemsize)
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Geometry of a tensor on any device, its offset left out."""
+    return geometry(tensor.dtype, tensor.shape, tensor.stride())
+
+
+def new_storage(nbytes: int) -> Any:
+    """A storage of the device that no buffer stands behind yet."""
+    return _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, nbytes)
+
+
+def place(made: Geometry, buffer: Buffer) -> torch.Tensor:
+    """The first tensor of `buffer`, whose geometry is `made`."""
+    storage = _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, made.nbytes)
+    storage.moai = buffer
+    return _set_geometry(_CPU_KEYS, _create(made.shape, made.dtype), storage, 0, made.shape, made.strides)
+
+
+def new_tensor(made: Geometry) -> torch.Tensor:
+    """An uninitialised tensor on a buffer of its own."""
+    return place(made, session.accelerator().buffer(made.name, made.shape, made.strides))
+
+
+def tensor_of(
+    buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool = False
+) -> torch.Tensor:
+    """The tensor of a buffer that has none yet; `shape` and `strides` are those of the buffer, in elements.
+
+    Call it once per buffer: two calls make two storages, which torch takes for tensors that share nothing.
+    """
+    tensor = place(geometry(DTYPES[buffer.dtype], shape, strides), buffer)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def view_of(tensor: torch.Tensor) -> View:
+    """The buffer behind a tensor of the device and the geometry through which the tensor sees it.
+
+    Raises TypeError for a tensor of another device.
+    """
+    try:
+        buffer: Buffer = tensor.untyped_storage().moai  # type: ignore[attr-defined]
+    except AttributeError:
+        raise TypeError(f"expected a tensor on device moai, got one on {tensor.device}") from None
+    return View(buffer, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def is_ours(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == torch_private.NAME
+
+
+def is_whole(view: View) -> bool:
+    """Whether a view shows its buffer exactly as it was born."""
+    buffer = view.buffer
+    return view.offset == 0 and view.shape == buffer.shape and view.strides == buffer.strides

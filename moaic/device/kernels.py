@@ -1,0 +1,258 @@
+"""The generic kernels: an aten op on tensors of the device becomes one command to the accelerator.
+
+What an op gives back is known before it has run: the op itself is run once on meta tensors, and the answer is kept by
+the geometry of its operands. The values of scalars stay out of that key, so that a learning rate that changes with
+every step costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from moaic.device import host
+from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
+from moaic.device.signature import Kind, Signature
+from moaic.runtime import session
+from moaic.runtime.buffer import View
+
+Kernel = Callable[..., Any]
+
+_CACHE_LIMIT: Final = 4096
+"""Geometries kept per op; a program that never repeats its shapes starts over instead of growing without end."""
+
+_TENSOR: Final = Kind.TENSOR
+_TENSORS: Final = Kind.TENSORS
+_VALUE: Final = Kind.VALUE
+_NUMBER: Final = Kind.NUMBER
+
+Made = Geometry | None | tuple[Geometry, ...]
+
+
+class Plan(NamedTuple):
+    """What an op gives back for operands of one geometry; `single` when that is just one tensor."""
+
+    single: Geometry | None
+    results: tuple[Made, ...]
+
+
+class MixedDevices(RuntimeError):
+    """Operands on the host that only a scalar may be."""
+
+
+def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
+    """The arguments as the accelerator takes them, and the key under which the op's results are known."""
+    sent: list[Any] = []
+    key: list[Any] = []
+    for kind, value in zip(signature.kinds, args, strict=False):
+        _pack(kind, value, sent, key)
+    if not kwargs:
+        return tuple(sent), kwargs, key
+    named: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        kind = signature.by_name[name]
+        if kind is Kind.PLACE:
+            continue
+        key.append(name)
+        one: list[Any] = []
+        _pack(kind, value, one, key)
+        named[name] = one[0]
+    return tuple(sent), named, key
+
+
+def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
+    if kind is _TENSOR:
+        try:
+            buffer = value.untyped_storage().moai
+        except AttributeError:
+            sent.append(_odd_operand(value, key))
+            return
+        shape = value.shape
+        strides = value.stride()
+        sent.append(View(buffer, shape, strides, value.storage_offset()))
+        key += (shape, strides, value.dtype)
+    elif kind is _NUMBER:
+        sent.append(value)
+        key.append(type(value))
+    elif kind is _TENSORS:
+        views: list[Any] = []
+        key.append(-1 if value is None else len(value))
+        for tensor in value or ():
+            _pack(_TENSOR, tensor, views, key)
+        sent.append(None if value is None else views)
+    else:
+        plain = tuple(value) if type(value) is list else value
+        sent.append(plain)
+        key.append(plain)
+
+
+def _odd_operand(value: Any, key: list[Any]) -> Any:
+    """An operand that is no tensor of the device: absent, a number, or a scalar on the host, which is sent by value."""
+    if not isinstance(value, torch.Tensor):
+        key.append(type(value))
+        return value
+    if value.device.type == "cpu" and value.dim() == 0:
+        key.append(value.dtype)
+        return value.detach()
+    if value.device.type == "moai":
+        raise RuntimeError("a tensor on device moai was built on a storage that holds nothing yet")
+    raise MixedDevices(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"moai:0 and {value.device}! Move the tensor of shape {list(value.shape)} with .to('moai')."
+    )
+
+
+def functional(signature: Signature) -> Kernel:
+    """The kernel of an op whose results are all new."""
+    name, overload = signature.name, signature.overload
+    plans: dict[tuple[Any, ...], Plan] = {}
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        sent, named, key = pack(signature, args, kwargs)
+        known = tuple(key)
+        plan = plans.get(known)
+        if plan is None:
+            made = results_on_meta(signature, args, kwargs)
+            if made is None:
+                return host.run(signature, args, kwargs)
+            if len(plans) >= _CACHE_LIMIT:
+                plans.clear()
+            plan = plans[known] = made
+        accelerator = session.accelerator()
+        single = plan.single
+        if single is not None:
+            buffer = accelerator.buffer(single.name, single.shape, single.strides)
+            accelerator.launch(name, sent, named, (buffer,))
+            return place(single, buffer)
+        outputs = build(plan)
+        accelerator.launch(name, sent, named, _buffers(outputs))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    kernel.__name__ = str(overload)
+    return kernel
+
+
+def mutating(signature: Signature) -> Kernel:
+    """The kernel of an op that writes into its arguments; what else it gives back is new."""
+    name = signature.name
+    plans: dict[tuple[Any, ...], Plan] = {}
+    outs = tuple(signature.names[i] for i in signature.written if _is_out(signature, i))
+    known_beforehand = signature.has_lists and signature.fresh and not signature.returns
+    alone = len(signature.returns) == 1 and signature.returns[0] is not None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        sent, named, key = pack(signature, args, kwargs)
+        if known_beforehand:  # a list op without results: nothing to find out
+            session.accelerator().launch(name, sent, named, ())
+            return None
+        known = tuple(key)
+        plan = plans.get(known)
+        if plan is None:
+            plan = results_on_meta(signature, args, kwargs)
+            if plan is None:
+                return host.run(signature, args, kwargs)
+            if outs and _grow(signature, plan, outs, kwargs):
+                return kernel(*args, **kwargs)
+            if len(plans) >= _CACHE_LIMIT:
+                plans.clear()
+            plans[known] = plan
+        if alone:
+            session.accelerator().launch(name, sent, named, ())
+            return signature.argument(signature.returns[0] or 0, args, kwargs)
+        fresh = build(Plan(None, tuple(m for m, at in zip(plan.results, signature.returns, strict=True) if at is None)))
+        session.accelerator().launch(name, sent, named, _buffers(fresh))
+        rest = iter(fresh)
+        results = tuple(
+            next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns
+        )
+        return results if len(results) > 1 else results[0] if results else None
+
+    kernel.__name__ = str(signature.overload)
+    return kernel
+
+
+def _is_out(signature: Signature, position: int) -> bool:
+    return bool(signature.overload._schema.arguments[position].is_out)
+
+
+def _grow(signature: Signature, plan: Plan, outs: tuple[str, ...], kwargs: dict[str, Any]) -> bool:
+    """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized."""
+    grown = False
+    for made, at in zip(plan.results, signature.returns, strict=True):
+        if at is None or signature.names[at] not in outs or not isinstance(made, Geometry):
+            continue
+        out: torch.Tensor = kwargs[signature.names[at]]
+        if out.shape != made.shape:
+            out.resize_(made.shape)
+            grown = True
+    return grown
+
+
+def build(plan: Plan) -> tuple[Any, ...]:
+    """New tensors for the results of a plan."""
+    return tuple(
+        None if made is None else new_tensor(made) if isinstance(made, Geometry) else [new_tensor(m) for m in made]
+        for made in plan.results
+    )
+
+
+def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
+    buffers: list[Any] = []
+    for output in outputs:
+        if isinstance(output, list):
+            buffers += [view_of(tensor).buffer for tensor in output]
+        elif output is not None:
+            buffers.append(view_of(output).buffer)
+    return buffers
+
+
+def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+    """Run the op on meta tensors; None for one that cannot say what it gives without seeing values."""
+    if host.needs_values(signature, args):
+        return None
+    try:
+        results = signature.overload(*(_meta(value) for value in args), **_meta_kwargs(signature, kwargs))
+    except NotImplementedError:
+        return None
+    listed = results if isinstance(results, tuple) else (results,) if signature.returns else ()
+    made = tuple(_made(result) for result in listed)
+    first = made[0] if len(made) == 1 else None
+    return Plan(first if isinstance(first, Geometry) else None, made)
+
+
+def _made(result: Any) -> Made:
+    if result is None:
+        return None
+    if isinstance(result, torch.Tensor):
+        return geometry_of(result)
+    return tuple(geometry_of(tensor) for tensor in result)
+
+
+def _meta_kwargs(signature: Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
+    named = {name: _meta(value) for name, value in kwargs.items()}
+    if "device" in signature.names:
+        named["device"] = torch.device("meta")
+        named.pop("pin_memory", None)
+    return named
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return meta_of(value)
+    if isinstance(value, list | tuple):
+        return [_meta(item) for item in value]
+    return value
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor that looks like `tensor`; a host scalar stays what it is, since promotion treats it apart."""
+    if tensor.device.type == "cpu" and tensor.dim() == 0:
+        return tensor.detach()
+    offset = tensor.storage_offset()
+    shape, strides = tensor.shape, tensor.stride()
+    if offset == 0:
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    whole = torch.empty(offset + extent(shape, strides), dtype=tensor.dtype, device="meta")
+    return whole.as_strided(shape, strides, offset)

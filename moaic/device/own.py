@@ -1,0 +1,379 @@
+"""Kernels of the device's own: creation, copies, views, resizing, reading a scalar, and ops that no worker knows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from moaic.device import torch_private
+from moaic.device.handles import (
+    extent,
+    geometry,
+    is_ours,
+    is_whole,
+    new_storage,
+    new_tensor,
+    place,
+    view_of,
+)
+from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.storages import settle
+from moaic.device.transfer import overwrite, to_device, to_host
+from moaic.runtime import session
+from moaic.runtime.buffer import row_major
+
+aten: Final[Any] = torch.ops.aten
+
+_set_geometry: Final = torch_private.set_geometry_kernel()
+_KEYS: Final = torch_private.CPU_KEYS
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    kind = dtype or torch.get_default_dtype()
+    if memory_format in (None, torch.contiguous_format):
+        shape = tuple(size)
+        _check_sizes(shape)
+        return new_tensor(geometry(kind, shape, row_major(shape)))
+    like = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format)
+    return new_tensor(geometry(kind, like.shape, like.stride()))
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
+) -> torch.Tensor:
+    _check_sizes(size)
+    return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
+
+
+def _check_sizes(size: Sequence[int]) -> None:
+    if any(dim < 0 for dim in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+
+
+def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    kind = dtype or torch.full((), fill_value).dtype
+    shape = tuple(size)
+    _check_sizes(shape)
+    return fill_(new_tensor(geometry(kind, shape, row_major(shape))), fill_value)
+
+
+def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    """Fill with a number; a whole tensor that no worker holds yet stays a promise to fill it wherever it will lie."""
+    view = view_of(tensor)
+    buffer = view.buffer
+    accelerator = session.accelerator()
+    if buffer.place is None and buffer.promise is None and not isinstance(value, complex) and is_whole(view):
+        accelerator.fill(buffer, _as_element(value, tensor.dtype))
+        return tensor
+    accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
+    return tensor
+
+
+def _as_element(value: Any, dtype: torch.dtype) -> bool | int | float:
+    """`value` as an element of `dtype` would hold it, up to rounding; overflow raises as it does on the CPU."""
+    if dtype == torch.bool:
+        return bool(value)
+    if dtype.is_floating_point or dtype.is_complex:
+        return float(value)
+    return int(torch.full((), value, dtype=dtype).item())
+
+
+def zero_(tensor: torch.Tensor) -> torch.Tensor:
+    return fill_(tensor, 0)
+
+
+def fill_tensor_(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if value.dim() != 0:
+        raise RuntimeError(f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions.")
+    if not is_ours(value):
+        return fill_(tensor, value.item())
+    return copy_(tensor, value)
+
+
+def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy with broadcasting and conversion, in each direction."""
+    _check_broadcast(target, source)
+    if not is_ours(target):
+        target.copy_(to_host(source))
+    elif not is_ours(source):
+        overwrite(target, source)
+    elif target is not source:
+        session.accelerator().launch("aten.copy_", (view_of(target), view_of(source)), {}, ())
+    return target
+
+
+def _check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:
+    wanted, given = target.shape, source.shape
+    if wanted == given:
+        return
+    tail = wanted[len(wanted) - len(given) :] if len(given) <= len(wanted) else None
+    if tail is None or any(size not in (1, room) for size, room in zip(given, tail, strict=True)):
+        raise RuntimeError(f"output with shape {list(wanted)} doesn't match the broadcast shape {list(given)}")
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(target, source, non_blocking)
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return copy_(target.resize_(source.shape), source)
+
+
+def to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
+    kind = dtype or tensor.dtype
+    target = device or tensor.device
+    if not is_ours(tensor):
+        host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
+        return to_device(host)
+    if target.type == torch_private.NAME:
+        like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
+        like = torch.empty_like(like, memory_format=memory_format or torch.preserve_format)
+        return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
+    if target.type == "meta":
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=target)
+    host = to_host(tensor)
+    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
+    strides = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format).stride()
+    if target.type == "cpu" and host.dtype == kind and host.stride() == strides:
+        return host
+    return torch.empty_strided(tensor.shape, strides, dtype=kind, device=target).copy_(host)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    return to_host(tensor).item()
+
+
+def resize_(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """Change the shape; a storage that is too small is left to its other tensors and a larger one takes its place."""
+    like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    if memory_format == torch.preserve_format:
+        like = torch.empty(size, dtype=tensor.dtype, device="meta")
+    made = geometry(tensor.dtype, like.shape, like.stride())
+    storage = tensor.untyped_storage()
+    if made.shape == tensor.shape:
+        return tensor
+    if tensor.storage_offset() + extent(made.shape, made.strides) <= storage.nbytes() // tensor.dtype.itemsize:
+        return _set_geometry(_KEYS, tensor, storage, tensor.storage_offset(), made.shape, made.strides)
+    kept = tensor.numel()
+    old = tensor.as_strided((kept,), (1,)) if kept and tensor.is_contiguous() else None
+    grown = new_tensor(made)
+    if old is not None:
+        grown.as_strided((kept,), (1,)).copy_(old)
+    return _set_geometry(_KEYS, tensor, grown.untyped_storage(), 0, made.shape, made.strides)
+
+
+def set_(tensor: torch.Tensor) -> torch.Tensor:
+    return _set_geometry(_KEYS, tensor, new_storage(0), 0, (0,), (1,))
+
+
+def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
+    count = source.nbytes() // tensor.dtype.itemsize
+    return set_storage_offset(tensor, source, 0, (count,), (1,))
+
+
+def set_storage_offset(
+    tensor: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    """Point a tensor at a storage; one that came as plain bytes learns here what it holds."""
+    strides = tuple(stride) if len(stride) == len(size) else row_major(tuple(size))
+    settle(source, tensor.dtype)
+    return _set_geometry(_KEYS, tensor, source, storage_offset, tuple(size), strides)
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return set_storage_offset(
+        tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+    )
+
+
+class Reinterpreted(NotImplementedError):
+    """Memory of one element type was asked for as another."""
+
+
+def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bits seen as another type. The result is a copy, since a buffer of the accelerator has one type."""
+    if dtype == tensor.dtype:
+        return _alias(tensor)
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(dtype)
+    return _reinterpret("aten.view.dtype", tensor, like, (dtype,))
+
+
+def view_as_real(tensor: torch.Tensor) -> torch.Tensor:
+    like = torch.view_as_real(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+    return _reinterpret("aten.view_as_real", tensor, like, ())
+
+
+def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
+    like = torch.view_as_complex(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+    return _reinterpret("aten.view_as_complex", tensor, like, ())
+
+
+def _reinterpret(name: str, tensor: torch.Tensor, like: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
+    dense = torch.empty_like(like)
+    made = geometry(like.dtype, dense.shape, dense.stride())
+    accelerator = session.accelerator()
+    buffer = accelerator.buffer(made.name, made.shape, made.strides)
+    accelerator.launch(name, (view_of(tensor), *rest), {}, (buffer,))
+    return place(made, buffer)
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
+    if running_mean is None or running_var is None:
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+    if training:
+        return aten._native_batch_norm_legit.default(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+    return evaluating_batch_norm(input, weight, bias, running_mean, running_var, eps)
+
+
+def evaluating_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch norm with given statistics; like the CPU's it saves none."""
+    made = geometry(input.dtype, input.shape, torch.empty_like(_meta(input)).stride())
+    accelerator = session.accelerator()
+    outputs = [new_tensor(made), *(new_tensor(geometry(input.dtype, (0,), (1,))) for _ in range(2))]
+    operands = tuple(None if t is None else view_of(t) for t in (input, weight, bias, running_mean, running_var))
+    accelerator.launch(
+        "aten._native_batch_norm_legit_no_training",
+        (*operands, 0.0, eps),
+        {},
+        [view_of(output).buffer for output in outputs],
+    )
+    return outputs[0], outputs[1], outputs[2]
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """An op that means nothing here, such as telling a stream about a tensor."""
+
+
+def same_storage(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    return (
+        tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        and tensor.storage_offset() == source.storage_offset()
+        and tensor.shape == source.shape
+        and tensor.stride() == source.stride()
+    )
+
+
+KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
+    "aten::empty.memory_format": empty,
+    "aten::empty_strided": empty_strided,
+    "aten::full": full,
+    "aten::fill_.Scalar": fill_,
+    "aten::fill_.Tensor": fill_tensor_,
+    "aten::zero_": zero_,
+    "aten::copy_": copy_,
+    "aten::_copy_from": copy_from,
+    "aten::_copy_from_and_resize": copy_from_and_resize,
+    "aten::_to_copy": to_copy,
+    "aten::_local_scalar_dense": item,
+    "aten::resize_": resize_,
+    "aten::set_": set_,
+    "aten::set_.source_Storage": set_storage,
+    "aten::set_.source_Storage_storage_offset": set_storage_offset,
+    "aten::set_.source_Tensor": set_tensor,
+    "aten::view.dtype": view_dtype,
+    "aten::view_as_real": view_as_real,
+    "aten::view_as_complex": view_as_complex,
+    "aten::native_batch_norm": batch_norm,
+    "aten::record_stream": nothing,
+    "aten::is_set_to": same_storage,
+    **RECURRENT,
+}
+"""By op as torch names it."""
+
+METADATA: Final = ("aten::view", "aten::as_strided", "aten::unfold", "aten::_reshape_alias")
+"""Ops whose CPU kernel changes geometry and reads no element."""
+
+COMPOSITE: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "detach",
+        "detach_",
+        "alias",
+        "lift",
+        "lift_fresh",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_zeros",
+        "new_ones",
+        "zeros",
+        "ones",
+        "empty_permuted",
+        "empty.names",
+        "scalar_tensor",
+        "rand",
+        "randn",
+        "randint",
+        "is_same_size",
+        "is_pinned",
+        "sparse_dim",
+        "dense_dim",
+        "_has_same_storage_numel",
+        "_lazy_clone",
+        "_assert_scalar",
+        "resize_as_",
+        "_resize_output_",
+        "_resize_output",
+        "squeeze_",
+        "unsqueeze_",
+        "transpose_",
+        "t_",
+        "as_strided_",
+        "swapaxes_",
+        "swapdims_",
+    )
+)
+"""Ops left to what torch makes of them: they create through others, or only touch metadata."""

@@ -1,0 +1,68 @@
+"""Registers the kernels when the device is used for the first time."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
+from moaic.device.signature import signature_of
+
+_SKIPPED: Final = ("sparse", "quantize", "q_", "mkldnn", "cudnn", "miopen", "nested", "mps", "fbgemm", "jagged")
+"""Families of ops that no tensor of the device can reach."""
+
+
+@cache
+def start() -> None:
+    """Make the device able to compute. Workers start later still, with the first command to them."""
+    registry = torch_private.Registry("aten", "PrivateUse1")
+    for name in torch_private.aten_ops():
+        kernel = _kernel(name)
+        if kernel is not None:
+            registry.add(name, kernel)
+    torch_private.Registry("_", "PrivateUse1").fall_back(_unknown)
+    attention.install()
+    autocast.install()
+    shims.install_in_use()
+
+
+def _kernel(name: str) -> Any:
+    """The kernel of an aten op; None for one that is left to torch."""
+    if name in own.KERNELS:
+        return own.KERNELS[name]
+    if name in own.METADATA:
+        return torch_private.metadata_kernel(torch_private.overload_of(name))
+    packet = name.partition(".")[0]
+    if packet in own.COMPOSITE or any(family in packet for family in _SKIPPED):
+        return None
+    if torch_private.has_kernel(name, "CompositeImplicitAutograd") or torch_private.gives_views(name):
+        return None
+    return _on_first_call(name)
+
+
+def _on_first_call(name: str) -> Any:
+    """A kernel that is built when it is first called: a program uses a few dozen of two thousand."""
+    built: list[Any] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not built:
+            built.append(_build(name))
+        return built[0](*args, **kwargs)
+
+    return kernel
+
+
+def _build(name: str) -> Any:
+    signature = signature_of(torch_private.overload_of(name))
+    if host.is_random(signature) or (host.must_see_values(signature) and signature.name != "aten.index.Tensor"):
+        return host.kernel(signature)
+    return kernels.mutating(signature) if signature.written else kernels.functional(signature)
+
+
+def _unknown(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """An op of somebody else's library: its CPU kernel runs on the host, if it has one."""
+    if overload.namespace == "aten":
+        raise NotImplementedError(f"{overload} is not available on device moai")
+    return host.run(signature_of(overload), args, kwargs)

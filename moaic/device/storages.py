@@ -1,0 +1,108 @@
+"""Storages of the device that do not come from a tensor: deepcopy, torch.load and `torch.UntypedStorage(n, ...)`.
+
+Such a storage is only a number of bytes until a tensor is set on it and says what they are. Until then the bytes that
+were copied into it wait on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moaic.device import face
+from moaic.device.early import NAME
+from moaic.device.handles import dtype_name, new_storage
+from moaic.runtime import session
+from moaic.runtime.buffer import Buffer, whole
+from moaic.runtime.schema import DTYPES
+
+
+class Bytes:
+    """The content of a storage that no tensor has been set on; `host` is None while it is undefined."""
+
+    __slots__ = ("host",)
+
+    def __init__(self, host: torch.Tensor | None = None) -> None:
+        self.host = host
+
+
+def _buffer(storage: Any) -> Buffer | None:
+    return getattr(storage, "moai", None)
+
+
+def settle(storage: Any, dtype: torch.dtype) -> None:
+    """Give a storage its buffer when the first tensor is set on it; a storage has one element type for life."""
+    buffer = _buffer(storage)
+    if buffer is None:
+        _settle_bytes(storage, dtype)
+    elif DTYPES[buffer.dtype] != dtype:
+        raise NotImplementedError(
+            f"a storage of device moai that holds {DTYPES[buffer.dtype]} cannot be read as {dtype}: "
+            "fetch the tensor with .cpu() first, or use tensor.view(dtype), which copies"
+        )
+
+
+def _settle_bytes(storage: Any, dtype: torch.dtype) -> None:
+    waiting: Bytes | None = getattr(storage, "moai_bytes", None)
+    count = storage.nbytes() // dtype.itemsize
+    accelerator = session.accelerator()
+    buffer = accelerator.buffer(dtype_name(dtype), (count,), (1,))
+    if waiting is not None and waiting.host is not None:
+        accelerator.upload(buffer, waiting.host[: count * dtype.itemsize].view(dtype))
+    storage.moai = buffer
+
+
+def new(size: Any) -> Any:
+    """A storage of the device: of `size` bytes, undefined, or holding the bytes of a sequence."""
+    face._lazy_init()
+    if isinstance(size, int):
+        storage = new_storage(size)
+        storage.moai_bytes = Bytes()
+        return storage
+    content = torch.tensor(list(size), dtype=torch.uint8, device="cpu")
+    return fill_from(new(content.numel()), content.untyped_storage())
+
+
+def fill_from(target: Any, source: Any) -> Any:
+    """Copy a storage of any device into one of ours; both have the same number of bytes."""
+    if target.nbytes() != source.nbytes():
+        raise RuntimeError(f"cannot copy a storage of {source.nbytes()} bytes into one of {target.nbytes()}")
+    given, held = _buffer(source), _buffer(target)
+    if held is not None:
+        _overwrite(held, source)
+    elif given is None:
+        target.moai_bytes.host = _bytes_of(source).clone()
+    else:
+        accelerator = session.accelerator()
+        target.moai = accelerator.buffer(given.dtype, given.shape, given.strides)
+        accelerator.launch("aten.copy_", (whole(target.moai), whole(given)), {}, ())
+    return target
+
+
+def _overwrite(held: Buffer, source: Any) -> None:
+    values = _bytes_of(source).view(DTYPES[held.dtype]).as_strided(held.shape, held.strides)
+    accelerator = session.accelerator()
+    fresh = accelerator.buffer(held.dtype, held.shape, held.strides)
+    accelerator.upload(fresh, values)
+    accelerator.launch("aten.copy_", (whole(held), whole(fresh)), {}, ())
+
+
+def _bytes_of(storage: Any) -> torch.Tensor:
+    """The content of a storage of any device, as bytes on the host."""
+    host = fetch(storage) if storage.device.type == NAME else storage.cpu()
+    return torch.tensor([], dtype=torch.uint8, device="cpu").set_(host)
+
+
+def fetch(storage: Any) -> Any:
+    """The content of a storage of the device as a storage of the host."""
+    buffer = _buffer(storage)
+    if buffer is None:
+        waiting: Bytes | None = getattr(storage, "moai_bytes", None)
+        if waiting is None or waiting.host is None:
+            return torch.UntypedStorage(storage.nbytes())
+        return waiting.host.untyped_storage()
+    dtype = DTYPES[buffer.dtype]
+    laid = torch.zeros(storage.nbytes() // dtype.itemsize, dtype=dtype, device="cpu")
+    laid.as_strided(buffer.shape, buffer.strides).copy_(session.accelerator().download(whole(buffer)))
+    return laid.untyped_storage()

@@ -1,0 +1,139 @@
+"""The only place that touches PyTorch's private device API: everything else in the device goes through these names.
+
+Measured on PyTorch 2.13; every symbol exists in 2.11 too. What each of them must do is held by tests/device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.utils import backend_registration
+
+NAME: Final = "moai"
+
+_C: Final[Any] = torch._C
+_storage_class: Final[Any] = torch.UntypedStorage
+
+construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construct_storage_from_data_pointer
+"""A storage on an address that is never read, of so many bytes. Attributes set on it live as long as the storage."""
+
+create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create_empty_tensor
+"""A tensor of the device without a storage worth the name; `set_geometry` gives it one."""
+
+CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
+"""The CPU's kernels, for ops that touch nothing but sizes, strides and the storage pointer."""
+
+swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap_tensor_impl
+"""Exchange what two tensor objects stand for, whoever else refers to them."""
+
+def set_geometry_kernel() -> Callable[..., torch.Tensor]:
+    """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
+    return torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+
+def metadata_kernel(overload: Any) -> Callable[..., Any]:
+    """The CPU kernel of an op that only changes geometry, called with the op's own arguments."""
+    call = overload._handle.redispatch_boxed
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return call(CPU_KEYS, *args, **kwargs)
+
+    return kernel
+
+
+def compiled_for_accelerators() -> bool:
+    """Whether this PyTorch was built for a real accelerator; the machine need not have one."""
+    return bool(
+        torch.version.cuda or torch.version.hip or getattr(torch.version, "xpu", None) or torch.backends.mps.is_built()
+    )
+
+
+def cuda_devices() -> int:
+    """CUDA or ROCm devices that this process may see, asked without starting the driver's runtime; -1 if unknown."""
+    cuda: Any = torch.cuda
+    return int(cuda._device_count_amdsmi() if torch.version.hip else cuda._device_count_nvml())
+
+
+def renamed() -> bool:
+    """Whether PrivateUse1 already has a name of its own."""
+    return bool(_C._get_privateuse1_backend_name() != "privateuseone")
+
+
+def backend_name() -> str:
+    return str(_C._get_privateuse1_backend_name())
+
+
+def register_device(module: Any) -> None:
+    """Rename PrivateUse1 to `moai`, with `module` as `torch.moai`; raises RuntimeError where another device took it."""
+    setup: Any = backend_registration._setup_privateuseone_for_python_backend
+    setup(NAME, backend_module=module)
+
+
+def aten_ops() -> list[str]:
+    """Every aten op as `aten::add.Tensor`."""
+    return [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+def has_kernel(name: str, key: str) -> bool:
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def gives_views(name: str) -> bool:
+    """Whether a result of the op shares the memory of an argument that the op does not write."""
+    packet, _, overload = name.partition(".")
+    results: list[Any] = _C._get_schema(packet, overload).returns
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+def overload_of(name: str) -> Any:
+    """The overload called `aten::add.Tensor`; None for one that PyTorch does not hand to Python."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+_REGISTERED: Final[list[Any]] = []
+"""Keeps registrations: PyTorch takes them back when the object that made them goes."""
+
+
+class Registry:
+    """Kernels registered under one dispatch key; they last as long as the process."""
+
+    def __init__(self, namespace: str, key: str) -> None:
+        self.key = key
+        self.library = _C._dispatch_library("IMPL", namespace, key)
+        _REGISTERED.append(self.library)
+
+    def add(self, name: str, kernel: Callable[..., Any]) -> None:
+        """`name` as in `aten::add.Tensor`."""
+        self.library.impl(name, self.key, kernel)
+
+    def fall_through(self) -> None:
+        self.library.fallback_fallthrough(self.key)
+
+    def fall_back(self, kernel: Callable[..., Any]) -> None:
+        """`kernel(overload, *args, **kwargs)` for every op that has no kernel under the key."""
+        self.library.fallback(self.key, kernel)
+
+
+@contextmanager
+def without_key(key: str) -> Iterator[None]:
+    """Dispatch as if no tensor had `key`."""
+    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, key))):
+        yield
+
+
+def accumulate_node(parameter: torch.Tensor) -> Any:
+    """The node by which backward adds to `parameter.grad`."""
+    return torch.autograd.graph.get_gradient_edge(parameter).node
+
+
+def is_boxed_mode_free() -> bool:
+    """Whether no torch-dispatch mode is active."""
+    return int(_C._len_torch_dispatch_stack()) == 0

@@ -1,0 +1,37 @@
+"""What a person can ask about the last step that was planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(slots=True)
+class Report:
+    """The selected plan and the seconds spent on the way to it."""
+
+    plan: str = ""
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    last: ClassVar[Report | None] = None
+
+    @classmethod
+    def current(cls) -> Report:
+        """The report of this process."""
+        if cls.last is None:
+            cls.last = cls()
+        return cls.last
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds that the block takes to the timing `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
+
+    def as_dict(self) -> dict[str, object]:
+        return {"plan": self.plan, "timings": dict(self.timings)}

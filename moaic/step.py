@@ -1,0 +1,190 @@
+"""One captured step at concrete sizes: planned once, then run lazily, as one joint program where that is possible.
+
+A compiled forward returns handles and runs nothing. When `backward()` comes before anyone reads a value, forward and
+backward run as one program; when a value is read first, the forward runs alone and keeps what the backward needs.
+Outputs that nobody holds any more when backward comes are not made, and tangents that nobody set are not computed with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from moaic.ir.graph import Function, Module, Value
+from moaic.ir.printer import render
+from moaic.passes.build import Plan
+from moaic.passes.program import Programs, lower
+from moaic.passes.zero import drop_zeros
+from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.buffer import Buffer, row_major
+from moaic.runtime.promise import Promise
+
+Key = tuple[int, int]
+"""Seed and number of the call: what random ops draw from."""
+
+Planner = Callable[[Module], Plan]
+"""Gives the plan of a step. Variants of one step (the same, less known zeros) get the same configuration."""
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """The step without known zeros and unread outputs, lowered, and its programs' numbers once they are loaded."""
+
+    programs: Programs
+    accelerator: Accelerator
+    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+
+    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer], key: Key) -> None:
+        program = self.program(name)
+        if name not in self._numbers:
+            self._numbers[name] = self.accelerator.load(render(program))
+        self.accelerator.run(self._numbers[name], inputs, outputs, key)
+
+    def program(self, name: str) -> Module:
+        program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[name]
+        assert program is not None
+        return program
+
+    def new_results(self, name: str, start: int = 0) -> list[Buffer]:
+        """Fresh buffers for a program's results from number `start` on."""
+        return [new_buffer(self.accelerator, value) for value in self.program(name).main.results[start:]]
+
+
+def new_buffer(accelerator: Accelerator, value: Value) -> Buffer:
+    return accelerator.buffer(value.type.dtype, value.type.shape, row_major(value.type.shape))
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of the compiled forward, until autograd lets go of it."""
+
+    inputs: list[Buffer]
+    """Of all parameters of the step but tangents and the key."""
+    outputs: list[weakref.ref[Buffer]]
+    key: Key
+    promise: Promise | None = None
+    variant: Variant | None = None
+    saved: list[Buffer] | None = None
+    """What the forward kept, if it ran alone."""
+
+    def alive(self, position: int) -> Buffer | None:
+        return self.outputs[position]()
+
+
+class Step:
+    """A step function and the programs that its calls have needed so far."""
+
+    def __init__(self, function: Function, accelerator: Accelerator, plan: Planner) -> None:
+        self.module = Module((function,))
+        self.function = function
+        self.accelerator = accelerator
+        self._plan = plan
+        self._plans: dict[frozenset[int], Plan] = {}
+        self._variants: dict[tuple[frozenset[int], frozenset[int]], Variant] = {}
+        roles = [function.param_role(i).kind for i in range(len(function.params))]
+        self.tangents = [i for i, kind in enumerate(roles) if kind == "tangent"]
+        self.given = [i for i, kind in enumerate(roles) if kind not in ("tangent", "key")]
+        kinds = [function.result_role(i).kind for i in range(len(function.results))]
+        self.outputs = [i for i, kind in enumerate(kinds) if kind != "grad"]
+        self.grads = [i for i, kind in enumerate(kinds) if kind == "grad"]
+        self._assumed_zero = self._tangents_beside_a_loss()
+
+    def _tangents_beside_a_loss(self) -> frozenset[int]:
+        """Tangents that are usually unset: all others where there is one of a scalar."""
+        shapes = {i: self.function.params[i].type.shape for i in self.tangents}
+        if () not in shapes.values():
+            return frozenset()
+        return frozenset(i for i, shape in shapes.items() if shape != ())
+
+    def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], Call]:
+        """Handles for the outputs of a call that has not run; an inference step is sent to the workers at once."""
+        outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
+        call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], key)
+        if not self.grads:
+            variant = self._variant(frozenset(), frozenset())
+            variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, key)
+            return outputs, call
+        call.promise = Promise(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
+        self.accelerator.promise(call.promise)
+        return outputs, call
+
+    def backward(self, call: Call, tangents: Sequence[Buffer | None]) -> list[Buffer]:
+        """Handles for the gradients, in the order of the step's grad results; None is a tangent that nobody set."""
+        given = dict(zip(self.tangents, tangents, strict=True))
+        zeros = frozenset(i for i, buffer in given.items() if buffer is None or _is_zero(buffer))
+        promise = call.promise
+        assert promise is not None
+        if any(buffer is not None and buffer.promise is promise for buffer in given.values()):
+            promise.force()
+        if not promise.done:
+            return self._run_joint(call, zeros, given)
+        if call.saved is None or call.variant is not self._variant(zeros, frozenset()):
+            if not zeros >= self._assumed_zero:
+                self._assumed_zero = zeros
+            self._run_forward(call, zeros)
+        return self._run_backward(call, given)
+
+    def _run_joint(self, call: Call, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
+        alive = [(i, buffer) for i, position in enumerate(self.outputs) if (buffer := call.alive(i)) is not None]
+        kept = {self.outputs[i] for i, _ in alive}
+        variant = self._variant(zeros, frozenset(i for i in self.outputs if i not in kept))
+        results = dict(zip((self.outputs[i] for i, _ in alive), (buffer for _, buffer in alive), strict=True))
+        grads = {i: new_buffer(self.accelerator, self.function.results[i]) for i in self.grads}
+        order = [i for i in range(len(self.function.results)) if i in results or i in grads]
+        promise = call.promise
+        assert promise is not None
+        promise.running = True
+        made = [results[i] if i in results else grads[i] for i in order]
+        variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call.key)
+        promise.running = False
+        promise.fulfilled()
+        return [grads[i] for i in self.grads]
+
+    def _run_forward(self, call: Call, zeros: frozenset[int]) -> None:
+        """Run the forward alone; outputs whose handles are gone, or made already, go to buffers that nobody holds."""
+        call.variant = self._variant(zeros, frozenset())
+        done = call.promise is not None and call.promise.done
+        held = [None if done else call.alive(i) for i in range(len(self.outputs))]
+        outputs = [
+            new_buffer(self.accelerator, self.function.results[position]) if buffer is None else buffer
+            for position, buffer in zip(self.outputs, held, strict=True)
+        ]
+        call.saved = call.variant.new_results("forward", len(outputs))
+        inputs = self._arguments(call, {}, call.variant.programs.forward_params)
+        call.variant.run("forward", inputs, [*outputs, *call.saved], call.key)
+
+    def _run_backward(self, call: Call, tangents: dict[int, Buffer | None]) -> list[Buffer]:
+        assert call.variant is not None
+        assert call.saved is not None
+        inputs = self._arguments(call, tangents, call.variant.programs.backward_params)
+        grads = [new_buffer(self.accelerator, self.function.results[i]) for i in self.grads]
+        call.variant.run("backward", [*call.saved, *inputs], grads, call.key)
+        return grads
+
+    def _arguments(self, call: Call, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
+        """Buffers for the step's parameters at these positions, the key left out."""
+        given = dict[int, Buffer | None](zip(self.given, call.inputs, strict=True)) | tangents
+        return [self._tangent(i, given[i]) for i in positions if i in given]
+
+    def _tangent(self, position: int, buffer: Buffer | None) -> Buffer:
+        """The buffer itself, or a zero in place of a tangent that nobody set."""
+        if buffer is not None:
+            return buffer
+        zero = new_buffer(self.accelerator, self.function.params[position])
+        self.accelerator.fill(zero, 0)
+        return zero
+
+    def _variant(self, zeros: frozenset[int], unread: frozenset[int]) -> Variant:
+        key = (zeros, unread)
+        if key not in self._variants:
+            if zeros not in self._plans:
+                self._plans[zeros] = self._plan(drop_zeros(self.module, zeros))
+            plan = self._plans[zeros]
+            programs = lower(plan.module, unread) if unread else plan.programs
+            self._variants[key] = Variant(programs, self.accelerator)
+        return self._variants[key]
+
+
+def _is_zero(buffer: Buffer) -> bool:
+    return buffer.place is None and buffer.host is None and buffer.promise is None and buffer.fill == 0

@@ -1,0 +1,157 @@
+"""Every configuration worth compiling for a step, some workers and what the person asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import get_args
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.passes.config import Config, Distribute, Recompute, Request
+from moaic.passes.follow import batch_size
+
+SMALL_BATCH = 8
+"""Up to this many rows, one row per micro-batch is always among the candidates."""
+
+GATHERING: tuple[Distribute, ...] = ("step", "use")
+"""Levels at which parameters rest in shards and are gathered."""
+
+
+def candidates(step: Module, workers: int, request: Request) -> list[Config]:
+    """Configurations that keep to `request`, the simplest first; raises Diagnostic where there is none."""
+    rows, trains = batch_size(step.main), is_training(step)
+    _check_workers(workers, request)
+    _check_batch(workers, rows, request)
+    _check_distribution(workers, rows, trains, request)
+    found = [
+        Config(dp, tp, micro_batches, mode, level, bool(request.distribute_low_prec_param) and level in GATHERING)
+        for dp, tp in _meshes(workers, request)
+        for micro_batches in _micro_batches(rows, request)
+        if rows % (dp * micro_batches) == 0
+        for mode in _recompute_modes(trains, request)
+        for level in _levels(dp, trains, request)
+    ]
+    assert found, f"{request} was found possible, and nothing keeps to it"
+    return sorted(found, key=simplicity)
+
+
+def simplicity(config: Config) -> tuple[int, int, int, int, int, bool]:
+    """Orders configurations: fewer micro-batches, no recomputing and less distribution come first, then fewer ranks."""
+    return (
+        config.micro_batches,
+        get_args(Recompute).index(config.recompute),
+        get_args(Distribute).index(config.distribute_param),
+        config.tp,
+        config.dp,
+        config.distribute_low_prec_param,
+    )
+
+
+def is_training(step: Module) -> bool:
+    main = step.main
+    return any(main.result_role(index).kind == "grad" for index in range(len(main.results)))
+
+
+def relaxed(step: Module, request: Request) -> Request:
+    """`request` without what a step of no gradients cannot follow: its batch may be of any size, its split is no matter."""
+    if is_training(step) or batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
+        return request
+    return replace(request, dp=None, micro_batches=None)
+
+
+def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int]]:
+    """(dp, tp) of the meshes that are asked for, or whose ranks divide the workers or are a power of two."""
+    fixed = request.dp is not None or request.tp is not None
+    for dp in [request.dp] if request.dp is not None else range(1, workers + 1):
+        for tp in [request.tp] if request.tp is not None else range(1, workers // dp + 1):
+            ranks = dp * tp
+            if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
+                yield dp, tp
+
+
+def _micro_batches(rows: int, request: Request) -> Sequence[int]:
+    if request.micro_batches is not None:
+        return [request.micro_batches]
+    powers = [1 << power for power in range(rows.bit_length()) if rows % (1 << power) == 0]
+    return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
+
+
+def _recompute_modes(trains: bool, request: Request) -> Sequence[Recompute]:
+    if request.recompute is not None:
+        return [request.recompute]
+    return get_args(Recompute) if trains else ["saved"]
+
+
+def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
+    if not trains:
+        return [request.distribute_param or "none"]
+    if request.distribute_param is not None:
+        return [request.distribute_param] if dp > 1 or request.distribute_param == "none" else []
+    if request.distribute_low_prec_param:
+        return GATHERING if dp > 1 else []
+    return get_args(Distribute) if dp > 1 else ["none"]
+
+
+def _check_workers(workers: int, request: Request) -> None:
+    asked = [(name, n) for name, n in (("dp", request.dp), ("tp", request.tp)) if n is not None]
+    ranks = (request.dp or 1) * (request.tp or 1)
+    if ranks > workers:
+        names = " with ".join(f"{name}={n}" for name, n in asked if n > 1)
+        raise Diagnostic(
+            f"{names} needs {ranks} workers, there {_are(workers)}",
+            hint=f"ask for at most {workers}, or set the number of workers with MOAI_FLAVOR or torch.moai.set_flavor",
+        )
+
+
+def _check_batch(workers: int, rows: int, request: Request) -> None:
+    dp, parts = request.dp or 1, request.micro_batches or 1
+    if rows % parts:
+        raise Diagnostic(f"micro_batches={parts} does not divide a batch of {rows}: {_would(_divisors(rows))}")
+    if rows % dp:
+        raise Diagnostic(f"dp={dp} does not divide a batch of {rows}: {_would(_divisors(rows, workers))}")
+    if rows % (dp * parts):
+        raise Diagnostic(
+            f"dp={dp} with micro_batches={parts} does not divide a batch of {rows} into {dp * parts} equal parts: "
+            f"with dp={dp}, micro_batches of {_would(_divisors(rows // dp))}"
+        )
+
+
+def _check_distribution(workers: int, rows: int, trains: bool, request: Request) -> None:
+    level = request.distribute_param
+    if request.distribute_low_prec_param and level in ("none", "optimizer"):
+        raise Diagnostic(
+            f"distribute_low_prec_param is about gathered parameters: distribute_param={level} gathers none",
+            hint="ask for distribute_param=step or distribute_param=use with it",
+        )
+    wanted = f"distribute_param={level}" if level else "distribute_low_prec_param"
+    if not trains or (level in (None, "none") and not request.distribute_low_prec_param):
+        return
+    if request.dp == 1:
+        raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
+    most = workers // (request.tp or 1)
+    if most < 2:
+        beside = f" with tp={request.tp}" if request.tp else ""
+        raise Diagnostic(
+            f"{wanted} shares parameters out over dp, which{beside} needs {2 * (request.tp or 1)} workers, "
+            f"there {_are(workers)}"
+        )
+    parts = request.micro_batches or 1
+    if request.dp is None and not any(rows % (dp * parts) == 0 for dp in range(2, most + 1)):
+        raise Diagnostic(
+            f"{wanted} shares parameters out over dp, and no dp from 2 to {most} divides a batch of {rows}"
+            + (f" in {parts} micro-batches" if parts > 1 else "")
+        )
+
+
+def _are(workers: int) -> str:
+    return "is 1" if workers == 1 else f"are {workers}"
+
+
+def _divisors(rows: int, most: int | None = None) -> list[int]:
+    return [n for n in range(1, min(rows, most or rows) + 1) if rows % n == 0]
+
+
+def _would(numbers: Sequence[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"{', '.join(rest)} or {last} would" if rest else f"{last} would"

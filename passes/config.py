@@ -1,0 +1,105 @@
+"""A parallel configuration: the decisions that name a plan, as people write and read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from moaic.ir.errors import Diagnostic
+
+Recompute = Literal["saved", "full"]
+"""What the backward finds: `saved` keeps the cheapest sufficient set of values, `full` the inputs of each layer."""
+
+Distribute = Literal["none", "optimizer", "step", "use"]
+"""`none`: parameters, gradients and optimizer state whole on every rank; `optimizer`: gradients and optimizer state
+sharded; `step`: parameters too, gathered once per step; `use`: gathered anew for forward and for backward."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Config:
+    """Every decision of a plan that a person may make."""
+
+    dp: int = 1
+    tp: int = 1
+    micro_batches: int = 1
+    recompute: Recompute = "saved"
+    distribute_param: Distribute = "none"
+    distribute_low_prec_param: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp
+
+    def __str__(self) -> str:
+        """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
+        default = Config()
+        parts = [
+            f"{field.name}={_text(getattr(self, field.name))}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(default, field.name)
+        ]
+        return ",".join(parts) or "dp=1"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person fixed; None leaves a decision to the planner."""
+
+    dp: int | None = None
+    tp: int | None = None
+    micro_batches: int | None = None
+    recompute: Recompute | None = None
+    distribute_param: Distribute | None = None
+    distribute_low_prec_param: bool | None = None
+
+    def admits(self, config: Config) -> bool:
+        """Whether `config` keeps to everything that was asked for."""
+        wanted = ((getattr(self, field.name), getattr(config, field.name)) for field in fields(self))
+        return all(asked is None or asked == given for asked, given in wanted)
+
+
+def parse_request(text: str) -> Request:
+    """`dp=2,micro_batches=4` as a Request; raises Diagnostic for a word or value that no plan has."""
+    given: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, value = part.partition("=")
+        if not sign:
+            raise Diagnostic(f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4")
+        given[name.strip()] = value.strip()
+    return request_from(dict(given))
+
+
+def request_from(options: dict[str, object]) -> Request:
+    """A Request from option names and values ("auto", None, numbers, booleans or their text)."""
+    known = {field.name for field in fields(Request)}
+    for name in options:
+        if name not in known:
+            raise Diagnostic(f"there is no plan option `{name}`", hint=f"options are {', '.join(sorted(known))}")
+    return Request(**{name: _value(name, value) for name, value in options.items()})  # pyright: ignore[reportArgumentType]
+
+
+def _value(name: str, value: object) -> object:
+    if value is None or value == "auto":
+        return None
+    if name in ("dp", "tp", "micro_batches"):
+        text = str(value)
+        if not text.isdigit() or int(text) < 1:
+            raise Diagnostic(f"{name}={value} is not a positive whole number")
+        return int(text)
+    if name == "distribute_low_prec_param":
+        return _choice(name, str(value).lower(), {"true": True, "1": True, "false": False, "0": False})
+    if name == "recompute":
+        words = {word: word for word in get_args(Recompute)}
+        return _choice(name, str(value).lower(), {**words, "true": "full", "false": "saved"})
+    words = {word: word for word in get_args(Distribute)}
+    return _choice(name, str(value).lower(), {**words, "true": "step", "false": "none"})
+
+
+def _choice(name: str, value: str, choices: dict[str, object]) -> object:
+    if value not in choices:
+        raise Diagnostic(f"{name}={value} is not known", hint=f"choose one of {', '.join(choices)}")
+    return choices[value]

@@ -1,0 +1,142 @@
+"""Predicted seconds of a step: a roofline per kernel, latency and rate per collective, the list run through in order.
+
+A kernel takes the longer of its arithmetic and its memory traffic. Workers of a CPU do nothing beside a collective, so
+the clock adds up: nothing overlaps. Every number carries the source of the worst number that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from moaic.ir.graph import Function, Module, Op
+from moaic.ir.layout import Mesh
+from moaic.ir.ops import Kind, flops_of, kind_of
+from moaic.ir.types import DTYPE_BYTES
+from moaic.passes.build import Plan
+from moaic.passes.fusion import Fused, Kernel
+from moaic.passes.machine import ZERO, Machine, Number, Source, larger_side, total
+from moaic.passes.memory import STATE_BYTES, FusedFunctions, trainables
+
+FAMILIES: Mapping[str, str] = {
+    "aten.convolution": "convolution",
+    "aten.convolution_backward": "convolution",
+    "moai.sdpa": "sdpa",
+    "moai.sdpa_backward": "sdpa",
+}
+"""Heavy ops that do not run at the matmul rate."""
+
+PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, "moai.accumulate": 3}
+"""Times that a local instruction reads or writes its result."""
+
+OPTIMIZER_VALUE_PASSES = 3
+"""Adam reads and writes a parameter and reads its gradient, …"""
+
+OPTIMIZER_STATE_PASSES = 4
+"""… and reads and writes both values that it keeps. Assumed, as the optimizer is not in the graph."""
+
+FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds of one step, and what they go into: `heavy`, `light`, `collective`, `move`, `overhead`, `optimizer`."""
+
+    parts: Mapping[str, Number]
+
+    @property
+    def seconds(self) -> Number:
+        return total(self.parts.values())
+
+
+def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds:
+    """Seconds of one call of a function, heavy and light kernels apart, remembered per function."""
+    known: dict[Function, Mapping[str, Number]] = {}
+
+    def seconds(function: Function, mesh: Mesh) -> Mapping[str, Number]:
+        if function not in known:
+            known[function] = _function(fused(function, mesh), machine)
+        return known[function]
+
+    return seconds
+
+
+def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Prediction:
+    """The whole step: forward and backward as one, then the optimizer."""
+    spent = program_seconds(plan.programs.joint, machine, seconds)
+    return Prediction({**spent, "optimizer": optimizer_seconds(plan, machine)})
+
+
+def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
+    """What the instructions of one worker take, by what they do."""
+    functions = {function.name: function for function in program.functions}
+    spent: dict[str, list[Number]] = defaultdict(list)
+    for op in program.main.ops:
+        spent["overhead"].append(machine.call_overhead)
+        if op.name == "call":
+            for part, number in seconds(functions[op.callee], program.mesh).items():
+                spent[part].append(number)
+        elif op.name in PASSES:
+            spent["move"].append(_moved(op, program.mesh, machine))
+        else:
+            spent["collective"].append(_collective(op, program.mesh, machine))
+    return {part: total(numbers) for part, numbers in spent.items()}
+
+
+def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    return machine.seconds_to_move(PASSES[op.name] * op.results[0].type.local_nbytes(mesh))
+
+
+def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    size = larger_side(next(op.inputs()).type, op.results[0].type, mesh)
+    return machine.collective(op.name.removeprefix("moai."), size, mesh.size(axis))
+
+
+def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
+    heavy = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None]
+    light = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None]
+    return {"heavy": total(heavy), "light": total(light)}
+
+
+def _kernel(kernel: Kernel, machine: Machine) -> Number:
+    """The longer of arithmetic and traffic."""
+    arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
+    traffic = machine.seconds_to_move(kernel.nbytes)
+    return max(arithmetic, traffic, key=lambda number: number.value)
+
+
+def _arithmetic(op: Op, machine: Machine) -> Number:
+    flops = flops_of(op)
+    if not flops:
+        return ZERO
+    family = family_of(op)
+    dtype = next((value.type.dtype for value in (*op.inputs(), *op.results)), "f32")
+    rate = machine.rate(family, dtype)
+    return Number(flops / rate.value, rate.source)
+
+
+def family_of(op: Op) -> str:
+    """Which measured rate an op runs at."""
+    return FAMILIES.get(op.name, "mm") if kind_of(op) is Kind.HEAVY else "light"
+
+
+def optimizer_seconds(plan: Plan, machine: Machine) -> Number:
+    """One step of the assumed optimizer, with the gathers that make updates whole where parameters rest whole."""
+    mesh = plan.module.mesh
+    spent: list[Number] = []
+    for each in trainables(plan):
+        elements = prod(each.gradient.local_shape(mesh))
+        width = DTYPE_BYTES[each.parameter.dtype]
+        moved = elements * (OPTIMIZER_VALUE_PASSES * width + OPTIMIZER_STATE_PASSES * STATE_BYTES)
+        spent.append(machine.seconds_to_move(moved))
+        spent += [
+            machine.collective("all_gather", each.parameter.local_nbytes(mesh), mesh.size(axis))
+            for axis, _ in mesh.axes
+            if each.gradient.layout.split_of(axis) is not None and each.parameter.layout.split_of(axis) is None
+        ]
+    seconds = total(spent)
+    return Number(seconds.value, Source.ASSUMED) if spent else ZERO

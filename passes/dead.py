@@ -1,0 +1,32 @@
+"""Drop what nobody reads: ops whose results no op and no result of the function needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from moaic.ir.graph import Function, Module, Value
+
+
+def needed(function: Function, targets: Iterable[Value]) -> set[int]:
+    """Positions of the ops that the targets depend on."""
+    wanted = set(targets)
+    found: set[int] = set()
+    for index in range(len(function.ops) - 1, -1, -1):
+        op = function.ops[index]
+        if any(result in wanted for result in op.results):
+            found.add(index)
+            wanted.update(op.inputs())
+    return found
+
+
+def without_dead_ops(module: Module) -> Module:
+    """`module` with only ops that some result depends on, and only functions that are called."""
+    functions = [_live(function) for function in module.functions]
+    called = {op.callee for function in functions for op in function.ops if op.name == "call"}
+    return Module((*(f for f in functions[:-1] if f.name in called), functions[-1]), module.mesh)
+
+
+def _live(function: Function) -> Function:
+    live = needed(function, function.results)
+    return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in live))

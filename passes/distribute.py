@@ -1,0 +1,90 @@
+"""Parameter sharding over `dp`: where gradients, optimizer state and parameters rest, and when parameters are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import WHOLE, Mesh, State
+from moaic.ir.rules import fits
+from moaic.ir.types import TensorType
+from moaic.passes.config import Distribute
+
+AXIS = "dp"
+
+
+def distribute(module: Module, level: Distribute) -> Module:
+    """`module` with gradients scattered and, from level `step` on, parameters at rest in shards."""
+    if level == "none" or module.mesh.size(AXIS) == 1:
+        return module
+    main = _scatter_gradients(module.main, module.mesh)
+    if level in ("step", "use"):
+        main = _gather_parameters(main, module.mesh, level)
+    return Module((*module.functions[:-1], main), module.mesh)
+
+
+def resting_state(type_: TensorType, mesh: Mesh) -> State:
+    """The first dim that divides, in contiguous parts of what other axes left; whole where none does."""
+    if type_.layout.state(AXIS) != WHOLE:
+        return type_.layout.state(AXIS)
+    n = mesh.size(AXIS)
+    for dim, size in enumerate(type_.local_shape(mesh)):
+        inner = [split.stride for split in type_.layout.on_dim(dim)]
+        stride = min(inner, default=type_.shape[dim]) // n
+        if size % n == 0 and stride and fits(type_, AXIS, (dim, stride), mesh):
+            return (dim, stride)
+    return WHOLE
+
+
+def _resting(type_: TensorType, mesh: Mesh) -> TensorType:
+    return type_.with_layout(type_.layout.with_state(AXIS, resting_state(type_, mesh)))
+
+
+def _scatter_gradients(main: Function, mesh: Mesh) -> Function:
+    """Each gradient's final sum becomes a reduce-scatter where one of its dims divides."""
+    finals = {value for i, value in enumerate(main.results) if main.result_role(i).kind == "grad"}
+    read = {value for op in main.ops for value in op.inputs()}
+    mapping: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in main.ops:
+        done = op.results[0] if op.name == "moai.all_reduce" and op.attrs["axis"] == AXIS else None
+        if done is None or done not in finals or done in read:
+            ops.append(op)
+            continue
+        new = Value(_resting(done.type, mesh), done.name)
+        scattered = new.type.layout.state(AXIS) != WHOLE
+        ops.append(replace(op, name="moai.reduce_scatter" if scattered else op.name, results=(new,)))
+        mapping[done] = new
+    return replace(main, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in main.results))
+
+
+def _gather_parameters(main: Function, mesh: Mesh, level: Distribute) -> Function:
+    """Parameters rest in shards; a gather stands before the first reader (of each side for level `use`)."""
+    resting = {
+        param: Value(_resting(param.type, mesh), param.name)
+        for i, param in enumerate(main.params)
+        if main.param_role(i).kind == "param" and resting_state(param.type, mesh) != param.type.layout.state(AXIS)
+    }
+    gathered: dict[tuple[Value, str], Value] = {}
+    ops: list[Op] = []
+    when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
+    for op in main.ops:
+        mapping: dict[Value, Value] = {}
+        for value in dict.fromkeys(op.inputs()):
+            if value not in resting:
+                continue
+            key = (value, when(op))
+            if key not in gathered:
+                gathered[key] = Value(value.type, value.name)
+                ops.append(_gather(resting[value], gathered[key], op, level))
+            mapping[value] = gathered[key]
+        ops.append(op.with_operands(mapping))
+    params = tuple(resting.get(param, param) for param in main.params)
+    results = tuple(resting.get(value, value) for value in main.results)
+    return replace(main, params=params, ops=tuple(ops), results=results)
+
+
+def _gather(source: Value, whole: Value, reader: Op, level: Distribute) -> Op:
+    attrs = {"axis": AXIS, "each": "mb"} if level == "use" else {"axis": AXIS}
+    return Op("moai.all_gather", (source,), (whole,), attrs, reader.loc)

@@ -1,0 +1,108 @@
+"""Follow what is already split: the greedy chooser that carries `mb` and `dp` from the batch dim through the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module, Role, Value
+from moaic.ir.layout import PENDING, WHOLE, State
+from moaic.ir.rules import Strategy
+from moaic.passes.annotate import Annotated, Axis, Versions, annotate, barrier, function_flops
+
+PRE_LIMIT = 0.05
+"""Share of the step's FLOPs that may run on the unsplit batch before the first micro-batch."""
+
+
+def batch_size(function: Function) -> int:
+    """Rows of the batch: the first dim of the first input that has one."""
+    for index, value in enumerate(function.params):
+        if function.param_role(index).kind == "input" and value.type.shape and value.type.dtype != "bool":
+            return value.type.shape[0]
+    return 1
+
+
+def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
+    """Inputs that carry the batch in dim 0 split over it (inside micro-batches, if there are any), all else whole."""
+    rows = batch_size(module.main)
+    parts = module.mesh.size("mb") * axis.size
+    if rows % parts:
+        raise Diagnostic(f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts")
+
+    def state(index: int, value: Value) -> State:
+        kind = module.main.param_role(index).kind
+        carries = kind in ("input", "tangent") and value.type.shape[:1] == (rows,)
+        return (0, rows // parts) if carries else WHOLE
+
+    return tuple(state(i, value) for i, value in enumerate(module.main.params))
+
+
+def follow_space(module: Module, axis: Axis) -> Annotated:
+    """`module` with the batch split over `axis`; what is whole on one device ends whole on every rank."""
+    return annotate(module, axis, batch_states(module, axis), _finished, _in_space)
+
+
+def follow_time(module: Module, axis: Axis) -> Annotated:
+    """`module` in micro-batches; raises Barrier where much of the step would have to run unsplit first."""
+    found = annotate(module, axis, batch_states(module, axis), _finished, _in_time)
+    total = function_flops(module, module.main)
+    if found.pre_op is not None and found.pre_flops > PRE_LIMIT * total:
+        share = 100 * found.pre_flops / total
+        raise barrier(axis, found.pre_op, f"making that takes {share:.0f} % of the step's FLOPs again")
+    return found
+
+
+def _finished(role: Role, value: Value, state: State) -> State:
+    """Outputs may stay split; nothing rests as a pending sum; gradients and updates lie as what they belong to."""
+    if state == PENDING or role.kind in ("grad", "update"):
+        return WHOLE
+    return state
+
+
+def _in_space(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:
+    inputs = list(function.ops[index].inputs())
+
+    def price(strategy: Strategy) -> tuple[float, int]:
+        moved = sum(
+            min(_bytes_moved(value, have, want) for have in available)
+            for value, available, want in zip(inputs, versions, strategy.operands, strict=True)
+        )
+        return moved, -sum(state != WHOLE for state in strategy.results)
+
+    return min(candidates, key=price)
+
+
+def _bytes_moved(value: Value, have: State, want: State) -> float:
+    """Bytes that a conversion sends, in units that only order strategies."""
+    size = float(value.type.nbytes())
+    if have == want:
+        return 0.0
+    if have == WHOLE:
+        return 1e-3
+    if want == PENDING:
+        return 1e18
+    return 2 * size if have == PENDING and want == WHOLE else size
+
+
+_EARLY = 1e6
+_UNSPLIT = 1e9
+
+
+def _in_time(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:
+    def price(strategy: Strategy) -> float:
+        late = all(state == WHOLE for state in strategy.operands)
+        return sum(
+            min(_time_price(have, want, late) for have in available)
+            for available, want in zip(versions, strategy.operands, strict=True)
+        )
+
+    return min(candidates, key=price)
+
+
+def _time_price(have: State, want: State, late: bool) -> float:
+    """A part or a finished sum costs nothing more; what must be whole early, or split after the end, costs a rerun."""
+    if have == want or (have == WHOLE and want != PENDING):
+        return 0.0
+    if late:
+        return _UNSPLIT if len(have) == 2 else 1.0 if have == PENDING else 0.0
+    return _EARLY

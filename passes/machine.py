@@ -1,0 +1,182 @@
+"""The machine as the planner sees it: rates and prices, each with its source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.layout import Mesh
+from moaic.ir.types import DTYPE_BYTES, TensorType
+
+
+class Source(IntEnum):
+    """Where a number comes from, the best first: what depends on several numbers is as good as the worst of them."""
+
+    MEASURED = 0
+    INTERPOLATED = 1
+    """Measured for another dtype, size or number of ranks."""
+    ASSUMED = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value and its source."""
+
+    value: float
+    source: Source = Source.ASSUMED
+
+    def worse(self, source: Source) -> Number:
+        """This number where it stands for something that is at best as good as `source`."""
+        return Number(self.value, max(self.source, source))
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ({self.source})"
+
+
+ZERO = Number(0.0, Source.MEASURED)
+
+
+def total(numbers: Iterable[Number]) -> Number:
+    """The sum; a number that is zero says nothing of the source."""
+    value, source = 0.0, Source.MEASURED
+    for number in numbers:
+        value += number.value
+        if number.value:
+            source = max(source, number.source)
+    return Number(value, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a collective costs: `latency` seconds to begin, then seconds per byte that a rank sends."""
+
+    latency: Number
+    rate: Number
+    """Bytes per second and rank."""
+    ranks: int = 2
+    """Ranks of the group in which this was measured."""
+
+
+ASSUMED_LATENCY = 50e-6
+ASSUMED_EFFICIENCY: Mapping[str, float] = {"mm": 1.0, "sdpa": 0.35, "convolution": 0.6}
+"""Share of the matmul rate that other heavy ops reach where nobody has measured them."""
+
+ASSUMED_PASS = 3.0
+"""Times that a collective through shared memory reads or writes each byte it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The workers there are, all alike. Rates are those of one worker while all of them are busy."""
+
+    workers: int
+    memory: int
+    """Bytes that one worker may use."""
+    bandwidth: Number
+    """Bytes per second."""
+    flops: Mapping[str, Number]
+    """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, sdpa.f32, light.f32 …"""
+    links: Mapping[str, Link] = field(default_factory=dict[str, Link])
+    """By name of the collective, without `moai.`."""
+    call_overhead: Number = Number(20e-6)
+    """Seconds per instruction that are not the work itself."""
+    name: str = ""
+
+    def rate(self, family: str, dtype: str) -> Number:
+        """FLOPs per second of the family `mm`, `sdpa`, `convolution` or `light` in a dtype."""
+        found = self.flops.get(f"{family}.{dtype}")
+        if found is not None:
+            return found
+        if family == "light":
+            wide = self.flops.get("light.f32")
+            return Number(self.bandwidth.value) if wide is None else wide.worse(Source.INTERPOLATED)
+        matmul = self._matmul(dtype)
+        share = ASSUMED_EFFICIENCY[family]
+        return matmul if family == "mm" else Number(matmul.value * share)
+
+    def _matmul(self, dtype: str) -> Number:
+        known = self.flops.get(f"mm.{dtype}")
+        if known is not None:
+            return known
+        wide = self.flops["mm.f32"]
+        # A CPU without units for the narrow type does no better than float32; float64 takes twice the width.
+        return Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"]), Source.INTERPOLATED)
+
+    def seconds_to_move(self, nbytes: float) -> Number:
+        """Reading or writing `nbytes` once."""
+        return Number(nbytes / self.bandwidth.value, self.bandwidth.source)
+
+    def collective(self, kind: str, nbytes: float, ranks: int) -> Number:
+        """Seconds of one collective over a group of `ranks`; `nbytes` is what a rank holds of the larger side."""
+        link = self.links.get(kind)
+        if link is None:
+            rate = Number(self.bandwidth.value / ASSUMED_PASS)
+            link = Link(Number(ASSUMED_LATENCY), rate, ranks)
+        seconds = link.latency.value + sent_bytes(kind, nbytes, ranks) / link.rate.value
+        source = max(link.latency.source, link.rate.source)
+        return Number(seconds, source if link.ranks == ranks else max(source, Source.INTERPOLATED))
+
+
+def sent_bytes(kind: str, nbytes: float, ranks: int) -> float:
+    """Bytes that each rank sends in a collective whose larger side has `nbytes` on a rank."""
+    share = nbytes * (ranks - 1) / ranks
+    return 2 * share if kind == "all_reduce" else share
+
+
+def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:
+    """Bytes of the larger of a collective's two sides on one rank."""
+    return max(before.local_nbytes(mesh), after.local_nbytes(mesh))
+
+
+def to_text(machine: Machine) -> str:
+    """JSON, one line per number, in the form that `from_text` reads."""
+    return json.dumps(
+        {
+            "name": machine.name,
+            "workers": machine.workers,
+            "memory": machine.memory,
+            "bandwidth": _number_out(machine.bandwidth),
+            "call_overhead": _number_out(machine.call_overhead),
+            "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
+            "links": {
+                kind: {"latency": _number_out(link.latency), "rate": _number_out(link.rate), "ranks": link.ranks}
+                for kind, link in sorted(machine.links.items())
+            },
+        },
+        indent=1,
+    )
+
+
+def from_text(text: str) -> Machine:
+    """Raises Diagnostic where a number is missing or is none."""
+    try:
+        data = json.loads(text)
+        return Machine(
+            name=str(data.get("name", "")),
+            workers=int(data["workers"]),
+            memory=int(data["memory"]),
+            bandwidth=_number_in(data["bandwidth"]),
+            call_overhead=_number_in(data["call_overhead"]),
+            flops={str(key): _number_in(number) for key, number in data["flops"].items()},
+            links={
+                str(kind): Link(_number_in(link["latency"]), _number_in(link["rate"]), int(link["ranks"]))
+                for kind, link in data.get("links", {}).items()
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Diagnostic(f"this does not describe a machine: {type(error).__name__}: {error}") from error
+
+
+def _number_out(number: Number) -> list[float | str]:
+    return [number.value, str(number.source)]
+
+
+def _number_in(pair: list[float | str]) -> Number:
+    value, source = pair
+    return Number(float(value), Source[str(source).upper()])

@@ -1,0 +1,169 @@
+"""Peak bytes of one worker: liveness over the programs that it will run.
+
+What a program was given and what it returns is held until its end; everything else dies with its last reader. A call
+holds what its function needs at the worst moment (`fusion`: kernels' outputs, no workspace of matmuls, no reuse of an
+input that dies). A sum may be added to in place. The allocator's waste and the process itself are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import Mesh
+from moaic.ir.local import localize
+from moaic.ir.types import DTYPE_BYTES, TensorType
+from moaic.passes.build import Plan
+from moaic.passes.fusion import Fused, fuse
+
+OPTIMIZER_STATES = 2
+"""Values kept per trainable parameter element, and …"""
+
+STATE_BYTES = DTYPE_BYTES["f32"]
+"""… the bytes of each: what Adam keeps. Assumed: the optimizer is not in the graph."""
+
+IN_PLACE = frozenset({"moai.accumulate", "moai.all_reduce"})
+"""Instructions whose result takes the place of their first operand where that dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest worker, whole steps considered."""
+
+    parameters: int
+    """Parameters and buffers at rest."""
+    gradients: int
+    optimizer: int
+    """Optimizer state, assumed."""
+    joint: int
+    """Peak while forward and backward run as one, everything at rest included."""
+    split: int
+    """The same where they run apart: what the backward needs of every micro-batch is kept in between."""
+
+    @property
+    def step(self) -> int:
+        """Peak while the optimizer runs; it is assumed to need one more value per gradient element for a while."""
+        return self.parameters + 2 * self.gradients + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        return max(self.joint, self.step)
+
+
+FusedFunctions = Callable[[Function, Mesh], Fused]
+
+
+def fused_functions() -> FusedFunctions:
+    """`fuse` of the localized function, remembered: plans share functions between their programs."""
+    known: dict[Function, Fused] = {}
+
+    def fused(function: Function, mesh: Mesh) -> Fused:
+        if function not in known:
+            known[function] = fuse(localize(function, mesh))
+        return known[function]
+
+    return fused
+
+
+def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
+    """Bytes that the plan's programs need on each worker."""
+    programs, step, mesh = plan.programs, plan.module.main, plan.module.mesh
+    resting = {i: p for i, p in enumerate(step.params) if step.param_role(i).kind in ("param", "buffer")}
+
+    def peak(program: Module, positions: Sequence[int]) -> int:
+        beside = bytes_of((param for i, param in resting.items() if i not in positions), mesh)
+        return state + beside + program_peak(program, fused)
+
+    trained = trainables(plan)
+    state = sum(prod(each.gradient.local_shape(mesh)) for each in trained) * OPTIMIZER_STATES * STATE_BYTES
+    gradients = sum(each.gradient.local_nbytes(mesh) for each in trained)
+    joint = peak(programs.joint, programs.joint_params)
+    split = peak(programs.forward, programs.forward_params)
+    if programs.backward is not None:
+        main = programs.forward.main
+        outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "saved"]
+        held = bytes_of(outputs, programs.forward.mesh)
+        split = max(split, held + peak(programs.backward, programs.backward_params))
+    return Memory(bytes_of(resting.values(), mesh), gradients, state, joint, split)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainable:
+    """Types of a parameter at rest and of its gradient, both as the plan lays them. Optimizer state lies as the latter."""
+
+    parameter: TensorType
+    gradient: TensorType
+
+
+def trainables(plan: Plan) -> list[Trainable]:
+    """Every parameter of which the step makes the gradient."""
+    main = plan.module.main
+    params = {main.param_role(i).label: p.type for i, p in enumerate(main.params) if main.param_role(i).kind == "param"}
+    roles = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
+    return [Trainable(params[r.label], type_) for r, type_ in roles if r.kind == "grad" and r.label in params]
+
+
+def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:
+    """Bytes of the values on one rank, each counted once."""
+    return sum(value.type.local_nbytes(mesh) for value in set(values))
+
+
+def program_peak(program: Module, fused: FusedFunctions) -> int:
+    """Most bytes that a worker holds at once while it runs a program, its parameters and results included."""
+    main, mesh = program.main, program.mesh
+    functions = {function.name: function for function in program.functions}
+    owners = _owners(main, lambda op: fused(functions[op.callee], mesh))
+    last = _last_uses(main, owners)
+    dying: dict[int, list[Value]] = defaultdict(list)
+    for owner, index in last.items():
+        dying[index].append(owner)
+    live = peak = sum(owner.type.local_nbytes(mesh) for owner in set(main.params))
+    for index, op in enumerate(main.ops):
+        made = bytes_of((result for result in op.results if owners[result] is result), mesh)
+        inside = fused(functions[op.callee], mesh).transient if op.name == "call" else 0
+        peak = max(peak, live + max(made, inside))
+        live += made - sum(owner.type.local_nbytes(mesh) for owner in dying[index])
+    return peak
+
+
+def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]:
+    """For every value the one whose memory it is."""
+    owners = {param: param for param in main.params}
+    readers: dict[Value, int] = {}
+    for index, op in enumerate(main.ops):
+        readers.update(dict.fromkeys(op.inputs(), index))
+    held = {*main.params, *main.results}
+    for index, op in enumerate(main.ops):
+        if op.name == "call":
+            _call_owners(op, callee(op), owners)
+            continue
+        (result,) = op.results
+        source = next(op.inputs())
+        free = readers[source] == index and source not in held and owners[source] not in held
+        owners[result] = owners[source] if op.name in IN_PLACE and free and _same_bytes(source, result) else result
+    return owners
+
+
+def _same_bytes(source: Value, result: Value) -> bool:
+    return source.type.dtype == result.type.dtype and source.type.shape == result.type.shape
+
+
+def _call_owners(op: Op, callee: Fused, owners: dict[Value, Value]) -> None:
+    """Results that are views of an operand, or of an earlier result, have no memory of their own."""
+    outside = dict(zip(callee.function.params, op.inputs(), strict=False))
+    first: dict[Value, Value] = {}
+    for result, owner in zip(op.results, callee.results, strict=True):
+        owners[result] = owners[outside[owner]] if owner in outside else first.setdefault(owner, result)
+
+
+def _last_uses(main: Function, owners: Mapping[Value, Value]) -> dict[Value, int]:
+    """For every owner that dies before the end, the instruction after which nobody needs it."""
+    last: dict[Value, int] = {}
+    for index, op in enumerate(main.ops):
+        last.update((owners[value], index) for value in (*op.inputs(), *op.results))
+    for value in (*main.params, *main.results):
+        last.pop(owners[value], None)
+    return last

@@ -1,0 +1,217 @@
+"""Outline repeated layers: ops of `layers.0`, `layers.1`, … that are isomorphic become one function and calls to it.
+
+Legal because a group of ops may be moved into a call whenever no path leaves the group and comes back (checked), and
+because two groups get one function only if they are equal up to the names of their values (structural key).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
+
+_LAYER = re.compile(r"^(?P<container>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<index>\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The ops of one layer on one side of the step, by position in the function."""
+
+    container: str
+    index: int
+    side: str
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A group of ops up to names: what isomorphic groups share, the values taken from outside and those made."""
+
+    key: Hashable
+    inputs: tuple[Value, ...]
+    values: tuple[Value, ...]
+
+
+def outline(module: Module) -> Module:
+    """`module` with every repeated layer of its main function called instead of spelled out."""
+    main = module.main
+    groups = [group for group in _isomorphic(main, regions(main)) if _convex(main, [region for region, _ in group])]
+    while groups:
+        outlined = _with_calls(module, groups)
+        if outlined is not None:
+            return outlined
+        groups.pop()
+    return module
+
+
+def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, Shape]]]) -> Module | None:
+    """`module` with these groups called; None where two of them would wait for each other."""
+    main = module.main
+    outside = _used_outside(main, groups)
+    functions: list[Function] = []
+    calls: dict[int, Op] = {}
+    for group, name in zip(groups, _names(groups), strict=True):
+        kept = [any(shape.values[i] in outside[region] for region, shape in group) for i in range(len(group[0][1].values))]
+        functions.append(_function(main, name, *group[0], kept))
+        for region, shape in group:
+            calls[region.ops[0]] = _call(main, name, region, shape, kept)
+    inside = {i for group in groups for region, _ in group for i in region.ops}
+    loose = {i: op for i, op in enumerate(main.ops) if i not in inside}
+    ops = in_order({**loose, **calls})
+    if ops is None:
+        return None
+    return Module((*module.functions[:-1], *functions, replace(main, ops=ops)), module.mesh)
+
+
+def regions(function: Function) -> list[Region]:
+    """Ops by layer and side. Ops without a module path go with the latest op that they read."""
+    keys: list[tuple[str, int, str] | None] = []
+    made_by = {result: i for i, op in enumerate(function.ops) for result in op.results}
+    members: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    for i, op in enumerate(function.ops):
+        match = _LAYER.match(op.loc.module)
+        key: tuple[str, int, str] | None = None
+        if match is not None:
+            key = (match["container"], int(match["index"]), op.loc.side)
+        elif not op.loc.module:
+            latest = max((made_by[v] for v in op.inputs() if v in made_by), default=None)
+            key = keys[latest] if latest is not None else None
+            key = None if key is not None and key[2] != op.loc.side else key
+        keys.append(key)
+        if key is not None:
+            members[key].append(i)
+    return [Region(*key, tuple(ops)) for key, ops in members.items()]
+
+
+def _isomorphic(function: Function, found: Sequence[Region]) -> list[list[tuple[Region, Shape]]]:
+    classes: dict[Hashable, list[tuple[Region, Shape]]] = defaultdict(list)
+    for region in found:
+        shape = shape_of(function, region.ops)
+        classes[region.container, region.side, shape.key].append((region, shape))
+    return [group for group in classes.values() if len(group) > 1]
+
+
+def shape_of(function: Function, indices: Sequence[int]) -> Shape:
+    """The ops at `indices` up to names."""
+    numbers: dict[Value, Hashable] = {}
+    inputs: list[Value] = []
+    values: list[Value] = []
+
+    def number(value: Value | None) -> Hashable:
+        if value is None:
+            return None
+        if value not in numbers:
+            numbers[value] = ("in", len(inputs), value.type)
+            inputs.append(value)
+        return numbers[value]
+
+    def operand_key(operand: Operand) -> Hashable:
+        return tuple(map(number, operand)) if isinstance(operand, tuple) else number(operand)
+
+    key: list[Hashable] = []
+    for i in indices:
+        op = function.ops[i]
+        operands = tuple(operand_key(operand) for operand in op.operands)
+        key.append((op.name, operands, tuple(sorted(op.attrs.items())), tuple(r.type for r in op.results)))
+        for result in op.results:
+            numbers[result] = len(values)
+            values.append(result)
+    return Shape(tuple(key), tuple(inputs), tuple(values))
+
+
+def _used_outside(function: Function, groups: Sequence[Sequence[tuple[Region, Shape]]]) -> dict[Region, set[Value]]:
+    owner = {i: region for group in groups for region, _ in group for i in region.ops}
+    made_in = {result: owner[i] for i in owner for result in function.ops[i].results}
+    outside: dict[Region, set[Value]] = defaultdict(set)
+    for i, op in enumerate(function.ops):
+        for value in op.inputs():
+            if value in made_in and made_in[value] != owner.get(i):
+                outside[made_in[value]].add(value)
+    for value in function.results:
+        if value in made_in:
+            outside[made_in[value]].add(value)
+    return outside
+
+
+def _names(groups: Sequence[Sequence[tuple[Region, Shape]]]) -> list[str]:
+    names: list[str] = []
+    for group in groups:
+        region = group[0][0]
+        name = f"{region.container.split('.')[-1]}.{'bwd' if region.side == 'backward' else 'fwd'}"
+        count = sum(n == name or n.startswith(name + ".") for n in names)
+        names.append(f"{name}.{count + 1}" if count else name)
+    return names
+
+
+def _function(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Function:
+    """The region's ops with the layer's own number taken out of their module paths."""
+    params = tuple(Value(value.type, value.name) for value in shape.inputs)
+    ops = [_relocated(main.ops[i].with_operands(dict(zip(shape.inputs, params, strict=True))), region) for i in region.ops]
+    results = tuple(value for value, keep in zip(shape.values, kept, strict=True) if keep)
+    return fresh(Function(name, params, tuple(ops), results))
+
+
+def _relocated(op: Op, region: Region) -> Op:
+    prefix = f"{region.container}.{region.index}"
+    module = region.container + ".*" + op.loc.module.removeprefix(prefix) if op.loc.module else ""
+    return replace(op, loc=replace(op.loc, module=module))
+
+
+def fresh(function: Function) -> Function:
+    """A copy of `function` that shares no value with it."""
+    mapping = {value: Value(value.type, value.name) for value in function.values()}
+    ops = tuple(
+        replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results)) for op in function.ops
+    )
+    params = tuple(mapping[value] for value in function.params)
+    return replace(function, params=params, ops=ops, results=tuple(mapping[value] for value in function.results))
+
+
+def _call(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Op:
+    results = tuple(value for value, keep in zip(shape.values, kept, strict=True) if keep)
+    loc = Location(module=f"{region.container}.{region.index}", side=region.side)
+    return Op("call", shape.inputs, results, {"callee": name}, loc)
+
+
+def _convex(function: Function, group: Sequence[Region]) -> bool:
+    """Whether each region can become one op: no path leaves it and comes back."""
+    return all(_region_convex(function, region) for region in group)
+
+
+def _region_convex(function: Function, region: Region) -> bool:
+    inside = set(region.ops)
+    made = {result for i in inside for result in function.ops[i].results}
+    tainted: set[Value] = set()
+    for i in range(region.ops[0], region.ops[-1] + 1):
+        op = function.ops[i]
+        if i in inside:
+            if any(value in tainted for value in op.inputs()):
+                return False
+        elif any(value in tainted or value in made for value in op.inputs()):
+            tainted.update(op.results)
+    return True
+
+
+def in_order(ops: dict[int, Op]) -> tuple[Op, ...] | None:
+    """Ops in an order that defines before it uses, as close to their positions as that allows; None for a cycle."""
+    made_by = {result: i for i, op in ops.items() for result in op.results}
+    waiting = {i: {made_by[v] for v in op.inputs() if v in made_by and made_by[v] != i} for i, op in ops.items()}
+    readers: dict[int, list[int]] = defaultdict(list)
+    for i, needs in waiting.items():
+        for need in needs:
+            readers[need].append(i)
+    ready = [i for i, needs in waiting.items() if not needs]
+    heapq.heapify(ready)
+    ordered: list[Op] = []
+    while ready:
+        i = heapq.heappop(ready)
+        ordered.append(ops[i])
+        for reader in readers[i]:
+            waiting[reader].discard(i)
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    return tuple(ordered) if len(ordered) == len(ops) else None

@@ -1,0 +1,157 @@
+"""From an annotated module to what workers run: programs of segment calls and instructions over the space axes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from moaic.ir.graph import Function, Module, Op, Role, Value
+from moaic.ir.ops import Kind, kind_of
+from moaic.passes.dead import needed
+from moaic.passes.segment import Segments, segment
+from moaic.passes.unroll import Timed, function_of_part, is_timed, unroll
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """One plan's programs: the whole step at once, and the step in two halves for when the loss is read in between.
+
+    `…_params` are the positions, in the step's parameters, of what each program reads. The backward's parameters begin
+    with the forward's trailing `saved` results, which these positions do not count.
+    """
+
+    joint: Module
+    forward: Module
+    backward: Module | None
+    joint_params: tuple[int, ...]
+    forward_params: tuple[int, ...]
+    backward_params: tuple[int, ...]
+
+
+def lower(module: Module, unread: Collection[int] = ()) -> Programs:
+    """Programs for `module`; the joint one does not make the results at the positions `unread`."""
+    made = Segments()
+    timed = unroll(_inlined(module, made))
+    step = timed.function
+    everything = range(len(step.results))
+    outputs = [i for i in everything if step.result_role(i).kind != "grad"]
+    joint, joint_params = _selected(timed, [i for i in everything if i not in unread])
+    forward, forward_params = _selected(timed, outputs)
+    if len(outputs) == len(step.results):
+        program = _program(forward, made)
+        return Programs(program, program, None, forward_params, forward_params, ())
+    forward, backward, backward_params = _halves(timed, outputs)
+    forward_params = _read_params(forward.function)
+    forward = _with_params(forward, forward_params)
+    return Programs(
+        _program(joint, made),
+        _program(forward, made),
+        _program(backward, made),
+        joint_params,
+        forward_params,
+        backward_params,
+    )
+
+
+def _read_params(function: Function) -> tuple[int, ...]:
+    read = {*function.results, *(value for op in function.ops for value in op.inputs())}
+    return tuple(i for i, param in enumerate(function.params) if param in read)
+
+
+def _with_params(timed: Timed, positions: Sequence[int]) -> Timed:
+    """The function with only the parameters at these positions."""
+    function = timed.function
+    params = tuple(function.params[i] for i in positions)
+    roles = tuple(function.param_role(i) for i in positions)
+    return Timed(replace(function, params=params, param_roles=roles), timed.mesh, timed.phases)
+
+
+def _inlined(module: Module, made: Segments) -> Module:
+    """The main function with every called function that holds instructions spelled out as segments and instructions."""
+    bodies: dict[str, Function] = {}
+    for function in module.functions[:-1]:
+        if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
+            body = _expand(function, bodies)
+            bodies[function.name] = segment(body, made, [is_timed(op, "mb") for op in body.ops])
+        else:
+            made.by_key[function.name] = function
+    for key, function in made.by_key.items():
+        made.by_key[key] = function_of_part(function, "mb", module.mesh)
+    return Module((*module.functions[:-1], _expand(module.main, bodies)), module.mesh)
+
+
+def _expand(function: Function, bodies: dict[str, Function]) -> Function:
+    """`function` with calls of the functions in `bodies` replaced by their ops."""
+    mapping: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in function.ops:
+        op = op.with_operands(mapping)
+        body = bodies.get(op.callee) if op.name == "call" else None
+        if body is None:
+            ops.append(op)
+            continue
+        inner: dict[Value, Value] = dict(zip(body.params, op.inputs(), strict=True))
+        for each in body.ops:
+            results = tuple(Value(result.type, result.name) for result in each.results)
+            ops.append(replace(each.with_operands(inner), results=results))
+            inner.update(zip(each.results, results, strict=True))
+        mapping.update((old, inner[new]) for old, new in zip(op.results, body.results, strict=True))
+    return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))
+
+
+def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:
+    """The step cut down to some of its results, and the positions of the parameters that it still reads."""
+    step = timed.function
+    kept = sorted(needed(step, [step.results[i] for i in results]))
+    function = replace(
+        step,
+        ops=tuple(step.ops[i] for i in kept),
+        results=tuple(step.results[i] for i in results),
+        result_roles=tuple(step.result_role(i) for i in results),
+    )
+    positions = _read_params(function)
+    phases = tuple(timed.phases[i] for i in kept)
+    return _with_params(Timed(function, timed.mesh, phases), positions), positions
+
+
+def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[int, ...]]:
+    """The forward with its saved values as further results, and the backward that starts from them."""
+    step = timed.function
+    forward_ops = needed(step, [step.results[i] for i in outputs])
+    grads = [i for i in range(len(step.results)) if i not in set(outputs)]
+    backward_ops = sorted(needed(step, [step.results[i] for i in grads]) - forward_ops)
+    made = {result for i in forward_ops for result in step.ops[i].results}
+    read = [value for i in backward_ops for value in step.ops[i].inputs()] + [step.results[i] for i in grads]
+    saved = list(dict.fromkeys(value for value in read if value in made))
+    reads_param = set(read)
+    positions = tuple(i for i, param in enumerate(step.params) if param in reads_param)
+    forward = replace(
+        step,
+        name=f"{step.name}.forward",
+        ops=tuple(op for i, op in enumerate(step.ops) if i in forward_ops),
+        results=(*(step.results[i] for i in outputs), *saved),
+        result_roles=(*(step.result_role(i) for i in outputs), *(Role("saved") for _ in saved)),
+    )
+    backward = replace(
+        step,
+        name=f"{step.name}.backward",
+        params=(*saved, *(step.params[i] for i in positions)),
+        param_roles=(*(Role("saved") for _ in saved), *(step.param_role(i) for i in positions)),
+        ops=tuple(step.ops[i] for i in backward_ops),
+        results=tuple(step.results[i] for i in grads),
+        result_roles=tuple(step.result_role(i) for i in grads),
+    )
+    ordered = sorted(forward_ops)
+    return (
+        Timed(forward, timed.mesh, tuple(timed.phases[i] for i in ordered)),
+        Timed(backward, timed.mesh, tuple(timed.phases[i] for i in backward_ops)),
+        positions,
+    )
+
+
+def _program(timed: Timed, made: Segments) -> Module:
+    """One program with only the segments that it calls."""
+    main = segment(timed.function, made, timed.phases)
+    called = {op.callee for op in main.ops if op.name == "call"}
+    functions = tuple(function for function in made.functions if function.name in called)
+    return Module((*functions, main), timed.mesh)

@@ -1,0 +1,51 @@
+"""Zeros that are known to be zero vanish: a tangent that nobody set is not multiplied through the backward.
+
+Legal because an op that is linear in a set of operands gives zero where all of that set are zero; and adding zero gives
+the other operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.ops import rule_of
+
+
+def drop_zeros(module: Module, zero_params: Collection[int]) -> Module:
+    """The module's main function, given that the parameters at these positions are zero; they are no longer read."""
+    main = module.main
+    zeros = {main.params[i] for i in zero_params}
+    same: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for original in main.ops:
+        op = original.with_operands(same)
+        known = [i for i, value in enumerate(op.inputs()) if value in zeros]
+        if known and op.name in ("aten.add.Tensor", "aten.sub.Tensor") and (kept := _other(op, zeros)) is not None:
+            same[op.results[0]] = kept
+        elif known and any(linear <= set(known) for linear in rule_of(op).linear):
+            zeros.update(op.results)
+        else:
+            ops.append(op)
+    read = {*main.results, *(value for op in ops for value in op.inputs())}
+    filled = [_zero(value) for value in main.values() if value in zeros and value in read and value not in main.params]
+    results = tuple(same.get(value, value) for value in main.results)
+    return Module((*module.functions[:-1], replace(main, ops=(*filled, *ops), results=results)), module.mesh)
+
+
+def _other(op: Op, zeros: set[Value]) -> Value | None:
+    """The operand that a sum with zero equals: of the result's own type, and not subtracted."""
+    values = list(op.inputs())
+    if len(values) != 2 or "alpha" in op.attrs:
+        return None
+    kept = values[0] if values[1] in zeros else values[1]
+    subtracted = op.name == "aten.sub.Tensor" and kept is values[1]
+    return kept if kept.type == op.results[0].type and not subtracted else None
+
+
+def _zero(value: Value) -> Op:
+    fill: float | int = 0.0 if value.type.dtype.startswith(("f", "b")) else 0
+    attrs = {"size": value.type.shape, "fill_value": fill, "dtype": value.type.dtype}
+    return Op("aten.full", (), (value,), attrs)
+

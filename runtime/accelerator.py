@@ -1,0 +1,505 @@
+"""The virtual accelerator as the controller sees it: buffers, eager ops and programs, asynchronous and in order.
+
+Commands are queued and sent together; nothing waits but `download` and `synchronize`, and every failure of a worker is
+raised at the next touch after it is known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function
+from moaic.ir.layout import Layout, Mesh
+from moaic.ir.parser import parse
+from moaic.runtime.buffer import Buffer, View, row_major
+from moaic.runtime.commands import Code
+from moaic.runtime.eager import Call, Decision, births, decide, operands, serves, take_apart
+from moaic.runtime.execute import describe
+from moaic.runtime.launch import LocalWorkers
+from moaic.runtime.location import Lines
+from moaic.runtime.log import Log, Recorder
+from moaic.runtime.moves import Conversion
+from moaic.runtime.operation import Geometry, Operation
+from moaic.runtime.placement import Placement, alike, everywhere, owners
+from moaic.runtime.pool import Pool
+from moaic.runtime.promise import Promise
+from moaic.runtime.schema import DTYPES
+from moaic.runtime.statistics import Statistics, statistics
+from moaic.runtime.tiles import assemble, local_part
+from moaic.runtime.wire import as_block
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A program as the controller remembers it."""
+
+    main: Function
+    mesh: Mesh
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    has_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An eager op, decided on and defined on the workers."""
+
+    number: int
+    decision: Decision
+    moved: tuple[int, ...]
+    """Operands that must be brought elsewhere first."""
+    returned: tuple[tuple[int, Placement], ...]
+    """Operands whose new value must be brought back, and where it is before that."""
+    places: tuple[Placement | None, ...]
+    """The operands' placements, kept so that none that the key names by its identity is ever another."""
+
+
+class Accelerator:
+    """All workers as one device. Safe to call from several threads."""
+
+    def __init__(self, workers: LocalWorkers, *, record: bool = False) -> None:
+        """`record` keeps everything that is sent, for `log`."""
+        self._lock = threading.RLock()
+        self._lines = Lines()
+        self._pool = Pool(workers, self._lines, self._activity)
+        self._recorder = Recorder(self._pool.size) if record else None
+        if self._recorder is not None:
+            self._pool.record(self._recorder)
+        self._everywhere = everywhere(self._pool.size)
+        self._places: dict[Placement, Placement] = {}
+        self._geometries: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._dead: deque[int] = deque()
+        self._last_id = 0
+        self._prepared: dict[Any, Prepared] = {}
+        self._operations: dict[Operation, int] = {}
+        self._paths: dict[Conversion, int] = {}
+        self._programs: list[Loaded] = []
+        self._pending: Promise | None = None
+
+    @property
+    def flavor(self) -> int:
+        """Number of workers."""
+        return self._pool.size
+
+    def buffer(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
+        """A buffer without a value. Without strides it is row-major."""
+        sizes = tuple(shape)
+        steps = row_major(sizes) if strides is None else tuple(strides)
+        geometry = self._geometries.setdefault((sizes, steps), len(self._geometries))
+        with self._lock:
+            self._last_id += 1
+            return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
+
+    def upload(self, buffer: Buffer, tensor: Tensor) -> None:
+        """Gives the whole buffer the value of a tensor of its shape, of which a copy is kept until it is sent."""
+        if tuple(tensor.shape) != buffer.shape:
+            raise ValueError(f"{buffer} cannot take a tensor of shape {list(tensor.shape)}")
+        copy = tensor.detach().to(device="cpu", dtype=DTYPES[buffer.dtype], copy=True)
+        with self._lock:
+            self._about_to_write(buffer)
+            buffer.host, buffer.fill = copy, None
+            if buffer.place is not None:
+                self._send_value(buffer, buffer.place)
+
+    def fill(self, buffer: Buffer, value: float | bool) -> None:
+        """Gives every element of the buffer one value."""
+        with self._lock:
+            self._about_to_write(buffer)
+            buffer.host, buffer.fill = None, value
+            if buffer.place is not None:
+                self._send_value(buffer, buffer.place)
+
+    def download(self, view: View) -> Tensor:
+        """The value of a tensor of the device, row-major, once all before it has been done. Raises WorkerError."""
+        with self._lock:
+            self._pool.check()
+            buffer = view.buffer
+            self._force(buffer)
+            if buffer.place is None:
+                return _on_host(view)
+            place = buffer.place
+            if place.layout.pending:
+                place = place.whole()
+                buffer = self._moved(buffer, place)
+            return self._fetched(view, buffer, place)
+
+    def launch(self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Buffer]) -> None:
+        """Queues an eager aten op.
+
+        Tensors among the arguments are views; 0-dim CPU tensors go by value. `outputs` take the results of a functional
+        op; what an op writes in place or by `out=` is read off its schema. Raises TypeError for what cannot be sent.
+        """
+        with self._lock:
+            self._pool.check()
+            call = take_apart(op, args, kwargs)
+            if self._pending is not None and self._deferred(call, outputs):
+                return
+            self._launch(call, outputs)
+
+    def load(self, text: str, *, compiled: bool = True) -> int:
+        """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic."""
+        module = parse(text)
+        main, mesh = module.main, module.mesh
+        if mesh.ranks > self.flavor:
+            raise Diagnostic(
+                f"the program is for {mesh.ranks} workers, and there are {self.flavor}",
+                hint="set MOAI_FLAVOR, or call torch.moai.set_flavor before the first use of the device",
+            )
+        keys = [index for index in range(len(main.params)) if main.param_role(index).kind == "key"]
+        inputs = [param.type.layout for index, param in enumerate(main.params) if index not in keys]
+        with self._lock:
+            self._pool.check()
+            loaded = Loaded(
+                main,
+                mesh,
+                tuple(self._place(mesh, layout) for layout in inputs),
+                tuple(self._place(mesh, result.type.layout) for result in main.results),
+                bool(keys),
+            )
+            self._programs.append(loaded)
+            number = len(self._programs) - 1
+            self._pool.push([Code.LOAD, self._lines.here(), number, text, compiled])
+            self._pool.flush()
+            return number
+
+    def run(
+        self,
+        program: int,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer | None],
+        key: tuple[int, int] | None = None,
+        *,
+        rest: Collection[Buffer] = (),
+        fulfils: Promise | None = None,
+    ) -> None:
+        """Queues a program and sends all that is queued.
+
+        `inputs` are the main function's parameters but its random key, `outputs` its results; None is one that nobody
+        wants. What lies otherwise than a parameter's type says is brought there for this run, buffers in `rest` for
+        good. `fulfils` is a promise whose values this run makes: its `fulfilled` is then to be called.
+        """
+        with self._lock:
+            self._pool.check()
+            loaded = self._programs[program]
+            _check_arity(loaded, program, inputs, outputs, key)
+            self._clear_the_way(inputs, outputs, fulfils)
+            temporary: list[Buffer] = []
+            ids = [self._input(*each, rest, temporary) for each in zip(inputs, loaded.inputs, strict=True)]
+            names = [None if buffer is None else buffer.id for buffer in outputs]
+            self._pool.push([Code.RUN, self._lines.here(), program, ids, names, key])
+            for buffer, place in zip(outputs, loaded.outputs, strict=True):
+                if buffer is not None:
+                    buffer.place, buffer.host, buffer.fill = place, None, None
+            del temporary
+            self._flush()
+
+    def promise(self, promise: Promise) -> None:
+        """Registers a pending forward; one that is still pending is run first."""
+        with self._lock:
+            self._pool.check()
+            if self._pending is not None:
+                self._pending.force()
+            self._pending = promise
+            promise.register(self._withdraw)
+
+    @property
+    def pending(self) -> Promise | None:
+        """The pending forward, if there is one."""
+        return self._pending
+
+    def synchronize(self) -> None:
+        """Waits until all that was asked for has been done. Raises WorkerError."""
+        with self._lock:
+            self._pool.check()
+            if self._pending is not None:
+                self._pending.force()
+            self._bury()
+            self._ask_all(Code.SYNCHRONIZE)
+
+    def stats(self) -> Statistics:
+        """Memory and timings of the workers, once they have done all that was asked for."""
+        with self._lock:
+            self._bury()
+            answers = self._ask_all(Code.REPORT)
+            return statistics(answers, self._pool.messages, self._pool.commands)
+
+    def contents(self) -> dict[int, list[Any]]:
+        """Per worker its buffers as [id, dtype, shape, digest], in order of id: what a replay must bring about."""
+        with self._lock:
+            self._bury()
+            return self._ask_all(Code.LIST)
+
+    def log(self) -> Log:
+        """All that was sent until now, if it is recorded."""
+        if self._recorder is None:
+            raise ValueError("this accelerator does not record what it sends")
+        with self._lock:
+            self._flush()
+            return self._recorder.log()
+
+    def close(self) -> None:
+        """Ends the workers; every later touch raises."""
+        with self._lock:
+            self._pool.close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of workers that are the parent's."""
+        self._lock = threading.RLock()
+        self._pool.abandon()
+
+    # Buffers and where they lie.
+
+    def _place(self, mesh: Mesh, layout: Layout) -> Placement:
+        return self._same(Placement(mesh, layout))
+
+    def _same(self, place: Placement) -> Placement:
+        """The one object for all equal placements."""
+        return self._places.setdefault(place, place)
+
+    def _settle(self, buffer: Buffer, place: Placement) -> None:
+        """Brings a buffer that lies nowhere yet to the workers."""
+        buffer.place = self._same(place)
+        self._send_value(buffer, buffer.place)
+
+    def _send_value(self, buffer: Buffer, place: Placement) -> None:
+        shape = list(place.layout.local_shape(buffer.shape, place.mesh))
+        line = self._lines.here()
+        if buffer.host is None:
+            self._pool.push([Code.FILL, line, buffer.id, buffer.dtype, shape, place.mesh.ranks, buffer.fill])
+        else:
+            self._pool.put([Code.PUT, line, buffer.id, buffer.dtype, shape], self._parts(buffer.host, place))
+        buffer.host, buffer.fill = None, None
+
+    def _parts(self, host: Tensor, place: Placement) -> list[Tensor | None]:
+        """Per worker the bytes of its part; workers with equal parts get the same memory."""
+        none: list[Tensor | None] = [None] * (self.flavor - place.mesh.ranks)
+        if place.is_whole:
+            return [as_block(host)] * place.mesh.ranks + none
+        ranks = range(place.mesh.ranks)
+        return [as_block(local_part(host, place.mesh, place.layout, rank)) for rank in ranks] + none
+
+    def _moved(self, buffer: Buffer, place: Placement) -> Buffer:
+        """A temporary copy of a buffer that lies as `place` says."""
+        copy = self.buffer(buffer.dtype, buffer.shape, buffer.strides)
+        assert buffer.place is not None
+        self._push_move(buffer.id, Conversion(buffer.dtype, buffer.shape, buffer.place, place), copy.id)
+        copy.place = self._same(place)
+        return copy
+
+    def _push_move(self, source: int, conversion: Conversion, target: int) -> None:
+        line = self._lines.here()
+        number = self._paths.get(conversion)
+        if number is None:
+            number = self._paths[conversion] = len(self._paths)
+            self._pool.push([Code.PATH, line, number, conversion.encoded()])
+        self._pool.push([Code.MOVE, line, number, source, target])
+
+    def _fetched(self, view: View, buffer: Buffer, place: Placement) -> Tensor:
+        line = self._lines.here()
+        self._bury()
+        if place.is_whole:
+            geometry = None if view.is_whole else Geometry(buffer.strides, view.shape, view.strides, view.offset)
+            return self._pool.ask(Code.FETCH, line, [buffer.id, geometry, [0]], [0])[0]
+        ranks = owners(place)
+        parts = self._pool.ask(Code.FETCH, line, [buffer.id, None, ranks], ranks)
+        value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
+        return value if view.is_whole else _seen(value, view)
+
+    def _bury(self) -> None:
+        """Queues the end of buffers that nobody holds any more."""
+        if self._dead:
+            ids = [self._dead.popleft() for _ in range(len(self._dead))]
+            self._pool.push([Code.FREE, -1, ids])
+
+    def _flush(self) -> None:
+        self._bury()
+        self._pool.flush()
+
+    def _ask_all(self, code: Code) -> dict[int, Any]:
+        return self._pool.ask(code, self._lines.here(), [], range(self.flavor))
+
+    # Promises.
+
+    def _withdraw(self) -> None:
+        self._pending = None
+
+    def _force(self, buffer: Buffer) -> None:
+        if buffer.promise is not None:
+            buffer.promise.force()
+
+    def _about_to_write(self, buffer: Buffer) -> None:
+        """Runs the pending forward if it would miss, or overwrite, what `buffer` is about to be given."""
+        self._pool.check()
+        pending = self._pending
+        if pending is not None and not pending.running and (pending.reads(buffer) or pending.makes(buffer)):
+            pending.force()
+
+    def _clear_the_way(
+        self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: Promise | None
+    ) -> None:
+        """Forces the pending forward if a run needs its values or would overwrite what it still reads."""
+        pending = self._pending
+        if pending is None:
+            return
+        written = [buffer for buffer in outputs if buffer is not None]
+        if any(buffer.promise is not None for buffer in inputs):
+            pending.force()
+        elif fulfils is pending or pending.running or any(pending.makes(buffer) for buffer in written):
+            return
+        elif any(pending.reads(buffer) for buffer in written):
+            pending.force()
+
+    def _deferred(self, call: Call, outputs: Sequence[Buffer]) -> bool:
+        """Defers an op that reads what is promised; forces the promise if the op would overwrite what it needs."""
+        pending = self._pending
+        assert pending is not None
+        if pending.running:
+            return False
+        written = [view.buffer for view, each in zip(call.views, operands(call), strict=True) if each.written]
+        if any(view.buffer.promise is not None for view in call.views):
+            reads = [view.buffer for view in call.views]
+            pending.defer(lambda: self._launch(call, outputs), reads, (*written, *outputs))
+            return True
+        if any(pending.reads(buffer) for buffer in (*written, *outputs)):
+            pending.force()
+        return False
+
+    # Eager ops.
+
+    def _launch(self, call: Call, outputs: Sequence[Buffer]) -> None:
+        key, ids, is_settled = _key(call, outputs)
+        if not is_settled:
+            self._settle_all(call)
+            key, ids, _ = _key(call, outputs)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepared[key] = self._prepare(call, outputs)
+        temporary: dict[tuple[int, Placement], Buffer] = {}
+        for index in prepared.moved:
+            buffer, place = call.views[index].buffer, prepared.decision.required[index]
+            moved = temporary.get((buffer.id, place)) or self._moved(buffer, place)
+            temporary[buffer.id, place] = moved
+            ids[index] = moved.id
+        line = self._lines.here()
+        self._pool.push([Code.OPERATE, line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]])
+        for index, place in prepared.returned:
+            self._return(call.views[index].buffer, ids[index], place)
+        for buffer, place in zip(outputs, prepared.decision.outputs, strict=False):
+            buffer.place, buffer.host, buffer.fill = place, None, None
+
+    def _return(self, buffer: Buffer, source: int, place: Placement) -> None:
+        """Brings a value made elsewhere back to where its buffer rests."""
+        assert buffer.place is not None
+        self._push_move(source, Conversion(buffer.dtype, buffer.shape, place, buffer.place), buffer.id)
+
+    def _settle_all(self, call: Call) -> None:
+        """Brings the operands that lie nowhere yet to where the op would have them."""
+        places = births(call.op, operands(call), self.flavor)
+        for view, place in zip(call.views, places, strict=True):
+            if place is not None and view.buffer.place is None:
+                self._settle(view.buffer, place)
+
+    def _prepare(self, call: Call, outputs: Sequence[Buffer]) -> Prepared:
+        given = operands(call)
+        decision = decide(call.op, given, outputs, self.flavor)
+        required = tuple(self._same(place) for place in decision.required)
+        decision = Decision(required, decision.ranks, tuple(self._same(place) for place in decision.outputs))
+        moved: list[int] = []
+        returned: list[tuple[int, Placement]] = []
+        for index, (each, needed, ranks) in enumerate(zip(given, required, decision.ranks, strict=True)):
+            assert each.place is not None
+            if not serves(each.place, needed):
+                moved.append(index)
+                if each.written:
+                    returned.append((index, needed))
+            elif each.written and ranks < each.place.mesh.ranks:
+                returned.append((index, everywhere(ranks)))
+        geometries = tuple(each.geometry for each in given)
+        operation = Operation(call.op, call.args, call.kwargs, geometries, decision.ranks)
+        places = tuple(each.place for each in given)
+        return Prepared(self._defined(operation), decision, tuple(moved), tuple(returned), places)
+
+    def _defined(self, operation: Operation) -> int:
+        number = self._operations.get(operation)
+        if number is None:
+            number = self._operations[operation] = len(self._operations)
+            self._pool.push([Code.DEFINE, self._lines.here(), number, operation.encoded()])
+        return number
+
+    # Programs.
+
+    def _input(self, buffer: Buffer, place: Placement, rest: Collection[Buffer], temporary: list[Buffer]) -> int:
+        """The id under which `buffer` lies as `place` says."""
+        if buffer.place is place:
+            return buffer.id
+        if buffer.place is None:
+            self._settle(buffer, place)
+        elif not alike(buffer.place, place):
+            if buffer not in rest:
+                temporary.append(self._moved(buffer, place))
+                return temporary[-1].id
+            self._push_move(buffer.id, Conversion(buffer.dtype, buffer.shape, buffer.place, place), buffer.id)
+            buffer.place = place
+        return buffer.id
+
+    def _activity(self, code: int, subject: int, step: int) -> str:
+        """Names what a worker does, for one that cannot tell any more."""
+        if code == Code.OPERATE:
+            return next((each.op for each, number in self._operations.items() if number == subject), "an op")
+        if code == Code.RUN:
+            return f"{describe(self._programs[subject].main, step)} of program {subject}"
+        if code == Code.LOAD:
+            return f"compiling program {subject}"
+        return "starting" if code < 0 else Code(code).name.lower()
+
+
+def _key(call: Call, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
+    """What a decision depends on, the operands' ids, and whether every operand lies somewhere."""
+    ids: list[int] = []
+    items: list[Any] = []
+    is_settled = True
+    for buffer, shape, strides, offset in call.views:
+        place = buffer.place
+        if place is None:
+            is_settled = False
+        ids.append(buffer.id)
+        items.append(id(place))
+        items.append(buffer.geometry)
+        if offset or shape != buffer.shape or strides != buffer.strides:
+            items.append((shape, strides, offset))
+    shapes = tuple([buffer.geometry for buffer in outputs])
+    return (call.op, call.args, call.kwargs, shapes, tuple(items)), ids, is_settled
+
+
+def _check_arity(
+    loaded: Loaded, program: int, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], key: object
+) -> None:
+    if len(inputs) != len(loaded.inputs) or len(outputs) != len(loaded.outputs):
+        raise ValueError(
+            f"program {program} has {len(loaded.inputs)} inputs and {len(loaded.outputs)} outputs, "
+            f"not {len(inputs)} and {len(outputs)}"
+        )
+    if loaded.has_key and key is None:
+        raise ValueError(f"program {program} needs a random key")
+
+
+def _seen(value: Tensor, view: View) -> Tensor:
+    """A view into a buffer whose value is at hand."""
+    base = torch.empty_strided(view.buffer.shape, view.buffer.strides, dtype=value.dtype).copy_(value)
+    return base.as_strided(view.shape, view.strides, view.offset).contiguous()
+
+
+def _on_host(view: View) -> Tensor:
+    """The value of a buffer that has not been sent yet."""
+    buffer = view.buffer
+    if buffer.host is not None:
+        return _seen(buffer.host, view).clone()
+    return torch.full(view.shape, 0 if buffer.fill is None else buffer.fill, dtype=DTYPES[buffer.dtype])

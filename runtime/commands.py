@@ -1,0 +1,59 @@
+"""What the controller tells workers, and what they answer: the vocabulary of the wire.
+
+A message's body is [sequence, commands]; a command is [code, line, ...] with the arguments below, `line` a number that
+`location.Lines` gave. Workers run commands in order. Ranks are worker numbers; a worker whose rank is not below the
+`ranks` of something takes no part in it. An answer's body is [request, kind, ...].
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class Code(IntEnum):
+    PUT = 0
+    """id, dtype, local shape, block: the block's bytes become the buffer; an absent block means no part here."""
+    FILL = 1
+    """id, dtype, local shape, ranks, value or None for anything."""
+    DEFINE = 2
+    """number, operation: what RUN_OPERATION of that number does (`operation.Operation`)."""
+    OPERATE = 3
+    """number, operand ids, scalars, ids of the results."""
+    PATH = 4
+    """number, conversion: what MOVE of that number does (`moves.Conversion`)."""
+    MOVE = 5
+    """number, source id, id of the result, which may be the same."""
+    LOAD = 6
+    """program, text, compiled."""
+    RUN = 7
+    """program, ids of the inputs, ids of the outputs (None: not wanted), key (two i64) or None."""
+    FREE = 8
+    """ids."""
+    FETCH = 9
+    """request, id, geometry (base strides, shape, strides, offset) or None, ranks that answer with a block."""
+    SYNCHRONIZE = 10
+    """request: every worker answers."""
+    REPORT = 11
+    """request: every worker answers with its statistics."""
+    LIST = 12
+    """request: every worker answers with [id, dtype, shape, digest] of each buffer."""
+
+
+REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST})
+"""Commands that are answered and change nothing."""
+
+
+class Answer(IntEnum):
+    HELLO = 0
+    """pid: the worker is ready."""
+    VALUE = 1
+    """dtype, shape, and a block."""
+    DONE = 2
+    """whatever the request asks for."""
+    FAILED = 3
+    """line, what was done, the error, the worker's traceback, and whether a peer's failure caused it."""
+
+
+NO_REQUEST: Final = -1
+"""Request number of an answer that nobody asked for."""

@@ -1,0 +1,66 @@
+"""A compute function made ready to run: op by op through torch, or compiled by Inductor.
+
+Inductor keeps its results on disk, found again by what the graph says: another process that compiles an equal function
+of equal local shapes with as many threads pays for the look-up alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.ir.graph import Function
+from moaic.runtime.to_fx import CPU, Run, run_ops, trace
+
+SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
+"""What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
+
+
+def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> Run:
+    """A callable for `function`, whose types are local: it takes the parameters' tensors and gives the results' in order.
+
+    Parameters may have any strides; results of a compiled function are contiguous. A result may be (a view of) a
+    parameter or of another result, so whoever overwrites tensors in place must own them. Threads and the device are
+    those at the time of the call. No gradients are recorded.
+    """
+    if not compiled:
+        return _interpreted(function, device)
+    return _compiled(function, device)
+
+
+def _interpreted(function: Function, device: torch.device) -> Run:
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return run_ops(function, inputs, device)
+
+    return run
+
+
+def _compiled(function: Function, device: torch.device) -> Run:
+    kernel = _inductor(function, device)
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        return list(kernel([tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]))
+
+    return run
+
+
+def _inductor(function: Function, device: torch.device) -> Any:
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    with config.patch(dict(SETTINGS)), torch.no_grad():
+        graph_module, fake_mode = trace(function, device, select_decomp_table())
+        with tracing(TracingContext(fake_mode)), fake_mode:
+            joint_graph_passes(graph_module)
+            output = graph_module.graph.output_node()
+            # Inductor may choose the strides of results unless they are said to be seen.
+            output.meta["user_visible_output_idxs"] = list(range(len(function.results)))
+            examples = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+            return compile_fx_inner(graph_module, examples, is_inference=True)

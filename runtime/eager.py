@@ -1,0 +1,307 @@
+"""Where an eager op runs: which operands must lie how, and how its results lie.
+
+An elementwise op runs on the parts that the workers hold; every other op runs on whole copies, on every worker that has
+them. What is decided depends on the op, the form of its arguments and how the operands lie, never on values, so it is
+decided once for each such case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.layout import Layout, Split
+from moaic.runtime.buffer import Buffer, View
+from moaic.runtime.operation import Geometry, Part
+from moaic.runtime.placement import Placement, alike, everywhere
+from moaic.runtime.schema import DTYPE_NAMES, signature
+
+NOT_ELEMENTWISE: Final = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
+"""List ops that reduce each of their tensors, by packet."""
+
+ALSO_ELEMENTWISE: Final = frozenset(
+    {
+        "copy_",
+        "copy",
+        "fill_",
+        "zero_",
+        "_to_copy",
+        "clone",
+        "masked_fill_",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "where",
+        "lerp",
+        "lerp_",
+        "detach_copy",
+        "alias_copy",
+        "nan_to_num",
+        "nan_to_num_",
+        "_fused_adam_",
+        "_fused_adamw_",
+        "_fused_sgd_",
+        "_fused_adagrad_",
+    }
+)
+"""Elementwise ops that torch does not mark as such, by packet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What must be known of an op: whether it is elementwise and random, and which arguments it writes."""
+
+    elementwise: bool
+    writes: frozenset[int | str]
+    """Positions and names of arguments."""
+
+
+@cache
+def traits(op: str) -> Traits:
+    """Raises Diagnostic for a random op: workers would each draw their own numbers."""
+    overload = signature(op).overload
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
+    arguments = overload._schema.arguments
+    writes = {
+        key
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for key in (position, argument.name)
+    }
+    packet = overload._schema.name.split("::")[-1]
+    elementwise = torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
+    listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
+    return Traits(elementwise or listed, frozenset(writes))
+
+
+@dataclass(slots=True)
+class Call:
+    """An op's arguments, taken apart: their form, the views and the scalars in them, in order."""
+
+    op: str
+    args: tuple[Part, ...]
+    kwargs: tuple[tuple[str, Part], ...]
+    views: list[View]
+    scalars: list[Any]
+
+
+def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Raises TypeError for what cannot be sent."""
+    views: list[View] = []
+    scalars: list[Any] = []
+    parts = tuple([_part(arg, views, scalars) for arg in args])
+    named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
+    return Call(op, parts, named, views, scalars)
+
+
+VIEW: Final[Part] = ("view",)
+SCALAR: Final[Part] = ("scalar",)
+NOTHING: Final[Part] = ("literal", None)
+DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+
+def _part(arg: Any, views: list[View], scalars: list[Any]) -> Part:
+    kind = type(arg)
+    if kind is View:
+        views.append(arg)
+        return VIEW
+    if kind is float or kind is int:
+        scalars.append(arg)
+        return SCALAR
+    if kind is list or kind is tuple or kind is torch.Size:
+        return _list_part(arg, views, scalars)
+    if arg is None or isinstance(arg, DROPPED):
+        return NOTHING
+    if kind is bool or kind is str:
+        return ("literal", arg)
+    if kind is torch.dtype:
+        return ("dtype", DTYPE_NAMES[arg])
+    if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
+        scalars.append(arg.item())
+        return ("number", DTYPE_NAMES[arg.dtype])
+    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
+
+
+def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> Part:
+    kinds = {type(item) for item in items}
+    if kinds == {View}:
+        views.extend(items)
+        return ("views", len(items))
+    if kinds <= {int, float}:
+        scalars.extend(items)
+        return ("scalars", len(items))
+    return ("list", tuple([_part(item, views, scalars) for item in items]))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A view as far as a decision depends on it."""
+
+    shape: tuple[int, ...]
+    buffer_shape: tuple[int, ...]
+    dtype: str
+    geometry: Geometry | None
+    place: Placement | None
+    position: int
+    """Index in its list; -1 outside of lists."""
+    written: bool
+
+
+def operands(call: Call) -> tuple[Operand, ...]:
+    """The operands of `call`, in order."""
+    places = list(_positions(call))
+    return tuple(_operand(view, *place) for view, place in zip(call.views, places, strict=True))
+
+
+def _operand(view: View, position: int, written: bool) -> Operand:
+    buffer = view.buffer
+    geometry = None if view.is_whole else Geometry(buffer.strides, view.shape, view.strides, view.offset)
+    return Operand(view.shape, buffer.shape, buffer.dtype, geometry, buffer.place, position, written)
+
+
+def _positions(call: Call) -> Iterable[tuple[int, bool]]:
+    """Per view: its index in a list of tensors or -1, and whether the op writes it."""
+    writes = traits(call.op).writes
+    for key, part in (*enumerate(call.args), *call.kwargs):
+        yield from ((index, key in writes) for index in _indices(part))
+
+
+def _indices(part: Part) -> Iterable[int]:
+    if part[0] == "view":
+        return (-1,)
+    if part[0] == "views":
+        return range(part[1])
+    if part[0] == "list":
+        return [index for index, each in enumerate(part[1]) for _ in _indices(each)]
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How an op runs: how each operand must lie, on how many ranks it is used, and how the results lie."""
+
+    required: tuple[Placement, ...]
+    ranks: tuple[int, ...]
+    outputs: tuple[Placement, ...]
+
+
+def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement | None, ...]:
+    """Where operands that lie nowhere yet are to be born, beside those that do; None for the others."""
+    decision = _decide([each for each in given if each.place is not None], op, given, workers, (None,))
+    return tuple(
+        required if each.place is None else None for each, required in zip(given, decision.required, strict=True)
+    )
+
+
+def decide(op: str, given: Sequence[Operand], outputs: Sequence[Buffer], workers: int) -> Decision:
+    """How an op runs on operands that all lie somewhere."""
+    return _decide(given, op, given, workers, [buffer.shape for buffer in outputs])
+
+
+def _decide(
+    placed: Sequence[Operand],
+    op: str,
+    given: Sequence[Operand],
+    workers: int,
+    outputs: Sequence[tuple[int, ...] | None],
+) -> Decision:
+    is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
+    if is_spread and traits(op).elementwise:
+        decision = _in_parts(given, outputs)
+        if decision is not None:
+            return decision
+    ranks = workers if is_spread else min((each.place.mesh.ranks for each in placed if each.place), default=workers)
+    there = everywhere(ranks)
+    required = tuple(
+        each.place if each.place is not None and each.place.is_whole and each.place.mesh.ranks >= ranks else there
+        for each in given
+    )
+    return Decision(required, (ranks,) * len(given), (there,) * len(outputs))
+
+
+def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None]) -> Decision | None:
+    """An elementwise op on parts, per list position; None if that cannot be."""
+    shared = [each for each in given if each.position < 0]
+    is_list = len(shared) < len(given)
+    if is_list and any(prod(each.shape) != 1 for each in shared):
+        return None
+    groups: dict[int, list[Operand]] = {}
+    for each in given:
+        groups.setdefault(each.position if is_list else 0, []).append(each)
+    groups.pop(-1, None)
+    targets = {position: _target(group) for position, group in groups.items()}
+    found = {position: target for position, target in targets.items() if target is not None}
+    if len(found) < len(targets):
+        return None
+    required: list[Placement] = []
+    ranks: list[int] = []
+    for each in given:
+        if each.position < 0 and is_list:
+            required.append(_for_all(found.values()))
+            ranks.append(required[-1].mesh.ranks)
+            continue
+        place, shape = found[each.position if is_list else 0]
+        ranks.append(place.mesh.ranks)
+        needed = _projected(place, shape, each.shape)
+        if each.geometry is not None and not needed.is_whole:
+            return None
+        required.append(_kept(each, needed))
+    results = tuple(found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found)
+    if len(results) < len(outputs):
+        return None
+    return Decision(tuple(required), tuple(ranks), results)
+
+
+def _kept(operand: Operand, needed: Placement) -> Placement:
+    """The operand's own placement if it will do as it is."""
+    place = operand.place
+    return place if place is not None and serves(place, needed) else needed
+
+
+def serves(place: Placement, needed: Placement) -> bool:
+    """Whether what lies as `place` says can be used where `needed` is asked for."""
+    is_more = place.is_whole and needed.is_whole and place.mesh.ranks >= needed.mesh.ranks
+    return is_more or alike(place, needed)
+
+
+def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
+    """Whole for as many ranks as any position of the list needs."""
+    return everywhere(max(place.mesh.ranks for place, _ in targets))
+
+
+def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | None:
+    """How the result of one position lies, and its shape: as the first operand that is split says."""
+    written = [each.shape for each in group if each.written]
+    shape = written[0] if written else tuple(torch.broadcast_shapes(*(each.shape for each in group)))
+    placed = [each for each in group if each.place is not None]
+    leader = next((each for each in placed if each.place and not each.place.is_whole), None)
+    if leader is None:
+        ranks = min((each.place.mesh.ranks for each in placed if each.place), default=0)
+        return (everywhere(ranks), shape) if ranks else None
+    assert leader.place is not None
+    if leader.place.layout.pending or leader.geometry is not None:
+        return None
+    shift = len(shape) - len(leader.shape)
+    splits = tuple(Split(split.axis, split.dim + shift, split.stride) for split in leader.place.layout.splits)
+    if shift < 0 or any(leader.shape[split.dim - shift] != shape[split.dim] for split in splits):
+        return None
+    return leader.place.with_layout(Layout(splits)), shape
+
+
+def _projected(place: Placement, shape: tuple[int, ...], operand: tuple[int, ...]) -> Placement:
+    """How an operand must lie that is broadcast to `shape`, which lies as `place` says."""
+    shift = len(shape) - len(operand)
+    splits = tuple(
+        Split(split.axis, split.dim - shift, split.stride)
+        for split in place.layout.splits
+        if split.dim >= shift and operand[split.dim - shift] != 1
+    )
+    return place.with_layout(Layout(splits))

@@ -1,0 +1,7 @@
+"""What went wrong on the workers, as the person sees it."""
+
+from __future__ import annotations
+
+
+class WorkerError(RuntimeError):
+    """A worker raised or ended. It names the worker, what it did, and the line of the person's program."""

@@ -1,0 +1,260 @@
+"""Programs on a worker: an instruction list over compiled functions, with collectives between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.local import localize
+from moaic.ir.ops import attr_int
+from moaic.ir.parser import parse
+from moaic.runtime.compile import compile_function
+from moaic.runtime.moves import Seat, is_shared, move, own
+from moaic.runtime.tiles import cut, join
+from moaic.runtime.to_fx import last_uses
+from moaic.runtime.transport import Group, SharedMemoryTransport
+
+Compute = Callable[[list[Tensor]], list[Tensor]]
+
+COLLECTIVES: Final = frozenset(
+    {"moai.all_reduce", "moai.reduce_scatter", "moai.all_gather", "moai.all_to_all", "moai.shard", "moai.first"}
+)
+
+
+class Instruction(NamedTuple):
+    """Reads slots, of which it empties those that nobody reads again, and writes slots (-1: nobody reads that result).
+
+    The operands' list is the callee's to empty as it goes.
+    """
+
+    run: Compute
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    frees: tuple[int, ...]
+    communicates: bool
+
+
+@dataclass(slots=True)
+class Record:
+    """What a program has cost one worker so far, in seconds."""
+
+    compile: dict[str, float] = field(default_factory=dict[str, float])
+    """By function."""
+    runs: int = 0
+    compute: float = 0.0
+    communicate: float = 0.0
+    """With the time spent waiting for others."""
+    last_run: float = 0.0
+
+    def encoded(self) -> dict[str, Any]:
+        return {
+            "compile": self.compile,
+            "runs": self.runs,
+            "compute": self.compute,
+            "communicate": self.communicate,
+            "last_run": self.last_run,
+        }
+
+
+class Program:
+    """One rank's part of a program, compiled."""
+
+    def __init__(
+        self, text: str, rank: int, transport: SharedMemoryTransport, *, compiled: bool, note: Callable[[int], None]
+    ) -> None:
+        """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none."""
+        module = parse(text)
+        self.mesh = module.mesh
+        self.main = module.main
+        self.takes_part = rank < self.mesh.ranks
+        self.record = Record()
+        self._note = note
+        if not self.takes_part:
+            return
+        seat = Seat(self.mesh, rank, transport)
+        called = {op.callee for op in self.main.ops if op.name == "call"}
+        functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
+        kernels = _compile_all(functions, seat, self.record, compiled=compiled)
+        self._slots = {value: slot for slot, value in enumerate(self.main.values())}
+        self._instructions = list(_instructions(self.main, seat, functions, kernels, self._slots))
+        self._results = [self._slots[result] for result in self.main.results]
+        self._params = len(self.main.params)
+        roles = [self.main.param_role(index).kind for index in range(self._params)]
+        self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
+
+    def run(self, inputs: Sequence[Tensor], key: Sequence[int] | None, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The results in order, each in memory of its own; None for those that are not wanted."""
+        slots = self._fill(inputs, key)
+        del inputs
+        clock = time.perf_counter
+        start = before = clock()
+        for index, (run, reads, writes, frees, communicates) in enumerate(self._instructions):
+            self._note(index)
+            operands = [slots[slot] for slot in reads]
+            for slot in frees:
+                slots[slot] = None
+            results = run(operands)
+            del operands
+            for slot, result in zip(writes, results, strict=True):
+                if slot >= 0:
+                    slots[slot] = result
+            del results
+            now = clock()
+            if communicates:
+                self.record.communicate += now - before
+            else:
+                self.record.compute += now - before
+            before = now
+        self.record.runs += 1
+        self.record.last_run = before - start
+        return self._finish(slots, wanted)
+
+    def what(self, index: int) -> str:
+        """Names an instruction, for messages."""
+        return describe(self.main, index)
+
+    def _fill(self, inputs: Sequence[Tensor], key: Sequence[int] | None) -> list[Any]:
+        slots: list[Any] = [None] * len(self._slots)
+        rest = iter(inputs)
+        for index in range(self._params):
+            slots[index] = torch.tensor(key, dtype=torch.int64) if index in self._keys else next(rest)
+        return slots
+
+    def _finish(self, slots: list[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Takes the results out; what shares memory with anything else, or with a larger whole, is copied."""
+        taken: list[Tensor | None] = [
+            slots[slot] if want else None for slot, want in zip(self._results, wanted, strict=True)
+        ]
+        given = set(range(self._params))
+        seen: set[int] = set()
+        slots.clear()
+        for index, slot in enumerate(self._results):
+            tensor = taken[index]
+            if tensor is not None and (slot in given or slot in seen or not _is_compact(tensor)):
+                taken[index] = own(tensor)
+            seen.add(slot)
+        return taken
+
+
+def describe(main: Function, index: int) -> str:
+    """Names an instruction of a program by its op, its callee and where it comes from."""
+    if not 0 <= index < len(main.ops):
+        return "the beginning"
+    op = main.ops[index]
+    name = f"segment @{op.callee}" if op.name == "call" else op.name
+    place = f", from {op.loc.file}:{op.loc.line}" if op.loc.file else ""
+    return f"{name} (instruction {index + 1} of {len(main.ops)}{place})"
+
+
+def _is_compact(tensor: Tensor) -> bool:
+    """Whether the tensor is all there is in its memory, and the only one there."""
+    bytes_needed = tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
+
+
+def _compile_all(
+    functions: Mapping[str, Function], seat: Seat, record: Record, *, compiled: bool
+) -> dict[str, Compute]:
+    """Compiles every function, first this rank's share of them; the others' are then found in the cache on disk."""
+    names = list(functions)
+    count = seat.mesh.ranks
+    shares = [names[(seat.rank + turn) % count :: count] for turn in range(count)]
+    kernels: dict[str, Compute] = {}
+    for turn, share in enumerate(shares):
+        if turn == 1 and compiled:
+            seat.transport.barrier(Group.of(range(count), seat.rank))
+        for name in share:
+            start = time.perf_counter()
+            kernels[name] = compile_function(functions[name], compiled=compiled)
+            record.compile[name] = time.perf_counter() - start
+    return kernels
+
+
+def _instructions(
+    main: Function,
+    seat: Seat,
+    functions: Mapping[str, Function],
+    kernels: Mapping[str, Compute],
+    slots: Mapping[Value, int],
+) -> Iterator[Instruction]:
+    params = set(main.params)
+    for op, dying in zip(main.ops, last_uses(main), strict=True):
+        dead = set(dying)
+        may_overwrite = {value for value in op.inputs() if value in dead and value not in params}
+        yield Instruction(
+            run=_compute(op, seat, functions, kernels, may_overwrite),
+            reads=tuple(slots[value] for value in op.inputs()),
+            writes=tuple(-1 if value in dead else slots[value] for value in op.results),
+            frees=tuple(slots[value] for value in op.inputs() if value in dead),
+            communicates=op.name in COLLECTIVES,
+        )
+
+
+def _compute(
+    op: Op,
+    seat: Seat,
+    functions: Mapping[str, Function],
+    kernels: Mapping[str, Compute],
+    may_overwrite: set[Value],
+) -> Compute:
+    if op.name == "call":
+        return _with_coordinates(functions[op.callee], kernels[op.callee], seat)
+    if op.name in COLLECTIVES:
+        return _collective(op, seat, may_overwrite)
+    maker = _IN_TIME.get(op.name)
+    if maker is None:
+        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
+    return maker(op, may_overwrite)
+
+
+def _with_coordinates(function: Function, kernel: Compute, seat: Seat) -> Compute:
+    """Supplies the rank's coordinates that a function asks for after its own parameters."""
+    roles = [function.param_role(index) for index in range(len(function.params))]
+    axes = [role.label for role in roles if role.kind == "coordinate"]
+    if not axes:
+        return kernel
+    at = [torch.tensor(seat.index(axis), dtype=torch.int64) for axis in axes]
+    return lambda inputs: kernel([*inputs, *at])
+
+
+def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    (operand,), (result,) = tuple(op.inputs()), op.results
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    step = move(seat, axis, operand.type.layout, result.type.layout, in_place=operand in may_overwrite)
+    return lambda inputs: [step(inputs.pop())]
+
+
+def _part(op: Op, may_overwrite: set[Value]) -> Compute:  # noqa: ARG001
+    dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
+    return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
+
+
+def _join(op: Op, may_overwrite: set[Value]) -> Compute:  # noqa: ARG001
+    dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
+    return lambda inputs: [join(inputs, dim, stride)]
+
+
+def _accumulate(op: Op, may_overwrite: set[Value]) -> Compute:
+    total = next(op.inputs())
+    in_place = total in may_overwrite
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        old, new = inputs
+        owned = old if in_place and not is_shared(old) else own(old)
+        return [owned.add_(new)]
+
+    return run
+
+
+_IN_TIME: Final[Mapping[str, Callable[[Op, set[Value]], Compute]]] = {
+    "moai.part": _part,
+    "moai.join": _join,
+    "moai.accumulate": _accumulate,
+}

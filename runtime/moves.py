@@ -1,0 +1,221 @@
+"""Moving a value from one layout to another: each collective of the IR, and conversions made of them.
+
+A move changes the state of a value on one axis; which collective that is follows from the two states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moaic.ir.layout import PENDING, REPLICATED, WHOLE, Layout, Mesh, Split
+from moaic.runtime.placement import Placement
+from moaic.runtime.schema import DTYPES
+from moaic.runtime.tiles import cut, join
+from moaic.runtime.transport import Group, SharedMemoryTransport
+
+Move = Callable[[Tensor], Tensor]
+"""From a rank's local tensor to its local tensor afterwards. May be, or share memory with, its argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank of a mesh, and how it talks to the others."""
+
+    mesh: Mesh
+    rank: int
+    transport: SharedMemoryTransport
+
+    def group(self, axis: str) -> Group:
+        return Group.of(self.mesh.group(self.rank, axis), self.rank)
+
+    def index(self, axis: str) -> int:
+        return self.mesh.coordinates(self.rank)[axis]
+
+
+def move(seat: Seat, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> Move:
+    """The move that takes a value from layout `before` to `after`, which differ on `axis` alone.
+
+    `in_place`: the argument's memory may be used for the result.
+    """
+    count = seat.mesh.size(axis)
+    old, new = before.state(axis), after.state(axis)
+    if count == 1 or old == new:
+        return _same
+    if old == PENDING:
+        return _all_reduce(seat, axis, in_place) if new == WHOLE else _reduce_scatter(seat, axis, after)
+    if old == WHOLE:
+        return _first(seat, axis, in_place) if new == PENDING else _shard(seat, axis, after)
+    if new == WHOLE:
+        return _all_gather(seat, axis, before)
+    if new == PENDING:
+        raise ValueError(f"no move makes a split value a pending sum over {axis}")
+    return _all_to_all(seat, axis, before, after)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _all_reduce(seat: Seat, axis: str, in_place: bool) -> Move:
+    group, transport = seat.group(axis), seat.transport
+
+    def run(tensor: Tensor) -> Tensor:
+        out = tensor if in_place and tensor.is_contiguous() and not is_shared(tensor) else own(tensor)
+        transport.all_reduce(out, group)
+        return out
+
+    return run
+
+
+def _reduce_scatter(seat: Seat, axis: str, after: Layout) -> Move:
+    group, split, stride = seat.group(axis), *_split(after, axis, seat.mesh)
+    return lambda tensor: seat.transport.reduce_scatter(tensor, group, split.dim, stride)
+
+
+def _all_gather(seat: Seat, axis: str, before: Layout) -> Move:
+    group, split, stride = seat.group(axis), *_split(before, axis, seat.mesh)
+    return lambda tensor: seat.transport.all_gather(tensor, group, split.dim, stride)
+
+
+def _shard(seat: Seat, axis: str, after: Layout) -> Move:
+    split, stride = _split(after, axis, seat.mesh)
+    count, index = seat.mesh.size(axis), seat.index(axis)
+    return lambda tensor: cut(tensor, split.dim, stride, count, index)
+
+
+def _first(seat: Seat, axis: str, in_place: bool) -> Move:
+    return _same if seat.index(axis) == 0 else torch.zeros_like
+
+
+def _all_to_all(seat: Seat, axis: str, before: Layout, after: Layout) -> Move:
+    (old, give_stride), (new, _) = _split(before, axis, seat.mesh), _split(after, axis, seat.mesh)
+    if old.dim == new.dim and not _are_apart(old, new, seat.mesh.size(axis)):
+        gather, shard = _all_gather(seat, axis, before), _shard(seat, axis, after)
+        return lambda tensor: shard(gather(tensor))
+    count, group = seat.mesh.size(axis), seat.group(axis)
+    # While both digits are taken, a part is cut where the new digit lies in what the old one has left.
+    inner = count if old.dim == new.dim and old.stride < new.stride else 1
+    cut_stride = after.local_stride(new, seat.mesh) // inner
+    inner = count if old.dim == new.dim and new.stride < old.stride else 1
+    join_stride = give_stride // inner
+
+    def run(tensor: Tensor) -> Tensor:
+        parts = [cut(tensor, new.dim, cut_stride, count, i) for i in range(count)]
+        return join(seat.transport.all_to_all(parts, group), old.dim, join_stride)
+
+    return run
+
+
+def _split(layout: Layout, axis: str, mesh: Mesh) -> tuple[Split, int]:
+    """The split of `axis` and its stride in what the other axes leave."""
+    split = layout.split_of(axis)
+    assert split is not None, f"{axis} splits nothing in {layout}"
+    return split, layout.local_stride(split, mesh)
+
+
+def _are_apart(one: Split, other: Split, count: int) -> bool:
+    """Whether two digits of one dim share no part of its index."""
+    low, high = sorted((one.stride, other.stride))
+    return high % (low * count) == 0
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether anything else uses the memory of `tensor`."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # pyright: ignore[reportPrivateUsage]
+
+
+def own(tensor: Tensor) -> Tensor:
+    """A contiguous copy."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From one placement to another, of values of one type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    before: Placement
+    after: Placement
+
+    def encoded(self) -> list[Any]:
+        return [self.dtype, list(self.shape), _encode(self.before), _encode(self.after)]
+
+    @staticmethod
+    def decoded(data: Any) -> Conversion:
+        dtype, shape, before, after = data
+        return Conversion(dtype, tuple(shape), _decode(before), _decode(after))
+
+
+def convert(conversion: Conversion, rank: int, transport: SharedMemoryTransport) -> Callable[[Tensor | None], Tensor | None]:
+    """What worker `rank` does: from its part before, if it has one, to its part after, if it gets one."""
+    before, after = conversion.before, conversion.after
+    if before.mesh == after.mesh:
+        steps = _changes(Seat(before.mesh, rank, transport), before.layout, after.layout) if rank < before.mesh.ranks else []
+        return lambda tensor: _apply(steps, tensor)
+    gather = (
+        _changes(Seat(before.mesh, rank, transport), before.layout, REPLICATED) if rank < before.mesh.ranks else []
+    )
+    spread = _spread(conversion, rank, transport)
+    cutting = _changes(Seat(after.mesh, rank, transport), REPLICATED, after.layout) if rank < after.mesh.ranks else []
+    keeps = rank < after.mesh.ranks
+
+    def run(tensor: Tensor | None) -> Tensor | None:
+        whole = spread(_apply(gather, tensor))
+        return _apply(cutting, whole) if keeps else None
+
+    return run
+
+
+def _spread(
+    conversion: Conversion, rank: int, transport: SharedMemoryTransport
+) -> Callable[[Tensor | None], Tensor | None]:
+    """Brings a value that ranks of the old mesh hold whole to those that only the new mesh has."""
+    new = range(conversion.before.mesh.ranks, conversion.after.mesh.ranks)
+    if not new or (rank != 0 and rank not in new):
+        return lambda tensor: tensor
+    group = Group.of((0, *new), rank)
+    return lambda tensor: transport.broadcast(tensor, conversion.shape, DTYPES[conversion.dtype], group)
+
+
+def _changes(seat: Seat, before: Layout, after: Layout) -> list[Move]:
+    """Moves from one layout to another: one if one axis changes, else first all that changes is gathered, then cut."""
+    changing = [axis for axis, size in seat.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
+    if len(changing) == 1:
+        return [move(seat, changing[0], before, after)]
+    moves: list[Move] = []
+    at = before
+    for axis in changing:
+        whole = at.with_state(axis, WHOLE)
+        moves.append(move(seat, axis, at, whole))
+        at = whole
+    for axis in changing:
+        there = at.with_state(axis, after.state(axis))
+        moves.append(move(seat, axis, at, there))
+        at = there
+    return moves
+
+
+def _apply(steps: list[Move], tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    for step in steps:
+        tensor = step(tensor)
+    return tensor
+
+
+def _encode(place: Placement) -> list[Any]:
+    splits = [[split.axis, split.dim, split.stride] for split in place.layout.splits]
+    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.pending)]
+
+
+def _decode(data: Any) -> Placement:
+    axes, splits, pending = data
+    layout = Layout(tuple(Split(*split) for split in splits), tuple(pending))
+    return Placement(Mesh(tuple((axis, size) for axis, size in axes)), layout)

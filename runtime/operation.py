@@ -1,0 +1,142 @@
+"""An eager op as a worker runs it: said once, then called by number with buffers and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.schema import DTYPES, signature
+
+Part = tuple[Any, ...]
+"""One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor sent by value,
+("dtype", name), ("literal", value) or ("list", parts). Views and scalars are taken from their lists in order."""
+
+
+class Geometry(NamedTuple):
+    """A view into a buffer that the worker holds whole; `base` are the strides that the buffer must have for it."""
+
+    base: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An op, the form of its arguments, and per view its geometry (None: the whole buffer) and who takes part."""
+
+    op: str
+    args: tuple[Part, ...]
+    kwargs: tuple[tuple[str, Part], ...]
+    geometries: tuple[Geometry | None, ...]
+    ranks: tuple[int, ...]
+
+    def encoded(self) -> list[Any]:
+        return [self.op, self.args, self.kwargs, self.geometries, self.ranks]
+
+    @staticmethod
+    def decoded(data: Any) -> Operation:
+        op, args, kwargs, geometries, ranks = data
+        return Operation(
+            op,
+            tuple(_part(part) for part in args),
+            tuple((name, _part(part)) for name, part in kwargs),
+            tuple(None if each is None else Geometry(*(_tuple(item) for item in each)) for each in geometries),
+            tuple(ranks),
+        )
+
+
+def _tuple(data: Any) -> Any:
+    return tuple(data) if isinstance(data, list) else data
+
+
+def _part(data: Any) -> Part:
+    kind, *rest = data
+    return (kind, tuple(_part(part) for part in rest[0])) if kind == "list" else (kind, *rest)
+
+
+class Operator:
+    """An operation, ready to be run by one worker on its table of buffers."""
+
+    def __init__(self, operation: Operation, rank: int) -> None:
+        self._operation = operation
+        self._call: Callable[..., Any] = signature(operation.op).overload
+        self._present = [rank < ranks for ranks in operation.ranks]
+        self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
+        self.name = operation.op
+
+    def run(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
+        """Runs the op; its results, in order, become the buffers `outputs`."""
+        if self._present and not any(self._present):
+            return
+        tensors = [table[id] for id in ids] if self._is_plain else self._views(table, ids)
+        supply = _Supply(iter(tensors), iter(scalars))
+        args = [_argument(part, supply) for part in self._operation.args]
+        kwargs = {name: _argument(part, supply) for name, part in self._operation.kwargs}
+        result = self._call(*args, **kwargs)
+        if outputs:
+            self._keep(table, result, outputs)
+
+    def _views(self, table: dict[int, Tensor], ids: Sequence[int]) -> list[Tensor | None]:
+        return [
+            (table[id] if geometry is None else view(table, id, geometry)) if present else None
+            for id, geometry, present in zip(ids, self._operation.geometries, self._present, strict=True)
+        ]
+
+    def _keep(self, table: dict[int, Tensor], result: Any, outputs: Sequence[int]) -> None:
+        results = [result] if isinstance(result, Tensor) else [tensor for tensor in result if tensor is not None]
+        for id, tensor in zip(self._held(outputs, len(results)), results, strict=False):
+            table[id] = tensor
+
+    def _held(self, outputs: Sequence[int], count: int) -> Sequence[int]:
+        """Outputs of the list positions that this worker takes part in."""
+        if len(outputs) == count or len(outputs) > len(self._present):
+            return outputs
+        return [id for id, present in zip(outputs, self._present, strict=False) if present]
+
+
+class _Supply(NamedTuple):
+    tensors: Iterator[Tensor | None]
+    scalars: Iterator[Any]
+
+
+def _argument(part: Part, supply: _Supply) -> Any:
+    return _ARGUMENTS[part[0]](part, supply)
+
+
+def _views_argument(part: Part, supply: _Supply) -> list[Tensor]:
+    taken = [next(supply.tensors) for _ in range(part[1])]
+    return [tensor for tensor in taken if tensor is not None]
+
+
+_ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
+    "view": lambda _, supply: next(supply.tensors),
+    "views": _views_argument,
+    "scalar": lambda _, supply: next(supply.scalars),
+    "scalars": lambda part, supply: [next(supply.scalars) for _ in range(part[1])],
+    "number": lambda part, supply: torch.tensor(next(supply.scalars), dtype=DTYPES[part[1]]),
+    "dtype": lambda part, _: DTYPES[part[1]],
+    "literal": lambda part, _: part[1],
+    "list": lambda part, supply: [_argument(each, supply) for each in part[1]],
+}
+
+
+def view(table: dict[int, Tensor], id: int, geometry: Geometry) -> Tensor:
+    """A view into a whole buffer; gives the buffer the memory order that the geometry counts on where it has another."""
+    tensor = table[id]
+    if not _lies_so(tensor, geometry.base):
+        ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype)
+        tensor = table[id] = ordered.copy_(tensor)
+    return tensor.as_strided(geometry.shape, geometry.strides, geometry.offset)
+
+
+def _lies_so(tensor: Tensor, strides: Sequence[int]) -> bool:
+    if tensor.storage_offset():
+        return False
+    return all(
+        size <= 1 or old == new for size, old, new in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )

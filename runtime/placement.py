@@ -1,0 +1,69 @@
+"""Where a buffer lies: a layout over the first workers of the machine, seen as a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from moaic.ir.layout import REPLICATED, Layout, Mesh
+
+EVERYWHERE_AXIS = "w"
+"""The axis of all workers, for buffers that no plan has placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A layout over the space axes of a mesh of k ranks, which are workers 0 to k-1. The default is worker 0 alone."""
+
+    mesh: Mesh = Mesh()
+    layout: Layout = REPLICATED
+
+    @property
+    def is_whole(self) -> bool:
+        """Every rank of the mesh holds all of it."""
+        return not self.layout.pending and all(self.mesh.size(split.axis) == 1 for split in self.layout.splits)
+
+    def with_layout(self, layout: Layout) -> Placement:
+        return Placement(self.mesh, layout)
+
+    def whole(self) -> Placement:
+        return Placement(self.mesh, REPLICATED)
+
+
+Tile = tuple[tuple[int, int, int, int], ...]
+"""Which part of a value a rank holds: (dim, stride, count, index) of each digit that is fixed."""
+
+
+def everywhere(workers: int) -> Placement:
+    """Whole on each of the first `workers` workers."""
+    return Placement(Mesh(((EVERYWHERE_AXIS, workers),)) if workers > 1 else Mesh())
+
+
+@cache
+def tiles(place: Placement) -> tuple[Tile, ...]:
+    """What each rank holds. A pending sum is not looked at."""
+    mesh = place.mesh
+
+    def tile(rank: int) -> Tile:
+        at = mesh.coordinates(rank)
+        splits = [split for split in place.layout.splits if mesh.size(split.axis) > 1]
+        return tuple((split.dim, split.stride, mesh.size(split.axis), at[split.axis]) for split in splits)
+
+    return tuple(tile(rank) for rank in range(mesh.ranks))
+
+
+@cache
+def owners(place: Placement) -> tuple[int, ...]:
+    """One rank for each part: the first that holds it, in order of rank."""
+    first: dict[Tile, int] = {}
+    for rank, tile in enumerate(tiles(place)):
+        first.setdefault(tile, rank)
+    return tuple(first.values())
+
+
+@cache
+def alike(one: Placement, other: Placement) -> bool:
+    """Whether the same workers hold the same parts, whatever their meshes are called."""
+    if one.layout.pending or other.layout.pending:
+        return one == other
+    return tiles(one) == tiles(other)

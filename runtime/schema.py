@@ -1,0 +1,129 @@
+"""How an op of the IR corresponds to the arguments of an aten overload: operands are tensors, attributes the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from moaic.ir.graph import Attr
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+}
+"""Element types by our name."""
+
+DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
+
+PLACEMENT: Final = frozenset({"device", "layout", "memory_format", "pin_memory"})
+"""Arguments that say where and how a tensor is stored: the IR leaves them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an overload; `kind` is tensor, tensors, dtype, placement or literal."""
+
+    name: str
+    kind: str
+    keyword: bool
+    required: bool
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An overload and its arguments; `nullary` when it reads no tensor and so must be told its device."""
+
+    overload: torch._ops.OpOverload
+    arguments: tuple[Argument, ...]
+    nullary: bool
+
+    @property
+    def operands(self) -> tuple[Argument, ...]:
+        return tuple(argument for argument in self.arguments if argument.kind in ("tensor", "tensors"))
+
+
+def op_name(overload: torch._ops.OpOverload) -> str:
+    """`aten.mm` for a default overload, else `aten.sum.dim_IntList`."""
+    packet = str(overload._overloadpacket)
+    name = overload._overloadname
+    return packet if name == "default" else f"{packet}.{name}"
+
+
+@cache
+def signature(name: str) -> Signature:
+    """The signature of the op called `name`; an unknown op raises LookupError."""
+    namespace, packet, *rest = name.split(".")
+    try:
+        overload = getattr(getattr(getattr(torch.ops, namespace), packet), rest[0] if rest else "default")
+    except AttributeError:
+        raise LookupError(f"no op is called {name}") from None
+    return signature_of(overload)
+
+
+@cache
+def signature_of(overload: torch._ops.OpOverload) -> Signature:
+    arguments = tuple(_argument(argument) for argument in overload._schema.arguments)
+    nullary = not any(argument.kind in ("tensor", "tensors") for argument in arguments)
+    return Signature(overload, arguments, nullary)
+
+
+def _argument(argument: Any) -> Argument:
+    return Argument(
+        name=argument.name,
+        kind=_kind(argument),
+        keyword=argument.kwarg_only,
+        required=not argument.has_default_value(),
+        default=argument.default_value,
+    )
+
+
+def _kind(argument: Any) -> str:
+    kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+    if argument.name in PLACEMENT:
+        return "placement"
+    if "Tensor" in kind:
+        return "tensors" if "List" in kind else "tensor"
+    return "dtype" if kind == "ScalarType" else "literal"
+
+
+def call_arguments(
+    called: Signature, operands: Iterable[Any], attrs: Mapping[str, Attr], device: torch.device
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments with which to call an overload on `operands`, tensors or proxies."""
+    rest = iter(operands)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in called.arguments:
+        value = _value(argument, rest, attrs, device if called.nullary else None)
+        if argument.keyword:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _value(argument: Argument, operands: Any, attrs: Mapping[str, Attr], device: torch.device | None) -> Any:
+    if argument.kind == "placement":
+        return device if argument.name == "device" and device is not None else argument.default
+    if argument.kind in ("tensor", "tensors"):
+        operand = next(operands, None)
+        if operand is None:
+            return attrs.get(argument.name, argument.default)
+        return list(operand) if argument.kind == "tensors" else operand
+    value = attrs.get(argument.name, argument.default)
+    return DTYPES[value] if argument.kind == "dtype" and isinstance(value, str) else value

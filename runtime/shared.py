@@ -1,0 +1,254 @@
+"""Memory shared by the workers of one host: a mailbox per ordered pair of them, and a line where each says what it does.
+
+The memory is an anonymous file handed down by descriptor, so nothing of it outlives the processes. Layout: one status
+line per worker, one line per ordered pair, then two rooms per worker. A worker writes into a room of its own, posts it
+to some peers, and may write into the same room again once each of them has given it back. Every word has one
+writer. Counts only grow, so that no pair needs to know what other pairs did.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+LINE: Final = 64
+"""Bytes of a cache line; words of different writers never share one."""
+
+WORDS: Final = LINE // 8
+
+ROOM: Final = 2 << 20
+"""Bytes of one room: small enough that what is written there is still in the cache when it is read."""
+
+POSTED, WHERE, RETURNED, ASLEEP = range(4)
+"""Words of the line that r writes for p: rooms posted to p, which room was last, p's rooms given back, r sleeps on p."""
+
+SPINS: Final = 200
+YIELD_SECONDS: Final = 0.002
+SLEEP_SECONDS: Final = 0.005
+LIFE_SECONDS: Final = 0.05
+"""A waiting worker spins this often, then yields its core this long, then sleeps in pieces; it asks after its peers
+at this interval."""
+
+FUTEX_CALLS: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+FUTEX_WAIT: Final = 0
+FUTEX_WAKE: Final = 1
+
+
+class PeerLost(Exception):
+    """A peer failed or ended while this worker waited for it: a consequence, never the cause."""
+
+
+class Activity(NamedTuple):
+    """What a worker does, as four numbers that whoever starts it can look up."""
+
+    line: int
+    """Line of the person's program, as `location.Lines` numbers them."""
+    code: int
+    """Kind of command."""
+    subject: int
+    """The operation, conversion or program that it names."""
+    step: int
+    """Instruction of the program."""
+
+
+IDLE: Final = Activity(-1, -1, -1, -1)
+FAILED: Final = 4
+"""Word of a status line that is 1 once the worker has failed."""
+
+
+def memory_bytes(ranks: int) -> int:
+    return LINE * (ranks + ranks * ranks) + 2 * ROOM * ranks
+
+
+def create_memory(ranks: int) -> int:
+    """Descriptor of zeroed memory for `ranks` workers; it is gone when the last descriptor and mapping are."""
+    descriptor = os.memfd_create("moaic", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, memory_bytes(ranks))
+    return descriptor
+
+
+class Status:
+    """The status lines, seen by the workers and by whoever started them."""
+
+    def __init__(self, descriptor: int, ranks: int) -> None:
+        self._map = mmap.mmap(descriptor, LINE * ranks)
+        self._words = memoryview(self._map).cast("q")
+
+    def activity(self, rank: int) -> Activity:
+        at = rank * WORDS
+        return Activity(*self._words[at : at + len(IDLE)])
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+class Mailbox:
+    """One worker's side of the shared memory."""
+
+    def __init__(self, descriptor: int, rank: int, ranks: int, lifelines: Sequence[int], spins: int = SPINS) -> None:
+        """`lifelines` are descriptors that reach their end when one of the other workers does."""
+        self.rank = rank
+        self.ranks = ranks
+        self._map = mmap.mmap(descriptor, memory_bytes(ranks))
+        self._words = memoryview(self._map).cast("q")
+        self._rooms = _rooms(self._map, ranks)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._lives = select.poll()
+        for lifeline in lifelines:
+            self._lives.register(lifeline, select.POLLIN)
+        self._spins = spins
+        self._room = 0
+        self._owed: tuple[list[tuple[int, int]], ...] = ([], [])
+        self._posted = [0] * ranks
+        self._taken = [0] * ranks
+        self._fence = Fence()
+
+    def begin(self, line: int, code: int, subject: int) -> None:
+        """Writes down what this worker does now, for the case that it does not live to tell."""
+        at = self.rank * WORDS
+        self._words[at], self._words[at + 1], self._words[at + 2], self._words[at + 3] = line, code, subject, -1
+
+    def step(self, index: int) -> None:
+        self._words[self.rank * WORDS + 3] = index
+
+    def fail(self) -> None:
+        """Lets no peer wait for this worker any longer."""
+        self._words[self.rank * WORDS + FAILED] = 1
+
+    def room(self, dtype: torch.dtype) -> Tensor:
+        """This worker's next room, once all its readers have given it back. Raises PeerLost."""
+        owed = self._owed[self._room]
+        for peer, count in owed:
+            self._await(peer, RETURNED, count)
+        owed.clear()
+        return self._rooms[self.rank][self._room][dtype]
+
+    def post(self, peers: Sequence[int]) -> None:
+        """Shows the room last asked for to `peers`."""
+        self._fence.pass_through()
+        for peer in peers:
+            at = self._line(self.rank, peer)
+            self._words[at + WHERE] = self._room
+            self._posted[peer] += 1
+            self._set(peer, at + POSTED, self._posted[peer])
+            self._owed[self._room].append((peer, self._posted[peer]))
+        self._room = 1 - self._room
+
+    def take(self, peer: int, dtype: torch.dtype) -> Tensor:
+        """The next room that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
+        self._taken[peer] += 1
+        self._await(peer, POSTED, self._taken[peer])
+        self._fence.pass_through()
+        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE]][dtype]
+
+    def give_back(self, peers: Sequence[int]) -> None:
+        """Tells `peers` that the rooms taken from them have been read."""
+        self._fence.pass_through()
+        for peer in peers:
+            self._set(peer, self._line(self.rank, peer) + RETURNED, self._taken[peer])
+
+    def _line(self, writer: int, reader: int) -> int:
+        return WORDS * (self.ranks + writer * self.ranks + reader)
+
+    def _set(self, peer: int, at: int, value: int) -> None:
+        self._words[at] = value
+        if self._words[self._line(peer, self.rank) + ASLEEP]:
+            futex(self._address + 8 * at, FUTEX_WAKE, 1, 0.0)
+
+    def _await(self, peer: int, word: int, count: int) -> None:
+        words, at = self._words, self._line(peer, self.rank) + word
+        for _ in range(self._spins):
+            if words[at] >= count:
+                return
+        start = time.monotonic()
+        while words[at] < count and time.monotonic() - start < YIELD_SECONDS:
+            os.sched_yield()
+        self._sleep(peer, at, count)
+
+    def _sleep(self, peer: int, at: int, count: int) -> None:
+        asked = time.monotonic()
+        asleep = self._line(self.rank, peer) + ASLEEP
+        while (seen := self._words[at]) < count:
+            # A wake-up can be missed between these two lines; the time limit of the sleep bounds what that costs.
+            self._words[asleep] = 1
+            futex(self._address + 8 * at, FUTEX_WAIT, seen & 0xFFFFFFFF, SLEEP_SECONDS)
+            now = time.monotonic()
+            if now - asked > LIFE_SECONDS:
+                asked = now
+                self._check_peers()
+        self._words[asleep] = 0
+
+    def _check_peers(self) -> None:
+        failed = [rank for rank in range(self.ranks) if self._words[rank * WORDS + FAILED]]
+        if failed or self._lives.poll(0):
+            raise PeerLost(f"worker {failed[0]} failed" if failed else "another worker ended")
+
+
+class Fence:
+    """Orders the memory accesses of this thread. Free on x86, where stores are seen in order and loads stay so."""
+
+    def __init__(self) -> None:
+        self._ordered = platform.machine() in ("x86_64", "AMD64")
+        self._lock = threading.Lock()
+
+    def pass_through(self) -> None:
+        if self._ordered:
+            return
+        # Nothing moves up over the end of the second locking or down over the start of the first.
+        with self._lock:
+            pass
+        with self._lock:
+            pass
+
+
+def futex(address: int, operation: int, value: int, seconds: float) -> None:
+    """Sleeps on, or wakes sleepers of, the 32-bit word at `address`; elsewhere than on Linux as we know it, a nap."""
+    number = FUTEX_CALLS.get(platform.machine())
+    if number is None:
+        time.sleep(min(seconds, 0.0005))
+        return
+    limit = _Timespec(0, int(seconds * 1e9))
+    if _LIBC.syscall(number, ctypes.c_void_p(address), operation, ctypes.c_uint32(value), ctypes.byref(limit), None, 0) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
+            raise OSError(code, os.strerror(code))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+WORD_TYPES: Final = (
+    torch.uint8,
+    torch.int8,
+    torch.bool,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def _rooms(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
+    start = LINE * (ranks + ranks * ranks)
+    room = torch.frombuffer(memory, dtype=torch.uint8)[start:].view(ranks, 2, ROOM)
+    return [[{dtype: room[rank, half].view(dtype) for dtype in WORD_TYPES} for half in range(2)] for rank in range(ranks)]

@@ -1,0 +1,53 @@
+"""Digits of a dim: cutting out the part of a tensor that lies on one rank, and putting parts together again.
+
+A dim of size N = outer * count * stride is cut along its middle digit: part i takes the indices with
+(index // stride) % count == i. Layouts order their splits by falling stride, so cutting them one after the other
+leaves the strides of those still to come as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moaic.ir.layout import Layout, Mesh, Split
+
+
+def cut(tensor: Tensor, dim: int, stride: int, count: int, index: int) -> Tensor:
+    """Part `index` of `count` of `tensor` along the digit of weight `stride` of `dim`; a view where that is possible."""
+    outer = tensor.shape[dim] // (count * stride)
+    if outer == 1:
+        return tensor.narrow(dim, index * stride, stride)
+    return tensor.unflatten(dim, (outer, count, stride)).select(dim + 1, index).flatten(dim, dim + 1)
+
+
+def join(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
+    """The tensor whose parts along the digit of weight `stride` of `dim` are `parts`: what `cut` took apart."""
+    outer = parts[0].shape[dim] // stride
+    if outer == 1:
+        return torch.cat(list(parts), dim)
+    digits = [part.unflatten(dim, (outer, stride)) for part in parts]
+    return torch.stack(digits, dim + 1).flatten(dim, dim + 2)
+
+
+def local_part(whole: Tensor, mesh: Mesh, layout: Layout, rank: int) -> Tensor:
+    """What `rank` holds of `whole`, by the splits of `layout`."""
+    coordinates = mesh.coordinates(rank)
+    for split in layout.splits:
+        whole = cut(whole, split.dim, split.stride, mesh.size(split.axis), coordinates[split.axis])
+    return whole
+
+
+def assemble(part: Callable[[int], Tensor], mesh: Mesh, layout: Layout) -> Tensor:
+    """The whole tensor from the parts of the ranks with coordinate 0 on every axis that splits nothing."""
+
+    def gather(splits: Sequence[Split], coordinates: Mapping[str, int]) -> Tensor:
+        if not splits:
+            return part(mesh.rank(dict(coordinates)))
+        first, *rest = splits
+        parts = [gather(rest, {**coordinates, first.axis: i}) for i in range(mesh.size(first.axis))]
+        return join(parts, first.dim, first.stride)
+
+    return gather(layout.splits, {})

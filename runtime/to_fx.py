@@ -1,0 +1,252 @@
+"""The IR as calls of torch: each op on real tensors, and a whole function as an FX graph.
+
+This is the only file that turns IR into FX. What an op means is said once, as plain torch calls; run on tensors they
+interpret the op, traced they give the graph that is compiled. Values have no strides in the IR, so every op takes
+operands of any strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.types import TensorType
+from moaic.runtime import schema
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+"""A compute function: takes its parameters in order, gives its results in order."""
+
+Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | tuple[Tensor, ...]]
+
+CPU: Final = torch.device("cpu")
+
+WORD: Final = 0xFFFFFFFF
+MULTIPLIERS: Final = (0x21F0AAAD, 0x735A2D97)
+"""Odd factors below 2**31, so that a 32-bit word times one of them fits an int64 without overflow."""
+
+
+def run_op(op: Op, operands: Sequence[Any], device: torch.device = CPU) -> tuple[Tensor, ...]:
+    """The results of a compute op on tensors (None for an absent operand, lists for tensor lists)."""
+    lowering = LOWERINGS.get(op.name)
+    results = _run_aten(op, operands, device) if lowering is None else lowering(op, operands, device)
+    if isinstance(results, Tensor):
+        return (results,)
+    # A convolution's backward gives None for gradients that nobody asked for: they are no results in the IR.
+    return tuple(result for result in results if result is not None)
+
+
+def run_ops(function: Function, inputs: Sequence[Tensor], device: torch.device = CPU) -> list[Tensor]:
+    """Run `function` op by op; values are let go after their last use."""
+    values: dict[Value, Tensor] = dict(zip(function.params, inputs, strict=True))
+    dying = last_uses(function)
+    for op, dead in zip(function.ops, dying, strict=True):
+        results = run_op(op, [operand_of(operand, values) for operand in op.operands], device)
+        values.update(zip(op.results, results, strict=True))
+        for value in dead:
+            del values[value]
+    return [values[result] for result in function.results]
+
+
+def operand_of(operand: Any, values: Mapping[Value, Tensor]) -> Any:
+    if isinstance(operand, tuple):
+        return [None if value is None else values[value] for value in operand]
+    return None if operand is None else values[operand]
+
+
+def last_uses(function: Function) -> list[list[Value]]:
+    """Per op, the values that nothing after it reads."""
+    alive = set(function.results)
+    dying: list[list[Value]] = []
+    for op in reversed(function.ops):
+        dead = list(dict.fromkeys(value for value in (*op.inputs(), *op.results) if value not in alive))
+        alive.update(dead)
+        dying.append(dead)
+    return dying[::-1]
+
+
+def trace(
+    function: Function, device: torch.device = CPU, decompositions: Mapping[Any, Any] | None = None
+) -> tuple[torch.fx.GraphModule, FakeTensorMode]:
+    """`function` as an FX graph, contiguous inputs to contiguous outputs, and the mode of its fake tensors."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    def body(*inputs: Tensor) -> list[Tensor]:
+        return [result.contiguous() for result in run_ops(function, inputs, device)]
+
+    # Inductor's cache refuses graphs whose fake mode has no shape environment.
+    with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True) as mode, torch.no_grad():
+        examples = [example(param.type, device) for param in function.params]
+        graph_module = make_fx(body, decomposition_table=dict(decompositions or {}), tracing_mode="real")(*examples)
+    return graph_module, mode
+
+
+def example(type: TensorType, device: torch.device = CPU) -> Tensor:
+    """An uninitialised contiguous tensor of `type`."""
+    return torch.empty(type.shape, dtype=schema.DTYPES[type.dtype], device=device)
+
+
+def _run_aten(op: Op, operands: Sequence[Any], device: torch.device) -> Any:
+    called = schema.signature(op.name)
+    args, kwargs = schema.call_arguments(called, operands, op.attrs, device)
+    return called.overload(*args, **kwargs)
+
+
+def _view(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    return operands[0].reshape(op.attrs["size"])
+
+
+def _ints(attr: Any) -> tuple[int, ...]:
+    return tuple(attr)
+
+
+# Attention. Masks may be booleans (True: look) or numbers that are added.
+
+
+def _sdpa(op: Op, operands: Sequence[Any], device: torch.device) -> tuple[Tensor, Tensor]:
+    query, key, value, *rest = operands
+    mask = _additive(rest[0] if rest else None, query)
+    causal, scale = _attention_attrs(op, query)
+    if _flash_takes(query, value, mask, device):
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+        )
+        return out, logsumexp
+    scores = _scores(query, key, mask, causal, scale)
+    logsumexp = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - _finite(logsumexp).unsqueeze(-1))
+    return (weights @ value.to(weights.dtype)).to(query.dtype), logsumexp
+
+
+def _sdpa_backward(op: Op, operands: Sequence[Any], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    grad, query, key, value, out, logsumexp, *rest = operands
+    mask = _additive(rest[0] if rest else None, query)
+    causal, scale = _attention_attrs(op, query)
+    if _flash_takes(query, value, mask, device):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=mask, scale=scale
+        )
+    weights = torch.exp(_scores(query, key, mask, causal, scale) - _finite(logsumexp).unsqueeze(-1))
+    wide = weights.dtype
+    grad_weights = grad.to(wide) @ value.to(wide).transpose(-1, -2)
+    delta = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+    grad_scores = weights * (grad_weights - delta) * scale
+    grad_query = grad_scores @ key.to(wide)
+    grad_key = grad_scores.transpose(-1, -2) @ query.to(wide)
+    grad_value = weights.transpose(-1, -2) @ grad.to(wide)
+    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
+
+
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=query.dtype, device=query.device)
+        mask = torch.where(mask, zero, float("-inf"))
+    while mask.dim() < query.dim():
+        mask = mask.unsqueeze(0)
+    return mask
+
+
+def _attention_attrs(op: Op, query: Tensor) -> tuple[bool, float]:
+    scale: Any = op.attrs.get("scale")
+    return bool(op.attrs.get("is_causal", False)), query.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+def _flash_takes(query: Tensor, value: Tensor, mask: Tensor | None, device: torch.device) -> bool:
+    """Whether PyTorch's flash attention for CPUs is legal here."""
+    return (
+        device.type == "cpu"
+        and query.dim() == 4
+        and query.shape[-1] == value.shape[-1]
+        and prod(query.shape) > 0
+        and (mask is None or mask.dtype in (query.dtype, torch.float32))
+    )
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        rows = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1)
+        columns = torch.arange(key.shape[-2], device=query.device)
+        scores = torch.where(columns <= rows, scores, float("-inf"))
+    return scores
+
+
+def _finite(logsumexp: Tensor) -> Tensor:
+    """A row that may look at nothing gets zero weights rather than NaN."""
+    return torch.where(logsumexp == float("-inf"), 0.0, logsumexp)
+
+
+# Random numbers: a hash of (key, global index) in 32-bit words held in int64, the same on every device and plan.
+
+
+def _mix(word: Any) -> Any:
+    """A bijection of 32-bit words with good avalanche; works on ints and on int64 tensors alike."""
+    word = ((word ^ (word >> 16)) * MULTIPLIERS[0]) & WORD
+    word = ((word ^ (word >> 15)) * MULTIPLIERS[1]) & WORD
+    return word ^ (word >> 15)
+
+
+def _fold_key(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    instance: Any = op.attrs["instance"]
+    key = operands[0]
+    words = _mix(_mix(key & WORD) ^ ((key >> 32) & WORD))
+    return _mix(words ^ _mix((words.flip(0) + _mix(instance + 1)) & WORD))
+
+
+def _rand(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    key, *coordinates = operands
+    shape = op.results[0].type.shape
+    global_shape = _ints(op.attrs.get("global_shape", shape))
+    splits: Any = op.attrs.get("splits", ())
+    index = global_index(shape, global_shape, splits, coordinates, device)
+    word = _mix(((index & WORD) + key[0]) & WORD)
+    if prod(global_shape) > WORD:
+        word = (word + (index >> 32)) & WORD
+    word = _mix(word ^ (key[1] & WORD))
+    return ((word >> 8).to(torch.float32) * 2.0**-24).to(schema.DTYPES[op.results[0].type.dtype])
+
+
+def global_index(
+    shape: Sequence[int],
+    global_shape: Sequence[int],
+    splits: Sequence[Sequence[int]],
+    coordinates: Sequence[Tensor],
+    device: torch.device,
+) -> Tensor:
+    """Row-major index in the whole tensor of each element of one rank's part; i64 of `shape`.
+
+    `splits` holds (dim, stride, size of the axis) and `coordinates` the rank's place on each of them.
+    """
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, size in enumerate(shape):
+        along = torch.arange(size, device=device)
+        digits = sorted(
+            (stride, n, at) for (d, stride, n), at in zip(splits, coordinates, strict=True) if d == dim
+        ) if splits else []
+        # From the finest digit on: what lies below a digit is in its final place when the digit is put in.
+        for stride, n, at in digits:
+            along = (along // stride) * (stride * n) + at * stride + along % stride
+        along = along * prod(global_shape[dim + 1 :])
+        index = index + along.reshape([-1] + [1] * (len(shape) - 1 - dim))
+    return index
+
+
+LOWERINGS: Final[Mapping[str, Lowering]] = {
+    "aten.view": _view,
+    "moai.sdpa": _sdpa,
+    "moai.sdpa_backward": _sdpa_backward,
+    "moai.fold_key": _fold_key,
+    "moai.rand": _rand,
+}
+"""Ops that are not one aten call: our own, and those whose aten form depends on strides."""

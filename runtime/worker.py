@@ -1,0 +1,276 @@
+"""A worker: one process per physical device, which does what the controller's messages say until their socket ends.
+
+`python -m moaic.runtime.worker` is started by a launcher with the descriptors it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import select
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
+from moaic.runtime.execute import Program
+from moaic.runtime.moves import Conversion, convert
+from moaic.runtime.operation import Geometry, Operation, Operator, view
+from moaic.runtime.schema import DTYPE_NAMES, DTYPES
+from moaic.runtime.shared import SPINS, Mailbox, PeerLost
+from moaic.runtime.threads import cores
+from moaic.runtime.transport import SharedMemoryTransport
+from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block
+
+Converter = Callable[[Tensor | None], Tensor | None]
+
+
+class Worker:
+    """The buffers of one device and what can be done with them."""
+
+    def __init__(self, rank: int, mailbox: Mailbox) -> None:
+        self.rank = rank
+        self._mailbox = mailbox
+        self._transport = SharedMemoryTransport(mailbox)
+        self.table: dict[int, Tensor] = {}
+        self._operators: dict[int, Operator] = {}
+        self._paths: dict[int, tuple[str, Converter]] = {}
+        self._programs: dict[int, Program] = {}
+        self._step = -1
+        self._commands: Mapping[int, Callable[..., None]] = {
+            Code.PUT: self._put,
+            Code.FILL: self._fill,
+            Code.DEFINE: self._define,
+            Code.OPERATE: self._operate,
+            Code.PATH: self._path,
+            Code.MOVE: self._move,
+            Code.LOAD: self._load,
+            Code.RUN: self._run,
+            Code.FREE: self._free,
+        }
+        self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
+            Code.FETCH: self._fetch,
+            Code.SYNCHRONIZE: lambda: (None, None),
+            Code.REPORT: self._report,
+            Code.LIST: self._list,
+        }
+
+    def do(self, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
+        """Runs one command that is not a request."""
+        code, line, *arguments = command
+        self._step = -1
+        self._mailbox.begin(line, code, arguments[0] if code in _NAMED else -1)
+        if code == Code.PUT:
+            arguments[-1] = blocks[arguments[-1]]
+        self._commands[code](*arguments)
+
+    def answer(self, command: Sequence[Any]) -> tuple[Any, Tensor | None] | None:
+        """What a request asks for, as plain data and perhaps a block; None if this worker need not answer."""
+        code, line, _, *arguments = command
+        self._mailbox.begin(line, code, -1)
+        return self._requests[code](*arguments)
+
+    def what(self, command: Sequence[Any]) -> str:
+        """Names a command, for messages."""
+        code, _, *arguments = command
+        subject = arguments[0] if arguments else None
+        if code == Code.OPERATE and subject in self._operators:
+            return self._operators[subject].name
+        if code == Code.MOVE and subject in self._paths:
+            return f"moving a value from {self._paths[subject][0]}"
+        if code == Code.RUN and subject in self._programs:
+            return f"{self._programs[subject].what(self._step)} of program {subject}"
+        if code == Code.LOAD:
+            return f"compiling program {subject}"
+        return Code(code).name.lower()
+
+    def _put(self, id: int, dtype: str, shape: Sequence[int], block: Tensor | None) -> None:
+        if block is not None:
+            self.table[id] = from_block(block, DTYPES[dtype], shape)
+
+    def _fill(self, id: int, dtype: str, shape: Sequence[int], ranks: int, value: Any) -> None:
+        if self.rank < ranks:
+            empty = torch.empty(tuple(shape), dtype=DTYPES[dtype])
+            self.table[id] = empty if value is None else empty.fill_(value)
+
+    def _define(self, number: int, operation: Any) -> None:
+        self._operators[number] = Operator(Operation.decoded(operation), self.rank)
+
+    def _operate(self, number: int, ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
+        self._operators[number].run(self.table, ids, scalars, outputs)
+
+    def _path(self, number: int, conversion: Any) -> None:
+        decoded = Conversion.decoded(conversion)
+        name = f"{decoded.before.mesh} to {decoded.after.mesh}"
+        self._paths[number] = (name, convert(decoded, self.rank, self._transport))
+
+    def _move(self, number: int, source: int, target: int) -> None:
+        old = self.table.get(source)
+        new = self._paths[number][1](old)
+        if new is None:
+            self.table.pop(target, None)
+        elif old is None or not _same_memory(new, old):
+            self.table[target] = new
+        elif new is not old or source != target:
+            self.table[target] = new.clone()
+
+    def _load(self, number: int, text: str, compiled: bool) -> None:
+        self._programs[number] = Program(text, self.rank, self._transport, compiled=compiled, note=self._note)
+
+    def _note(self, index: int) -> None:
+        self._step = index
+        self._mailbox.step(index)
+
+    def _run(
+        self, number: int, inputs: Sequence[int], outputs: Sequence[int | None], key: Sequence[int] | None
+    ) -> None:
+        program = self._programs[number]
+        if not program.takes_part:
+            return
+        wanted = [id is not None for id in outputs]
+        results = program.run([self.table[id] for id in inputs], key, wanted)
+        for id, tensor in zip(outputs, results, strict=True):
+            if id is not None and tensor is not None:
+                self.table[id] = tensor
+
+    def _free(self, ids: Sequence[int]) -> None:
+        for id in ids:
+            self.table.pop(id, None)
+
+    def _fetch(self, id: int, geometry: Sequence[Any] | None, ranks: Sequence[int]) -> tuple[Any, Tensor] | None:
+        if self.rank not in ranks:
+            return None
+        if geometry is None:
+            tensor = self.table[id]
+        else:
+            base, shape, strides, offset = geometry
+            tensor = view(self.table, id, Geometry(tuple(base), tuple(shape), tuple(strides), offset))
+        return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
+
+    def _report(self) -> tuple[Any, None]:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.table.values())
+        programs = {number: program.record.encoded() for number, program in self._programs.items() if program.takes_part}
+        report = {
+            "pid": os.getpid(),
+            "pss": proportional_bytes(),
+            "buffers": len(self.table),
+            "bytes": size,
+            "programs": programs,
+        }
+        return report, None
+
+    def _list(self) -> tuple[Any, None]:
+        rows = [
+            [id, DTYPE_NAMES[tensor.dtype], list(tensor.shape), hashlib.sha256(as_block(tensor).numpy().data).hexdigest()]
+            for id, tensor in sorted(self.table.items())
+        ]
+        return rows, None
+
+
+_NAMED: Final = frozenset({Code.OPERATE, Code.MOVE, Code.LOAD, Code.RUN})
+"""Commands whose first argument says which operation, conversion or program is meant."""
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def proportional_bytes() -> int:
+    """Memory of this process, pages that others map too counted by their share; 0 where the system does not say."""
+    path = Path("/proc/self/smaps_rollup")
+    if not path.exists():
+        return 0
+    lines = path.read_text(encoding="ascii").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
+    """Does what the messages say until the connection ends or something fails; then only tells what failed."""
+    failure: list[Any] | None = None
+    while True:
+        message = connection.receive()
+        if failure is None:
+            failure = _serve_message(worker, connection, message)
+            if failure is not None:
+                mailbox.fail()
+                connection.send([NO_REQUEST, Answer.FAILED, *failure])
+
+
+def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
+    """Runs a message's commands; what failed, if something did."""
+    command: Sequence[Any] = [-1, -1]
+    try:
+        _, commands = message.body
+        for command in commands:
+            if command[0] in REQUESTS:
+                answer = worker.answer(command)
+                if answer is not None:
+                    data, block = answer
+                    connection.send([command[2], Answer.DONE if block is None else Answer.VALUE, data], [block])
+            else:
+                worker.do(command, message.blocks)
+    except Closed:
+        raise
+    except BaseException as error:
+        return _failure(worker, command, error)
+    return None
+
+
+def _failure(worker: Worker, command: Sequence[Any], error: BaseException) -> list[Any]:
+    what = worker.what(command) if command[0] >= 0 else "reading a message"
+    text = f"{type(error).__name__}: {error}"
+    return [command[1], what, text, "".join(traceback.format_exception(error)), isinstance(error, PeerLost)]
+
+
+def end() -> None:
+    """Ends this process at once, and with it every process that it started."""
+    if os.getpid() == os.getpgrp():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def watch(descriptor: int) -> None:
+    """Ends this process when the other end of its socket is gone, whatever it is busy with."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    end()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in (options.socket, options.memory, *options.own_lifeline, *options.lifelines):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=watch, args=(options.socket,), name="watch", daemon=True).start()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    spins = SPINS if options.ranks <= cores() else 0
+    mailbox = Mailbox(options.memory, options.rank, options.ranks, options.lifelines, spins)
+    connection = Connection(socket.socket(fileno=options.socket))
+    try:
+        connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
+        serve(Worker(options.rank, mailbox), mailbox, connection)
+    except Closed:
+        end()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="moaic.runtime.worker", description="a worker process; started by a launcher")
+    for name in ("rank", "ranks", "socket", "memory", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--own-lifeline", type=int, nargs="*", default=[])
+    parser.add_argument("--lifelines", type=int, nargs="*", default=[])
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""An accelerator inside this process: every command is run at once, on the host, in the geometry that was asked for.
+
+It is stricter than the real one: a result whose shape or element type is not what the device foretold is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+
+from moaic.runtime.buffer import Buffer, View
+from moaic.runtime.schema import DTYPES, signature
+
+
+class Engine:
+    """The part of `Accelerator` that the device uses."""
+
+    def __init__(self) -> None:
+        self.numbers = count()
+        self.memory: dict[int, torch.Tensor] = {}
+        self.launched: list[str] = []
+
+    def buffer(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
+        return Buffer(next(self.numbers), dtype, tuple(shape), tuple(strides), 0, lambda id: None)
+
+    def upload(self, buffer: Buffer, tensor: torch.Tensor) -> None:
+        assert tensor.device.type == "cpu"
+        assert tensor.shape == buffer.shape
+        assert tensor.dtype == DTYPES[buffer.dtype]
+        self._tensor(buffer).copy_(tensor)
+
+    def fill(self, buffer: Buffer, value: Any) -> None:
+        self._tensor(buffer).fill_(value)
+
+    def download(self, view: View) -> torch.Tensor:
+        return self._see(view).clone()
+
+    def launch(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Buffer]) -> None:
+        self.launched.append(op)
+        with torch.no_grad():
+            given = [self._argument(arg) for arg in args]
+            results = _call(op, given, {name: self._argument(value) for name, value in kwargs.items()})
+        if outputs:
+            _keep(op, results, [self._tensor(buffer) for buffer in outputs])
+
+    def synchronize(self) -> None:
+        return None
+
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        if buffer.id not in self.memory:
+            tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=DTYPES[buffer.dtype], device="cpu")
+            self.memory[buffer.id] = tensor
+        return self.memory[buffer.id]
+
+    def _see(self, view: View) -> torch.Tensor:
+        return self._tensor(view.buffer).as_strided(view.shape, view.strides, view.offset)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, View):
+            return self._see(value)
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return [self._argument(item) for item in value]
+        if isinstance(value, torch.Tensor):
+            assert value.dim() == 0
+            assert value.device.type == "cpu"
+        assert not isinstance(value, complex | torch.device | torch.Generator)
+        return value
+
+
+def _call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if op == "moai.sdpa":
+        query, key, value, mask, is_causal, scale = args
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
+        )
+    if op == "moai.sdpa_backward":
+        grad, query, key, value, out, logsumexp, mask, is_causal, scale = args
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale
+        )
+    return signature(op).overload(*args, **kwargs)
+
+
+def _keep(op: str, results: Any, places: list[torch.Tensor]) -> None:
+    listed = [results] if isinstance(results, torch.Tensor) else [r for r in _flat(results) if r is not None]
+    if op == "aten._native_batch_norm_legit":
+        listed = listed[: len(places)]
+    assert len(listed) == len(places), f"{op} gave {len(listed)} results for {len(places)}"
+    for result, place in zip(listed, places, strict=True):
+        assert result.shape == place.shape, f"{op} gave {result.shape}, not {place.shape}"
+        assert result.dtype == place.dtype, f"{op} gave {result.dtype}, not {place.dtype}"
+        place.copy_(result)
+
+
+def _flat(results: Any) -> list[Any]:
+    return [item for result in results for item in (result if isinstance(result, list | tuple) else [result])]
+
+

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "train_llama2.py"
+SMALL = ("--hidden", "64", "--intermediate", "128", "--layers", "2", "--heads", "4", "--batch", "4", "--seq", "32")
+
+
+def train(device: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """The figures and the printed text of a small run, saved and checked in plain transformers."""
+    figures = folder / f"{device}.json"
+    outputs = ("--steps", "4", "--json", str(figures), "--save", str(folder / device))
+    command = [sys.executable, str(SCRIPT), "--device", device, *SMALL, *outputs]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(figures.read_text(encoding="utf-8")), done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_trains_alike_on_both_devices(tmp_path: Path) -> None:
+    plain, _ = train("cpu", tmp_path)
+    ours, printed = train("moai", tmp_path)
+    theirs = [step["loss"] for step in plain["steps"]]
+    assert [step["loss"] for step in ours["steps"]] == pytest.approx(theirs, rel=1e-5)
+    assert theirs[-1] < theirs[0]
+    assert ours["plan"]
+    assert set(ours["timings"]) == {"capture_s", "planning_s", "compile_s"}
+    assert "in plain transformers" in printed
+
+
+@pytest.mark.slow
+def test_the_readme_usage_runs(tmp_path: Path) -> None:
+    page = (SCRIPT.parent.parent / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "usage.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    done = subprocess.run([sys.executable, "usage.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()[:5]]
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "model.pt").exists()
