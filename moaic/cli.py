@@ -22,6 +22,9 @@ from moaic.ir.verify import load
 MISTAKE = 2
 """Exit code for a person's mistake."""
 
+WRONG = 1
+"""Exit code where the ranks of a plan compute something else than one device."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
@@ -30,14 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else MISTAKE
     try:
-        chosen.command(chosen)
+        code: int = chosen.command(chosen)
         sys.stdout.flush()
     except Diagnostic as error:
         print(error, file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     verify = commands.add_parser("verify", help="check that files are well formed")
+    return 0
     verify.add_argument("files", nargs="+", metavar="FILE", help="IR text; - is standard input")
     verify.set_defaults(command=_verify)
 
@@ -53,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--func", metavar="NAME", help="only this function's text")
     show.add_argument("--stats", action="store_true", help="count ops and FLOPs instead of printing the text")
     show.set_defaults(command=_show)
+
+    run = commands.add_parser("run", help="run the last function on random inputs, by the reference interpreter")
+    run.add_argument("file", metavar="FILE", help="IR text; - is standard input")
+    run.add_argument("--ranks", action="store_true", help="run on the ranks of the mesh, all in this process, as well")
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: %(default)s)")
+    run.set_defaults(command=_run)
     return parser
 
 
@@ -67,23 +78,40 @@ def read(path: str) -> Module:
     return load(text, "<stdin>" if path == "-" else path)
 
 
-def _verify(chosen: argparse.Namespace) -> None:
+def _verify(chosen: argparse.Namespace) -> int:
     for path in chosen.files:
         module = read(path)
         ops = sum(len(function.ops) for function in module.functions)
         print(f"{path}: {_count(len(module.functions), 'function')}, {_count(ops, 'op')}: well formed")
+    return 0
 
 
-def _show(chosen: argparse.Namespace) -> None:
+def _show(chosen: argparse.Namespace) -> int:
     module = read(chosen.file)
     if chosen.func is not None:
         print(render_function(_named(module, chosen.func), module.mesh), end="")
-        return
+        return 0
     _print_comment(_summary(module))
     if chosen.stats:
         _print_comment(_op_table(module))
     else:
         print(render(module), end="")
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    """Prints what the results are like; on ranks also how far they are from those of whole tensors."""
+    module = read(chosen.file)
+    if not module.functions:
+        raise Diagnostic(f"{chosen.file} has no function to run")
+    from moaic.trial import random_inputs, run_on_ranks, run_whole
+
+    inputs = random_inputs(module.main, chosen.seed)
+    report = run_on_ranks(module, inputs) if chosen.ranks else run_whole(module, inputs)
+    print("\n".join(_table(report.head, report.rows)))
+    if not report.agrees:
+        print("error: the ranks do not compute what the function says", file=sys.stderr)
+    return 0 if report.agrees else WRONG
 
 
 def _print_comment(lines: Iterable[str]) -> None:

@@ -44,5 +44,5 @@ class Planning:
             for field in fields(Request)
             if getattr(self.request, field.name) is not None
         }
-        asked.setdefault("dp", session.accelerator().workers // asked.get("tp", 1))
+        asked.setdefault("dp", session.accelerator().flavor // asked.get("tp", 1))
         return Config(**asked)

@@ -35,11 +35,21 @@ class Variant:
     accelerator: Accelerator
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
-    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer], key: Key) -> None:
-        program = self.program(name)
+    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: Call) -> None:
+        """Run a program for `call`; parameters move to where a training program wants them, for good."""
+        main = self.program(name).main
         if name not in self._numbers:
-            self._numbers[name] = self.accelerator.load(render(program))
-        self.accelerator.run(self._numbers[name], inputs, outputs, key)
+            self._numbers[name] = self.accelerator.load(render(self.program(name)))
+        has_key = any(role.kind == "key" for role in main.param_roles)
+        promise = call.promise if call.promise is not None and not call.promise.done else None
+        self.accelerator.run(
+            self._numbers[name],
+            inputs,
+            outputs,
+            call.key if has_key else None,
+            rest=call.resting,
+            fulfils=promise,
+        )
 
     def program(self, name: str) -> Module:
         program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[name]
@@ -62,6 +72,8 @@ class Call:
     inputs: list[Buffer]
     """Of all parameters of the step but tangents and the key."""
     outputs: list[weakref.ref[Buffer]]
+    resting: frozenset[Buffer]
+    """Those of the inputs that are parameters of a training step."""
     key: Key
     promise: Promise | None = None
     variant: Variant | None = None
@@ -100,14 +112,20 @@ class Step:
     def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], Call]:
         """Handles for the outputs of a call that has not run; an inference step is sent to the workers at once."""
         outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
-        call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], key)
+        call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
         if not self.grads:
             variant = self._variant(frozenset(), frozenset())
-            variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, key)
+            variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         call.promise = Promise(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
         return outputs, call
+
+    def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:
+        if not self.grads:
+            return frozenset()
+        pairs = zip(self.given, inputs, strict=True)
+        return frozenset(buffer for i, buffer in pairs if self.function.param_role(i).kind in ("param", "buffer"))
 
     def backward(self, call: Call, tangents: Sequence[Buffer | None]) -> list[Buffer]:
         """Handles for the gradients, in the order of the step's grad results; None is a tangent that nobody set."""
@@ -134,32 +152,26 @@ class Step:
         order = [i for i in range(len(self.function.results)) if i in results or i in grads]
         promise = call.promise
         assert promise is not None
-        promise.running = True
         made = [results[i] if i in results else grads[i] for i in order]
-        variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call.key)
-        promise.running = False
+        variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
         promise.fulfilled()
         return [grads[i] for i in self.grads]
 
     def _run_forward(self, call: Call, zeros: frozenset[int]) -> None:
-        """Run the forward alone; outputs whose handles are gone, or made already, go to buffers that nobody holds."""
+        """Run the forward alone; outputs whose handles are gone, or that are made already, are not asked for."""
         call.variant = self._variant(zeros, frozenset())
         done = call.promise is not None and call.promise.done
-        held = [None if done else call.alive(i) for i in range(len(self.outputs))]
-        outputs = [
-            new_buffer(self.accelerator, self.function.results[position]) if buffer is None else buffer
-            for position, buffer in zip(self.outputs, held, strict=True)
-        ]
+        outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
         call.saved = call.variant.new_results("forward", len(outputs))
         inputs = self._arguments(call, {}, call.variant.programs.forward_params)
-        call.variant.run("forward", inputs, [*outputs, *call.saved], call.key)
+        call.variant.run("forward", inputs, [*outputs, *call.saved], call)
 
     def _run_backward(self, call: Call, tangents: dict[int, Buffer | None]) -> list[Buffer]:
         assert call.variant is not None
         assert call.saved is not None
         inputs = self._arguments(call, tangents, call.variant.programs.backward_params)
         grads = [new_buffer(self.accelerator, self.function.results[i]) for i in self.grads]
-        call.variant.run("backward", [*call.saved, *inputs], grads, call.key)
+        call.variant.run("backward", [*call.saved, *inputs], grads, call)
         return grads
 
     def _arguments(self, call: Call, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:

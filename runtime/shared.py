@@ -30,8 +30,9 @@ WORDS: Final = LINE // 8
 ROOM: Final = 2 << 20
 """Bytes of one room: small enough that what is written there is still in the cache when it is read."""
 
-POSTED, WHERE, RETURNED, ASLEEP = range(4)
-"""Words of the line that r writes for p: rooms posted to p, which room was last, p's rooms given back, r sleeps on p."""
+POSTED, RETURNED, ASLEEP, WHERE = range(4)
+"""Words of the line that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; which room an even, and
+in the word after that an odd, count of posted rooms means. Two rooms can be on their way at a time."""
 
 SPINS: Final = 200
 YIELD_SECONDS: Final = 0.002
@@ -140,18 +141,18 @@ class Mailbox:
         self._fence.pass_through()
         for peer in peers:
             at = self._line(self.rank, peer)
-            self._words[at + WHERE] = self._room
-            self._posted[peer] += 1
-            self._set(peer, at + POSTED, self._posted[peer])
-            self._owed[self._room].append((peer, self._posted[peer]))
+            count = self._posted[peer] = self._posted[peer] + 1
+            self._words[at + WHERE + count % 2] = self._room
+            self._set(peer, at + POSTED, count)
+            self._owed[self._room].append((peer, count))
         self._room = 1 - self._room
 
     def take(self, peer: int, dtype: torch.dtype) -> Tensor:
         """The next room that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
-        self._taken[peer] += 1
-        self._await(peer, POSTED, self._taken[peer])
+        count = self._taken[peer] = self._taken[peer] + 1
+        self._await(peer, POSTED, count)
         self._fence.pass_through()
-        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE]][dtype]
+        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE + count % 2]][dtype]
 
     def give_back(self, peers: Sequence[int]) -> None:
         """Tells `peers` that the rooms taken from them have been read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import select
 import signal
@@ -245,6 +246,12 @@ def watch(descriptor: int) -> None:
     end()
 
 
+def prepare() -> None:
+    """Loads the compiler while there is nothing better to do: the controller captures and plans before it sends programs."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    importlib.import_module("torch._inductor.compile_fx")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -258,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     connection = Connection(socket.socket(fileno=options.socket))
     try:
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
+        threading.Thread(target=prepare, name="prepare", daemon=True).start()
         serve(Worker(options.rank, mailbox), mailbox, connection)
     except Closed:
         end()

@@ -134,6 +134,9 @@ def accumulate_node(parameter: torch.Tensor) -> Any:
     return torch.autograd.graph.get_gradient_edge(parameter).node
 
 
-def is_boxed_mode_free() -> bool:
-    """Whether no torch-dispatch mode is active."""
-    return int(_C._len_torch_dispatch_stack()) == 0
+def backward_on_calling_thread() -> None:
+    """From now on backward() runs on the thread that calls it, where the person's frames are, not on one per device.
+
+    It also ends a race of torch's: a thread of the engine that lets go of a graph while Python shuts down aborts.
+    """
+    _C._set_multithreading_enabled(False)

@@ -4,6 +4,7 @@ import contextlib
 import math
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -228,14 +229,33 @@ def test_a_mistake_is_shown_where_it_stands(text: str, line: int, column: int, m
     assert shown.splitlines()[2].index("^") == column + 1
 
 
+WELL_FORMED = (Path(__file__).parents[1] / "data" / "print.moai").read_text(encoding="utf-8")
+PIECES = [
+    *'%@[]{}(),:="_+-',
+    "0",
+    "1",
+    "8",
+    "16",
+    "dp",
+    "tp",
+    "%0",
+    "%x",
+    "return",
+    "none",
+    "mm",
+    "aten.add.Tensor",
+    "\n",
+]
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_file_is_a_mistake_never_a_crash(data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(TEXT)))
-    end = min(len(TEXT), start + data.draw(st.integers(0, 12)))
-    piece = data.draw(st.text(max_size=4) | st.sampled_from(list('%@[]{}(),:="_+') + ["0", "tp", "%0", "return", '"']))
+    start = data.draw(st.integers(0, len(WELL_FORMED)))
+    end = min(len(WELL_FORMED), start + data.draw(st.integers(0, 12)))
+    piece = data.draw(st.sampled_from(PIECES) | st.text(max_size=4))
     with contextlib.suppress(Diagnostic):
-        load(TEXT[:start] + piece + TEXT[end:])
+        load(WELL_FORMED[:start] + piece + WELL_FORMED[end:])
 
 
 def test_an_unclosed_string_gets_a_hint() -> None:

@@ -1,0 +1,161 @@
+"""Compiling candidates, here or in a process of the planner's pool: `python -m moaic.passes.pool`.
+
+A pool process reads one JSON object per line and answers each with one: text in, text out. It ends when its input does,
+also in the middle of a candidate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.parser import parse
+from moaic.passes import machine as machines
+from moaic.passes.build import Plan, build
+from moaic.passes.config import Config
+from moaic.passes.cost import Prediction, function_seconds, predict
+from moaic.passes.machine import Machine, Number, Source
+from moaic.passes.memory import Memory, fused_functions, memory_of
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of a candidate: its memory, or the reason why it is no plan."""
+
+    memory: Memory | None = None
+    dropped: str = ""
+    crash: str = ""
+    """Trace of a failure that is a bug of ours, not a property of the candidate."""
+
+
+class Pool(Protocol):
+    """Compiles candidates of one step for one machine, in whatever order, and answers in the order asked."""
+
+    def begin(self, step: Module, machine: Machine) -> None:
+        """What follows is about `step`."""
+        ...
+
+    def compile(self, configs: Sequence[Config]) -> list[Compiled]: ...
+
+    def cost(self, configs: Sequence[Config]) -> list[Prediction]:
+        """Predictions for candidates that were compiled."""
+        ...
+
+
+class Here:
+    """A pool of no processes: everything happens in this one."""
+
+    def __init__(self) -> None:
+        self._compiler: Compiler | None = None
+
+    def begin(self, step: Module, machine: Machine) -> None:
+        self._compiler = Compiler(step, machine)
+
+    def compile(self, configs: Sequence[Config]) -> list[Compiled]:
+        return [self._ready.compile(config) for config in configs]
+
+    def cost(self, configs: Sequence[Config]) -> list[Prediction]:
+        return [self._ready.cost(config) for config in configs]
+
+    @property
+    def _ready(self) -> Compiler:
+        assert self._compiler is not None, "a pool is asked before it was told of a step"
+        return self._compiler
+
+
+class Compiler:
+    """Compiles candidates of one step and keeps them until their cost is asked for."""
+
+    def __init__(self, step: Module, machine: Machine) -> None:
+        self._step = step
+        self._machine = machine
+        self._fused = fused_functions()
+        self._seconds = function_seconds(machine, self._fused)
+        self._plans: dict[Config, Plan] = {}
+
+    def compile(self, config: Config) -> Compiled:
+        try:
+            plan = build(self._step, config)
+            memory = memory_of(plan, self._fused)
+        except Diagnostic as error:
+            return Compiled(dropped=error.message)
+        except Exception:
+            # One exotic candidate must not take training down; whoever asked says loudly that this is a bug.
+            return Compiled(crash=traceback.format_exc())
+        self._plans[config] = plan
+        return Compiled(memory)
+
+    def cost(self, config: Config) -> Prediction:
+        return predict(self._plans[config], self._machine, self._seconds)
+
+
+def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
+    """Answers requests until there are none."""
+    compiler: Compiler | None = None
+    while line := requests.get():
+        request = json.loads(line)
+        if "step" in request:
+            compiler = Compiler(parse(request["step"]), machines.from_text(request["machine"]))
+            answer: dict[str, Any] = {}
+        elif "compile" in request:
+            assert compiler is not None
+            answer = compiled_out(compiler.compile(Config(**request["compile"])))
+        else:
+            assert compiler is not None
+            answer = prediction_out(compiler.cost(Config(**request["cost"])))
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def config_out(config: Config) -> dict[str, Any]:
+    return asdict(config)
+
+
+def config_in(data: Mapping[str, Any]) -> Config:
+    return Config(**data)
+
+
+def compiled_out(compiled: Compiled) -> dict[str, Any]:
+    return asdict(compiled)
+
+
+def compiled_in(data: Mapping[str, Any]) -> Compiled:
+    memory = None if data["memory"] is None else Memory(**data["memory"])
+    return Compiled(memory, data["dropped"], data["crash"])
+
+
+def prediction_out(prediction: Prediction) -> dict[str, Any]:
+    return {part: [number.value, str(number.source)] for part, number in prediction.parts.items()}
+
+
+def prediction_in(data: Mapping[str, Any]) -> Prediction:
+    return Prediction({part: Number(value, Source[source.upper()]) for part, (value, source) in data.items()})
+
+
+def main() -> None:
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # Whatever a pass prints goes to the error stream: the answers have theirs alone.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    serve(requests, answers)
+
+
+def _read(requests: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        requests.put(line)
+    # Whoever started us is gone, or wants no more: what is being compiled is for nobody.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

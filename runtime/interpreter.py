@@ -1,0 +1,321 @@
+"""The reference interpreter: what a module means, run op by op through torch on the CPU.
+
+`run_function` gives the meaning of a function on whole tensors, whatever its layouts. `run_ranks` runs an annotated
+module or a program on virtual ranks in one process, all ranks op by op in step, collectives as plain array moves. It
+is the oracle of everything that splits, moves or reorders: both must agree for every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import Mesh, Split
+from moaic.ir.local import localize
+from moaic.ir.ops import Kind, kind_of
+from moaic.ir.types import TensorType
+from moaic.runtime.schema import DTYPES
+from moaic.runtime.to_fx import last_uses, operand_of, run_op, run_ops
+
+PerRank = list[Tensor]
+"""One rank's part of a value after the other."""
+
+TOLERANCES: Final[Mapping[torch.dtype, float]] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far ranks that should hold one value may differ, relative to its largest element."""
+
+
+def run_function(module: Module, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a function on whole tensors; layouts and collectives say nothing about what a value is."""
+    with torch.no_grad():
+        return _run_whole(module, module.function(name), inputs)
+
+
+def run_ranks(module: Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The results of the main function: whole tensors in, scattered as the parameters' layouts say, and gathered again."""
+    main = module.main
+    parts = [scatter(tensor, param.type, module.mesh) for tensor, param in zip(inputs, main.params, strict=True)]
+    results = run_parts(module, parts)
+    pairs = zip(results, main.results, strict=True)
+    return [gather(result, value.type, module.mesh) for result, value in pairs]
+
+
+def run_parts(module: Module, inputs: Sequence[PerRank], name: str = "") -> list[PerRank]:
+    """The results of a function (the main one unless named), both parameters and results as every rank's parts."""
+    with torch.no_grad():
+        function = module.function(name) if name else module.main
+        return _Ranks(module).run(function, inputs)
+
+
+# Whole tensors.
+
+
+def _run_whole(module: Module, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    values: dict[Value, Tensor] = {}
+    _bind(values, function.params, inputs, function.name)
+    for op, dead in zip(function.ops, last_uses(function), strict=True):
+        operands = [operand_of(operand, values) for operand in op.operands]
+        _bind(values, op.results, _whole_op(module, op, operands), op.name)
+        for value in dead:
+            del values[value]
+    return [values[value] for value in function.results]
+
+
+def _whole_op(module: Module, op: Op, operands: list[Any]) -> Sequence[Tensor]:
+    if op.name == "call":
+        return _run_whole(module, module.function(op.callee), operands)
+    if op.name in COLLECTIVES:
+        return operands
+    if op.name not in MOVES_IN_TIME:
+        return run_op(op, operands)
+    if module.mesh.ranks > 1:
+        raise Diagnostic(f"`{op.name}` cuts what one rank holds: a program with it runs on ranks, not on whole tensors")
+    return [MOVES_IN_TIME[op.name](op, operands)]
+
+
+def _bind(values: dict[Value, Tensor], names: Sequence[Value], tensors: Sequence[Tensor], what: str) -> None:
+    assert len(names) == len(tensors), f"{what}: {len(tensors)} values for {len(names)} names"
+    for value, tensor in zip(names, tensors, strict=True):
+        _check(tensor, value.type.dtype, value.type.shape, what)
+        values[value] = tensor
+
+
+def _check(tensor: Tensor, dtype: str, shape: tuple[int, ...], what: str) -> None:
+    found = (tensor.dtype, tuple(tensor.shape))
+    assert found == (DTYPES[dtype], shape), f"{what}: made {found}, its type says {dtype}{list(shape)}"
+
+
+# Many ranks.
+
+
+class _Ranks:
+    """A module on the ranks of its mesh. Functions and ops are made local once."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.mesh = module.mesh
+        self.places = [self.mesh.coordinates(rank) for rank in range(self.mesh.ranks)]
+        self.local: dict[Function | Op, Function] = {}
+
+    def run(self, function: Function, inputs: Sequence[PerRank]) -> list[PerRank]:
+        if all(kind_of(op) is not Kind.INSTRUCTION for op in function.ops):
+            return self._compute(function, function, inputs)
+        values: dict[Value, PerRank] = {}
+        self._bind(values, function.params, inputs, function.name)
+        for op, dead in zip(function.ops, last_uses(function), strict=True):
+            self._bind(values, op.results, self._op(op, values), op.name)
+            for value in dead:
+                del values[value]
+        return [values[value] for value in function.results]
+
+    def _op(self, op: Op, values: Mapping[Value, PerRank]) -> list[PerRank]:
+        operands = [values[value] for value in op.inputs()]
+        if op.name == "call":
+            return self.run(self.module.function(op.callee), operands)
+        if op.name in COLLECTIVES:
+            return [self._collective(op, operands[0])]
+        if op.name in MOVES_IN_TIME:
+            return [[MOVES_IN_TIME[op.name](op, list(parts)) for parts in zip(*operands, strict=True)]]
+        inputs = list(dict.fromkeys(op.inputs()))
+        alone = Function(op.name, tuple(inputs), (op,), op.results)
+        return self._compute(op, alone, [values[value] for value in inputs])
+
+    def _compute(self, key: Function | Op, function: Function, inputs: Sequence[PerRank]) -> list[PerRank]:
+        if key not in self.local:
+            self.local[key] = localize(function, self.mesh)
+        local = self.local[key]
+        axes = [local.param_role(index).label for index in range(len(function.params), len(local.params))]
+        results: list[list[Tensor]] = []
+        for rank, at in enumerate(self.places):
+            coordinates = [torch.tensor(at[axis]) for axis in axes]
+            results.append(run_ops(local, [*(parts[rank] for parts in inputs), *coordinates]))
+        transposed = [list(parts) for parts in zip(*results, strict=True)]
+        self._bind({}, function.results, transposed, function.name)
+        return transposed
+
+    def _collective(self, op: Op, parts: PerRank) -> PerRank:
+        axis = op.attrs["axis"]
+        assert isinstance(axis, str)
+        source = next(op.inputs()).type
+        done: dict[int, Tensor] = {}
+        for rank in range(self.mesh.ranks):
+            if rank not in done:
+                group = self.mesh.group(rank, axis)
+                given = [parts[member] for member in group]
+                done.update(zip(group, COLLECTIVES[op.name](given, source, op.results[0].type, axis, self.mesh), strict=True))
+        return [done[rank] for rank in range(self.mesh.ranks)]
+
+    def _bind(
+        self, values: dict[Value, PerRank], names: Sequence[Value], parts: Sequence[PerRank], what: str
+    ) -> None:
+        assert len(names) == len(parts), f"{what}: {len(parts)} values for {len(names)} names"
+        for value, tensors in zip(names, parts, strict=True):
+            shape = value.type.local_shape(self.mesh)
+            for tensor in tensors:
+                _check(tensor, value.type.dtype, shape, what)
+            values[value] = tensors
+
+
+# Moves. A digit of a dim is `size` ranks at `stride`: index i of the dim lies at (i // stride) % size.
+
+
+def take_digit(tensor: Tensor, dim: int, stride: int, size: int, at: int) -> Tensor:
+    """The elements whose digit is `at`: the dim seen as (outer, size, stride), the middle picked."""
+    shape = tensor.shape
+    seen = tensor.reshape(*shape[:dim], -1, size, stride, *shape[dim + 1 :])
+    return seen.select(dim + 1, at).reshape(*shape[:dim], shape[dim] // size, *shape[dim + 1 :])
+
+
+def put_digits(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
+    """The inverse of `take_digit` for every digit in order."""
+    shape = parts[0].shape
+    seen = [part.reshape(*shape[:dim], -1, stride, *shape[dim + 1 :]) for part in parts]
+    return torch.stack(seen, dim + 1).reshape(*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :])
+
+
+def scatter(tensor: Tensor, type: TensorType, mesh: Mesh) -> PerRank:
+    """Every rank's part of a whole tensor; of a pending sum the first rank of an axis holds the value, the others zeros."""
+    parts: PerRank = []
+    for rank in range(mesh.ranks):
+        at = mesh.coordinates(rank)
+        part = tensor
+        for split in sorted(type.layout.splits, key=lambda split: -split.stride):
+            part = take_digit(part, split.dim, split.stride, mesh.size(split.axis), at[split.axis])
+        keeps = all(at[axis] == 0 for axis in type.layout.pending)
+        parts.append(part.contiguous() if keeps else torch.zeros_like(part))
+    return parts
+
+
+def gather(parts: PerRank, type: TensorType, mesh: Mesh) -> Tensor:
+    """The whole tensor of which ranks hold `parts`, pending sums summed. Ranks that should agree but do not: an error."""
+    held = {rank: parts[rank] for rank in range(mesh.ranks)}
+    for axis in type.layout.pending:
+        held = _folded(held, mesh, axis, lambda members: torch.stack(members).sum(0).to(members[0].dtype))
+    for split in sorted(type.layout.splits, key=lambda split: split.stride):
+        held = _folded(held, mesh, split.axis, _putter(split))
+    for axis, _ in mesh.axes:
+        held = _folded(held, mesh, axis, _agreed)
+    return held[0]
+
+
+def _folded(
+    held: Mapping[int, Tensor], mesh: Mesh, axis: str, fold: Callable[[list[Tensor]], Tensor]
+) -> dict[int, Tensor]:
+    """One value per group along `axis`, kept by the group's first rank."""
+    firsts = [rank for rank in held if mesh.coordinates(rank)[axis] == 0]
+    return {rank: fold([held[member] for member in mesh.group(rank, axis) if member in held]) for rank in firsts}
+
+
+def _putter(split: Split) -> Callable[[list[Tensor]], Tensor]:
+    # Digits below are in place already and those above are not there yet, so the stride is that of the whole tensor.
+    return lambda members: put_digits(members, split.dim, split.stride)
+
+
+def _agreed(members: list[Tensor]) -> Tensor:
+    first = members[0]
+    for index, other in enumerate(members[1:], 1):
+        if not _same(first, other):
+            raise AssertionError(f"ranks 0 and {index} of an axis hold different values of what should be whole")
+    return first
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    largest = one.abs().max().item() if one.numel() and bool(one.isfinite().all()) else 1.0
+    return torch.allclose(one, other, rtol=0, atol=TOLERANCES[one.dtype] * max(largest, 1e-30), equal_nan=True)
+
+
+Collective = Callable[[list[Tensor], TensorType, TensorType, str, Mesh], list[Tensor]]
+
+
+def _summed(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _split_over(tensor: Tensor, type: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    split = type.layout.split_of(axis)
+    assert split is not None
+    stride, size = type.layout.local_stride(split, mesh), mesh.size(axis)
+    return [take_digit(tensor, split.dim, stride, size, at) for at in range(size)]
+
+
+def _joined_over(parts: list[Tensor], type: TensorType, axis: str, mesh: Mesh) -> Tensor:
+    split = type.layout.split_of(axis)
+    assert split is not None
+    return put_digits(parts, split.dim, type.layout.local_stride(split, mesh))
+
+
+def _all_reduce(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return [_summed(parts)] * len(parts)
+
+
+def _reduce_scatter(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return _split_over(_summed(parts), target, axis, mesh)
+
+
+def _all_gather(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return [_joined_over(parts, source, axis, mesh)] * len(parts)
+
+
+def _all_to_all(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return _split_over(_joined_over(parts, source, axis, mesh), target, axis, mesh)
+
+
+def _shard(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return [_split_over(part, target, axis, mesh)[at] for at, part in enumerate(parts)]
+
+
+def _first(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    return [parts[0], *(torch.zeros_like(part) for part in parts[1:])]
+
+
+COLLECTIVES: Final[Mapping[str, Collective]] = {
+    "moai.all_reduce": _all_reduce,
+    "moai.reduce_scatter": _reduce_scatter,
+    "moai.all_gather": _all_gather,
+    "moai.all_to_all": _all_to_all,
+    "moai.shard": _shard,
+    "moai.first": _first,
+}
+"""What the ranks of one group along an axis hold after each collective, in order of their coordinate."""
+
+
+def _ints(op: Op, *names: str) -> list[int]:
+    values = [op.attrs[name] for name in names]
+    return [value for value in values if isinstance(value, int)]
+
+
+def _part(op: Op, operands: list[Tensor]) -> Tensor:
+    dim, stride, count, index = _ints(op, "dim", "stride", "count", "index")
+    return take_digit(operands[0], dim, stride, count, index)
+
+
+def _join(op: Op, operands: list[Tensor]) -> Tensor:
+    dim, stride = _ints(op, "dim", "stride")
+    return put_digits(operands, dim, stride)
+
+
+def _accumulate(op: Op, operands: list[Tensor]) -> Tensor:
+    total, more = operands
+    return total + more.to(total.dtype)
+
+
+MOVES_IN_TIME: Final[Mapping[str, Callable[[Op, list[Tensor]], Tensor]]] = {
+    "moai.part": _part,
+    "moai.join": _join,
+    "moai.accumulate": _accumulate,
+}
+"""What one rank does to its own parts for micro-batches."""
