@@ -532,7 +532,7 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("copy", _elementwise((1,))),
     *_same("masked_fill.Scalar full_like zeros_like ones_like", _elementwise()),
     *_same("_to_copy", _cast),
-    *_same("full zeros ones empty scalar_tensor", _nullary, kind=Kind.NULLARY),
+    *_same("full zeros ones empty.memory_format scalar_tensor", _nullary, kind=Kind.NULLARY),
     *_same("arange arange.start arange.start_step tril_indices triu_indices", _whole_nullary, kind=Kind.NULLARY),
     *_same("view _unsafe_view reshape", _view, kind=Kind.VIEW),
     *_same("permute transpose.int", _permute, kind=Kind.VIEW),

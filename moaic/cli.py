@@ -7,17 +7,22 @@ crashes with its trace.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.ops import OPS, flops_of
-from moaic.ir.printer import render, render_function
+from moaic.ir.printer import render, render_function, render_type
 from moaic.ir.verify import load
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MISTAKE = 2
 """Exit code for a person's mistake."""
@@ -49,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     verify = commands.add_parser("verify", help="check that files are well formed")
-    return 0
     verify.add_argument("files", nargs="+", metavar="FILE", help="IR text; - is standard input")
     verify.set_defaults(command=_verify)
 
@@ -64,6 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--ranks", action="store_true", help="run on the ranks of the mesh, all in this process, as well")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: %(default)s)")
     run.set_defaults(command=_run)
+
+    capture = commands.add_parser("capture", help="write the graph of a training step as IR text")
+    capture.add_argument("source", metavar="SCRIPT|MODEL", help="a .py file, a Hugging Face model type, or its folder")
+    capture.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, behind --")
+    capture.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
+    capture.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model's configuration"
+    )
+    capture.add_argument("--batch", type=int, default=8, metavar="N")
+    capture.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
+    capture.add_argument("--inference", action="store_true", help="the forward alone, without labels")
+    capture.set_defaults(command=_capture)
     return parser
 
 
@@ -104,14 +120,103 @@ def _run(chosen: argparse.Namespace) -> int:
     module = read(chosen.file)
     if not module.functions:
         raise Diagnostic(f"{chosen.file} has no function to run")
-    from moaic.trial import random_inputs, run_on_ranks, run_whole
+    from moaic.runtime.interpreter import run_function, run_ranks
 
-    inputs = random_inputs(module.main, chosen.seed)
-    report = run_on_ranks(module, inputs) if chosen.ranks else run_whole(module, inputs)
-    print("\n".join(_table(report.head, report.rows)))
-    if not report.agrees:
-        print("error: the ranks do not compute what the function says", file=sys.stderr)
-    return 0 if report.agrees else WRONG
+    inputs = _random_inputs(module.main, chosen.seed)
+    if not chosen.ranks:
+        print("\n".join(_result_table(module, run_function(module, module.main.name, inputs))))
+        return 0
+    results = run_ranks(module, inputs)
+    if any(op.name in ONE_RANKS_OWN for _, op in _all_ops(module)):
+        print("\n".join(_result_table(module, results)))
+        return 0
+    distances = list(map(_distance, results, run_function(module, module.main.name, inputs)))
+    print("\n".join(_result_table(module, results, distances)))
+    if max(distances, default=0) <= AGREEMENT:
+        return 0
+    print("error: the ranks do not compute what the function says", file=sys.stderr)
+    return WRONG
+
+
+ONE_RANKS_OWN = frozenset({"moai.part", "moai.join"})
+"""Ops that cut what one rank holds: a function with them says nothing of whole tensors."""
+
+AGREEMENT = 1e-4
+"""How far ranks may be from one device, in parts of the largest element: sums in float32 in another order."""
+
+
+def _random_inputs(function: Function, seed: int) -> list[Tensor]:
+    """A tensor per parameter; whole numbers are 0 and 1, which index anything that is worth indexing."""
+    import torch
+
+    from moaic.runtime.schema import DTYPES
+
+    generator = torch.Generator().manual_seed(seed)
+    inputs: list[Tensor] = []
+    for index, value in enumerate(function.params):
+        dtype, shape, kind = DTYPES[value.type.dtype], value.type.shape, function.param_role(index).kind
+        if kind == "key":
+            inputs.append(torch.randint(0, 2**31, shape, generator=generator, dtype=dtype))
+        elif not dtype.is_floating_point:
+            inputs.append(torch.randint(0, 2, shape, generator=generator).to(dtype))
+        elif kind == "buffer":  # variances among them
+            inputs.append(torch.rand(shape, generator=generator).to(dtype))
+        else:
+            scale = shape[-1] ** -0.5 if kind == "param" and len(shape) > 1 else 1.0
+            inputs.append((torch.randn(shape, generator=generator) * scale).to(dtype))
+    return inputs
+
+
+def _result_table(module: Module, results: Sequence[Tensor], distances: Sequence[float] | None = None) -> list[str]:
+    rows: list[tuple[str, ...]] = []
+    for index, (value, tensor) in enumerate(zip(module.main.results, results, strict=True)):
+        role = module.main.result_role(index)
+        name = " ".join(word for word in (role.kind, role.label or value.name or str(index)) if word)
+        numbers = tensor.double().flatten()
+        spread = [numbers.mean(), numbers.min(), numbers.max()] if numbers.numel() else []
+        cells = [f"{number.item():.6g}" for number in spread] or ["", "", ""]
+        away = [] if distances is None else [f"{distances[index]:.1e}"]
+        rows.append((name, render_type(value.type, module.mesh), *cells, *away))
+    head = ("result", "type", "mean", "least", "most", *([] if distances is None else ["off by"]))
+    return _table(head, rows)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference, in parts of the largest element; infinite where only one of the two is a number."""
+    if not one.numel():
+        return 0.0
+    one, other = one.double(), other.double()
+    if not one.isnan().equal(other.isnan()):
+        return float("inf")
+    one, other = one.nan_to_num(0), other.nan_to_num(0)
+    return float((one - other).abs().max() / max(float(other.abs().max()), 1e-30))
+
+
+def _capture(chosen: argparse.Namespace) -> int:
+    from moaic.capture.dry import Sample, capture_model, capture_script
+
+    if chosen.source.endswith(".py"):
+        function = capture_script(chosen.source, chosen.arguments)
+    else:
+        sample = Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
+        function = capture_model(chosen.source, dict(map(_setting, chosen.set)), sample)
+    text = render(Module((function,)))
+    if chosen.output is None:
+        print(text, end="")
+    else:
+        Path(chosen.output).write_text(text, encoding="utf-8")
+    return 0
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """`name=value`; the value is a Python literal, or a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Diagnostic(f"a setting reads NAME=VALUE, not `{text}`")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
 
 
 def _print_comment(lines: Iterable[str]) -> None:

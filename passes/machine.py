@@ -54,20 +54,20 @@ def total(numbers: Iterable[Number]) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a collective costs: `latency` seconds to begin, then seconds per byte that a rank sends."""
+    """What a collective costs in a group of `ranks`: seconds to begin, then bytes of its larger side per second."""
 
     latency: Number
     rate: Number
-    """Bytes per second and rank."""
-    ranks: int = 2
-    """Ranks of the group in which this was measured."""
+    ranks: int
 
 
 ASSUMED_LATENCY = 50e-6
+"""Seconds."""
+
 ASSUMED_EFFICIENCY: Mapping[str, float] = {"mm": 1.0, "sdpa": 0.35, "convolution": 0.6}
 """Share of the matmul rate that other heavy ops reach where nobody has measured them."""
 
-ASSUMED_PASS = 3.0
+ASSUMED_PASSES = 3.0
 """Times that a collective through shared memory reads or writes each byte it sends."""
 
 
@@ -116,16 +116,17 @@ class Machine:
         """Seconds of one collective over a group of `ranks`; `nbytes` is what a rank holds of the larger side."""
         link = self.links.get(kind)
         if link is None:
-            rate = Number(self.bandwidth.value / ASSUMED_PASS)
-            link = Link(Number(ASSUMED_LATENCY), rate, ranks)
-        seconds = link.latency.value + sent_bytes(kind, nbytes, ranks) / link.rate.value
+            seconds = ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(kind, ranks) * nbytes / self.bandwidth.value
+            return Number(seconds, Source.ASSUMED)
+        more = sent_share(kind, ranks) / sent_share(kind, link.ranks)
         source = max(link.latency.source, link.rate.source)
-        return Number(seconds, source if link.ranks == ranks else max(source, Source.INTERPOLATED))
+        known = source if link.ranks == ranks else max(source, Source.INTERPOLATED)
+        return Number(link.latency.value + more * nbytes / link.rate.value, known)
 
 
-def sent_bytes(kind: str, nbytes: float, ranks: int) -> float:
-    """Bytes that each rank sends in a collective whose larger side has `nbytes` on a rank."""
-    share = nbytes * (ranks - 1) / ranks
+def sent_share(kind: str, ranks: int) -> float:
+    """Of a collective's larger side, the share that each rank sends."""
+    share = (ranks - 1) / ranks
     return 2 * share if kind == "all_reduce" else share
 
 

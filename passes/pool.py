@@ -95,6 +95,9 @@ class Compiler:
         return Compiled(memory)
 
     def cost(self, config: Config) -> Prediction:
+        """The prediction for a candidate that compiled; built again where that was in a process which has died."""
+        if config not in self._plans:
+            self._plans[config] = build(self._step, config)
         return predict(self._plans[config], self._machine, self._seconds)
 
 
@@ -108,10 +111,10 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
             answer: dict[str, Any] = {}
         elif "compile" in request:
             assert compiler is not None
-            answer = compiled_out(compiler.compile(Config(**request["compile"])))
+            answer = compiled_out(compiler.compile(config_in(request["compile"])))
         else:
             assert compiler is not None
-            answer = prediction_out(compiler.cost(Config(**request["cost"])))
+            answer = prediction_out(compiler.cost(config_in(request["cost"])))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -78,6 +78,7 @@ class _Unroller:
         self.phases: list[int] = []
         self.whole: dict[Value, Value] = {}
         self.parts: dict[Value, list[Value]] = {}
+        self.body = self._body_ops()
         self.sums = {
             value: op
             for op in self.old.ops
@@ -116,8 +117,18 @@ class _Unroller:
     def _finishes(self, op: Op) -> bool:
         return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == self.axis
 
+    def _body_ops(self) -> set[Op]:
+        """Ops done once per part: those that see a part, and those that read what is made anew for each part."""
+        again: set[Value] = set()
+        body: set[Op] = set()
+        for op in self.old.ops:
+            if not self._finishes(op) and (is_timed(op, self.axis) or any(value in again for value in op.inputs())):
+                body.add(op)
+                again.update(value for value in op.results if value.type.layout.state(self.axis) == WHOLE)
+        return body
+
     def _is_body(self, op: Op) -> bool:
-        return not self._finishes(op) and is_timed(op, self.axis)
+        return op in self.body
 
     def _once(self, op: Op, phase: int) -> None:
         if self._finishes(op):

@@ -170,6 +170,10 @@ class Accelerator:
             self._pool.flush()
             return number
 
+    def program(self, number: int) -> Function:
+        """The main function of a program that was loaded."""
+        return self._programs[number].main
+
     def run(
         self,
         program: int,

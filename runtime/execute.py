@@ -16,6 +16,7 @@ from moaic.ir.ops import attr_int
 from moaic.ir.parser import parse
 from moaic.runtime.compile import compile_function
 from moaic.runtime.moves import Seat, is_shared, move, own
+from moaic.runtime.schema import DTYPES
 from moaic.runtime.tiles import cut, join
 from moaic.runtime.to_fx import last_uses
 from moaic.runtime.transport import Group, SharedMemoryTransport
@@ -242,13 +243,16 @@ def _join(op: Op, may_overwrite: set[Value]) -> Compute:  # noqa: ARG001
 
 
 def _accumulate(op: Op, may_overwrite: set[Value]) -> Compute:
-    total = next(op.inputs())
-    in_place = total in may_overwrite
+    """The sum so far, if there is one, and one part more; added in the wider of their types."""
+    values = list(op.inputs())
+    dtype = DTYPES[op.results[0].type.dtype]
+    in_place = values[0] in may_overwrite
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
-        old, new = inputs
-        owned = old if in_place and not is_shared(old) else own(old)
-        return [owned.add_(new)]
+        first, *rest = inputs
+        owned = first if in_place and not is_shared(first) else own(first)
+        total = owned.add_(rest[0]) if rest else owned
+        return [total.to(dtype)]
 
     return run
 

@@ -41,7 +41,7 @@ def run_function(module: Module, name: str, inputs: Sequence[Tensor]) -> list[Te
 
 
 def run_ranks(module: Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The results of the main function: whole tensors in, scattered as the parameters' layouts say, and gathered again."""
+    """The results of the main function from whole tensors, scattered and gathered as the layouts say."""
     main = module.main
     parts = [scatter(tensor, param.type, module.mesh) for tensor, param in zip(inputs, main.params, strict=True)]
     results = run_parts(module, parts)
@@ -182,25 +182,25 @@ def put_digits(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
     return torch.stack(seen, dim + 1).reshape(*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :])
 
 
-def scatter(tensor: Tensor, type: TensorType, mesh: Mesh) -> PerRank:
-    """Every rank's part of a whole tensor; of a pending sum the first rank of an axis holds the value, the others zeros."""
+def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:
+    """Every rank's part of a whole tensor. Of a pending sum the first rank holds the value, the others zeros."""
     parts: PerRank = []
     for rank in range(mesh.ranks):
         at = mesh.coordinates(rank)
         part = tensor
-        for split in sorted(type.layout.splits, key=lambda split: -split.stride):
+        for split in sorted(kind.layout.splits, key=lambda split: -split.stride):
             part = take_digit(part, split.dim, split.stride, mesh.size(split.axis), at[split.axis])
-        keeps = all(at[axis] == 0 for axis in type.layout.pending)
+        keeps = all(at[axis] == 0 for axis in kind.layout.pending)
         parts.append(part.contiguous() if keeps else torch.zeros_like(part))
     return parts
 
 
-def gather(parts: PerRank, type: TensorType, mesh: Mesh) -> Tensor:
-    """The whole tensor of which ranks hold `parts`, pending sums summed. Ranks that should agree but do not: an error."""
+def gather(parts: PerRank, kind: TensorType, mesh: Mesh) -> Tensor:
+    """The whole tensor of which ranks hold `parts`, pending sums summed; ranks that should agree must."""
     held = {rank: parts[rank] for rank in range(mesh.ranks)}
-    for axis in type.layout.pending:
+    for axis in kind.layout.pending:
         held = _folded(held, mesh, axis, lambda members: torch.stack(members).sum(0).to(members[0].dtype))
-    for split in sorted(type.layout.splits, key=lambda split: split.stride):
+    for split in sorted(kind.layout.splits, key=lambda split: split.stride):
         held = _folded(held, mesh, split.axis, _putter(split))
     for axis, _ in mesh.axes:
         held = _folded(held, mesh, axis, _agreed)
@@ -245,17 +245,17 @@ def _summed(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def _split_over(tensor: Tensor, type: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
-    split = type.layout.split_of(axis)
+def _split_over(tensor: Tensor, kind: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:
+    split = kind.layout.split_of(axis)
     assert split is not None
-    stride, size = type.layout.local_stride(split, mesh), mesh.size(axis)
+    stride, size = kind.layout.local_stride(split, mesh), mesh.size(axis)
     return [take_digit(tensor, split.dim, stride, size, at) for at in range(size)]
 
 
-def _joined_over(parts: list[Tensor], type: TensorType, axis: str, mesh: Mesh) -> Tensor:
-    split = type.layout.split_of(axis)
+def _joined_over(parts: list[Tensor], kind: TensorType, axis: str, mesh: Mesh) -> Tensor:
+    split = kind.layout.split_of(axis)
     assert split is not None
-    return put_digits(parts, split.dim, type.layout.local_stride(split, mesh))
+    return put_digits(parts, split.dim, kind.layout.local_stride(split, mesh))
 
 
 def _all_reduce(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:

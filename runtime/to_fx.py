@@ -87,9 +87,9 @@ def trace(
     return graph_module, mode
 
 
-def example(type: TensorType, device: torch.device = CPU) -> Tensor:
-    """An uninitialised contiguous tensor of `type`."""
-    return torch.empty(type.shape, dtype=schema.DTYPES[type.dtype], device=device)
+def example(kind: TensorType, device: torch.device = CPU) -> Tensor:
+    """An uninitialised contiguous tensor of one type."""
+    return torch.empty(kind.shape, dtype=schema.DTYPES[kind.dtype], device=device)
 
 
 def _run_aten(op: Op, operands: Sequence[Any], device: torch.device) -> Any:

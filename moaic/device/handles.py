@@ -113,9 +113,3 @@ def view_of(tensor: torch.Tensor) -> View:
 
 def is_ours(tensor: torch.Tensor) -> bool:
     return tensor.device.type == torch_private.NAME
-
-
-def is_whole(view: View) -> bool:
-    """Whether a view shows its buffer exactly as it was born."""
-    buffer = view.buffer
-    return view.offset == 0 and view.shape == buffer.shape and view.strides == buffer.strides

@@ -33,6 +33,8 @@ def is_random(signature: Signature) -> bool:
 
 def must_see_values(signature: Signature) -> bool:
     """Whether the op's results cannot be described without its operands' values."""
+    if signature.name == "aten._linalg_check_errors":
+        return True
     return bool(signature.tags & {"dynamic_output_shape", "data_dependent_output"}) or not _gives_tensors(signature)
 
 
@@ -40,8 +42,15 @@ def _gives_tensors(signature: Signature) -> bool:
     return all("Tensor" in str(result.type) for result in signature.overload._schema.returns)
 
 
-def needs_values(signature: Signature, args: tuple[Any, ...]) -> bool:
-    """Whether this very call must see values: an index by a mask."""
+def _gives_results(signature: Signature) -> bool:
+    """Whether the op gives tensors; one that gives none only asks."""
+    return bool(signature.returns) and _gives_tensors(signature)
+
+
+def needs_values(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this very call must run on the host: an index by a mask, or a complex scalar, which no message holds."""
+    if any(isinstance(value, complex) for value in (*args, *kwargs.values())):
+        return True
     if signature.name != "aten.index.Tensor":
         return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
@@ -125,7 +134,7 @@ def _bring(result: Any) -> Any:
 
 def kernel(signature: Signature) -> Any:
     """A kernel that always runs on the host."""
-    silent = is_random(signature) or Kind.TENSOR not in signature.kinds or not _gives_tensors(signature)
+    silent = is_random(signature) or Kind.TENSOR not in signature.kinds or not _gives_results(signature)
     where = quietly if silent else run
 
     def on_host(*args: Any, **kwargs: Any) -> Any:

@@ -28,6 +28,9 @@ _TENSORS: Final = Kind.TENSORS
 _VALUE: Final = Kind.VALUE
 _NUMBER: Final = Kind.NUMBER
 
+_TRIED: Final = ("aten._embedding_bag", "aten._fft_")
+"""Ops whose results on meta tensors look different from those on the CPU: tried on zeros instead."""
+
 Made = Geometry | None | tuple[Geometry, ...]
 
 
@@ -128,7 +131,7 @@ def functional(signature: Signature) -> Kernel:
             return place(single, buffer)
         outputs = build(plan)
         accelerator.launch(name, sent, named, _buffers(outputs))
-        return outputs if len(outputs) > 1 else outputs[0]
+        return outputs if len(outputs) > 1 else outputs[0] if outputs else None
 
     kernel.__name__ = str(overload)
     return kernel
@@ -210,12 +213,15 @@ def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
 
 def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
     """Run the op on meta tensors; None for one that cannot say what it gives without seeing values."""
-    if host.needs_values(signature, args):
+    if host.needs_values(signature, args, kwargs):
         return None
-    try:
-        results = signature.overload(*(_meta(value) for value in args), **_meta_kwargs(signature, kwargs))
-    except NotImplementedError:
-        return None
+    if signature.name.startswith(_TRIED):
+        results = signature.overload(*(_zeros(value) for value in args), **kwargs)
+    else:
+        try:
+            results = signature.overload(*(_meta(value) for value in args), **_meta_kwargs(signature, kwargs))
+        except NotImplementedError:
+            return None
     listed = results if isinstance(results, tuple) else (results,) if signature.returns else ()
     made = tuple(_made(result) for result in listed)
     first = made[0] if len(made) == 1 else None
@@ -243,6 +249,12 @@ def _meta(value: Any) -> Any:
         return meta_of(value)
     if isinstance(value, list | tuple):
         return [_meta(item) for item in value]
+    return value
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").zero_()
     return value
 
 

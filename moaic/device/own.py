@@ -13,20 +13,22 @@ from moaic.device.handles import (
     extent,
     geometry,
     is_ours,
-    is_whole,
     new_storage,
     new_tensor,
     place,
     view_of,
 )
+from moaic.device.kernels import mutating
 from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.signature import signature_of
 from moaic.device.storages import settle
-from moaic.device.transfer import overwrite, to_device, to_host
+from moaic.device.transfer import overwrite, plain, to_device, to_host
 from moaic.runtime import session
 from moaic.runtime.buffer import row_major
 
 aten: Final[Any] = torch.ops.aten
 
+_training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
 _set_geometry: Final = torch_private.set_geometry_kernel()
 _KEYS: Final = torch_private.CPU_KEYS
 
@@ -67,14 +69,15 @@ def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = No
 
 
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fill with a number; a whole tensor that no worker holds yet stays a promise to fill it wherever it will lie."""
+    """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
     view = view_of(tensor)
-    buffer = view.buffer
     accelerator = session.accelerator()
-    if buffer.place is None and buffer.promise is None and not isinstance(value, complex) and is_whole(view):
-        accelerator.fill(buffer, _as_element(value, tensor.dtype))
-        return tensor
-    accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
+    if isinstance(value, complex):
+        overwrite(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu"))
+    elif view.is_whole:
+        accelerator.fill(view.buffer, _as_element(value, tensor.dtype))
+    else:
+        accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
     return tensor
 
 
@@ -104,11 +107,21 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     _check_broadcast(target, source)
     if not is_ours(target):
         target.copy_(to_host(source))
+    elif target.is_conj() or target.is_neg():
+        _copy_through(target, source)
     elif not is_ours(source):
         overwrite(target, source)
     elif target is not source:
-        session.accelerator().launch("aten.copy_", (view_of(target), view_of(source)), {}, ())
+        session.accelerator().launch("aten.copy_", (view_of(target), view_of(plain(source))), {}, ())
     return target
+
+
+def _copy_through(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into a tensor whose elements are to be conjugated or negated when they are read."""
+    if target.is_conj():
+        target.conj().copy_(source.conj())
+    else:
+        torch._neg_view(target).copy_(-source)
 
 
 def _check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -253,11 +266,23 @@ def batch_norm(
     """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
     if running_mean is None or running_var is None:
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
-    if training:
-        return aten._native_batch_norm_legit.default(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
-    return evaluating_batch_norm(input, weight, bias, running_mean, running_var, eps)
+    return functional_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def functional_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
+    if not training:
+        return evaluating_batch_norm(input, weight, bias, running_mean, running_var, eps)
+    return _training_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def evaluating_batch_norm(
@@ -320,6 +345,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::view_as_real": view_as_real,
     "aten::view_as_complex": view_as_complex,
     "aten::native_batch_norm": batch_norm,
+    "aten::_native_batch_norm_legit": functional_batch_norm,
     "aten::record_stream": nothing,
     "aten::is_set_to": same_storage,
     **RECURRENT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, Final
 
@@ -9,9 +10,30 @@ import torch
 
 from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
 from moaic.device.signature import signature_of
+from moaic.device.transfer import plain
 
-_SKIPPED: Final = ("sparse", "quantize", "q_", "mkldnn", "cudnn", "miopen", "nested", "mps", "fbgemm", "jagged")
+_SKIPPED: Final = re.compile("sparse|quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
 """Families of ops that no tensor of the device can reach."""
+
+_LAZILY_CONJUGATED: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "dot",
+        "vdot",
+        "conj_physical",
+        "_conj_physical",
+        "linalg_svd",
+        "_linalg_svd",
+        "linalg_solve_triangular",
+        "triangular_solve",
+    )
+)
+"""Ops to which torch hands tensors whose conjugation or negation is still to be done."""
 
 
 @cache
@@ -36,7 +58,7 @@ def _kernel(name: str) -> Any:
     if name in own.METADATA:
         return torch_private.metadata_kernel(torch_private.overload_of(name))
     packet = name.partition(".")[0]
-    if packet in own.COMPOSITE or any(family in packet for family in _SKIPPED):
+    if packet in own.COMPOSITE or _SKIPPED.search(packet):
         return None
     if torch_private.has_kernel(name, "CompositeImplicitAutograd") or torch_private.gives_views(name):
         return None
@@ -59,7 +81,19 @@ def _build(name: str) -> Any:
     signature = signature_of(torch_private.overload_of(name))
     if host.is_random(signature) or (host.must_see_values(signature) and signature.name != "aten.index.Tensor"):
         return host.kernel(signature)
-    return kernels.mutating(signature) if signature.written else kernels.functional(signature)
+    kernel = kernels.mutating(signature) if signature.written else kernels.functional(signature)
+    return _resolving(kernel) if name.partition(".")[0] in _LAZILY_CONJUGATED else kernel
+
+
+def _resolving(kernel: Any) -> Any:
+    def resolved(value: Any) -> Any:
+        lazy = isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+        return plain(value) if lazy else value
+
+    def on_plain(*args: Any, **kwargs: Any) -> Any:
+        return kernel(*(resolved(value) for value in args), **kwargs)
+
+    return on_plain
 
 
 def _unknown(overload: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from moaic.device.handles import geometry_of, is_whole, place, view_of
+from moaic.device.handles import geometry_of, new_tensor, place, view_of
 from moaic.runtime import session
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor of the device, in memory of its own; waits, and raises what went wrong on a worker."""
-    with torch.no_grad():
-        return session.accelerator().download(view_of(tensor))
+    return session.accelerator().download(view_of(plain(tensor)))
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,14 +33,23 @@ def densely(tensor: torch.Tensor) -> torch.Tensor:
 def overwrite(target: torch.Tensor, values: torch.Tensor) -> None:
     """Write host values over a tensor of the device; they are broadcast and converted as `copy_` does."""
     view = view_of(target)
-    buffer = view.buffer
     accelerator = session.accelerator()
-    if buffer.place is None and buffer.promise is None and is_whole(view):
-        host = torch.empty_strided(view.shape, view.strides, dtype=target.dtype)
-        host.copy_(values.detach())
-        accelerator.upload(buffer, host)
+    given = values.detach().resolve_conj().resolve_neg()
+    if view.is_whole:
+        host = given
+        if host.dtype != target.dtype or host.shape != target.shape:
+            host = torch.empty(view.shape, dtype=target.dtype, device="cpu").copy_(given)
+        accelerator.upload(view.buffer, host)
         return
-    source = to_device(values.detach().to(target.dtype))
+    source = to_device(given.to(target.dtype))
     accelerator.launch("aten.copy_", (view, view_of(source)), {}, ())
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the device with lazy conjugation and negation carried out, which its buffer knows nothing of."""
+    done = tensor
+    for is_lazy, op in ((tensor.is_conj(), "aten.conj_physical"), (tensor.is_neg(), "aten.neg")):
+        if is_lazy:
+            source, done = view_of(done), new_tensor(geometry_of(torch.empty_like(done, device="meta")))
+            session.accelerator().launch(op, (source,), {}, (view_of(done).buffer,))
+    return done

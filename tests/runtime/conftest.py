@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, whole
 from moaic.runtime.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,17 +32,6 @@ def _accelerator(workers: int) -> Iterator[Accelerator]:
     accelerator.close()
 
 
-def uploaded(accelerator: Accelerator, tensor: torch.Tensor, dtype: str = "f32") -> Buffer:
-    """A new buffer with the value of `tensor`, in its memory order."""
-    buffer = accelerator.buffer(dtype, tuple(tensor.shape), tensor.stride())
-    accelerator.upload(buffer, tensor)
-    return buffer
-
-
-def value(accelerator: Accelerator, buffer: Buffer) -> torch.Tensor:
-    return accelerator.download(whole(buffer))
-
-
 Script = Callable[[str], "subprocess.Popen[str]"]
 
 
@@ -62,10 +48,3 @@ def script(tmp_path: Path) -> Script:
         )
 
     return start
-
-
-def workers_of(text: str) -> list[int]:
-    """The process ids that a script printed as `workers [..]`."""
-    found = re.search(r"workers \[([\d, ]*)\]", text)
-    assert found, text
-    return [int(number) for number in found[1].split(",")]

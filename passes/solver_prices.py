@@ -1,0 +1,103 @@
+"""What the layout solver pays: seconds of compute, of conversions between states, and the worth of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from moaic.ir.graph import Op, Value
+from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.ops import Kind, flops_of, kind_of
+from moaic.ir.rules import Strategy
+from moaic.ir.types import FLOATING
+
+TIME = "mb"
+"""The axis whose ranks run one after the other: what is split over it runs once per part."""
+
+PARAMETER_COPIES = 4
+"""A parameter, its gradient and two values of an optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Assumed rates of one worker and its links, in units per second, and what memory is worth."""
+
+    flops: float = 100e9
+    memory: float = 10e9
+    """Bytes read or written."""
+    link: float = 4e9
+    """Bytes sent in a collective."""
+    latency: float = 60e-6
+    """Seconds to begin a collective."""
+    local: float = 20e-6
+    """Seconds to begin an instruction that sends nothing."""
+    held: float = 10.0
+    """Bytes that may be sent per step to hold one byte of parameter, gradient and optimizer state less."""
+    saved: float = 1.0
+    """The same for a byte that the forward saves for the backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """Prices on a mesh, for an axis of n ranks that the mesh does not have yet."""
+
+    prices: Prices
+    mesh: Mesh
+    n: int
+
+    def runs(self, *values: Value) -> int:
+        """Times per step that something with these operands and results runs."""
+        in_parts = any(value.type.layout.state(TIME) != WHOLE for value in values)
+        return self.mesh.size(TIME) if in_parts else 1
+
+    def local_bytes(self, value: Value) -> int:
+        """Bytes on one rank that holds `value` whole on the new axis, for one run."""
+        return value.type.local_nbytes(self.mesh)
+
+    def op(self, op: Op, strategy: Strategy) -> float:
+        """Seconds per step of `op` under a strategy."""
+        kind = kind_of(op)
+        values = (*op.inputs(), *op.results)
+        runs = self.runs(*values)
+        if kind is Kind.HEAVY:
+            parts = prod(size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values))
+            split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
+            return runs * flops_of(op) / parts / self.prices.flops / (self.n if split else 1)
+        if kind is Kind.VIEW:
+            return 0.0
+        sends = op.name in _SENDING and op.attrs["axis"] != TIME
+        rate = self.prices.link / _SENDING[op.name] if sends else self.prices.memory
+        return runs * sum(self._part(value, state) for value, state in zip(op.results, strategy.results, strict=True)) / rate
+
+    def _part(self, value: Value, state: State) -> float:
+        return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
+
+    def conversion(self, value: Value, have: State, want: State, weight: bool) -> float | None:
+        """Seconds per step to bring `value` into another state; None where that is never wanted.
+
+        Nothing becomes a pending sum, and a `weight` that is split is used in splits: to gather it is what `dp` is for.
+        """
+        if have == want:
+            return 0.0
+        if want == PENDING or (weight and len(have) == 2 and want == WHOLE):
+            return None
+        runs, size = self.runs(value), self.local_bytes(value)
+        if have == WHOLE:
+            return runs * (self.prices.local + size / self.n / self.prices.memory)
+        share = size * (self.n - 1) / self.n
+        sent = 2 * share if want == WHOLE and have == PENDING else share if PENDING in (have, want) or want == WHOLE else share / self.n
+        return runs * (self.prices.latency + sent / self.prices.link)
+
+    def resting(self, value: Value, state: State) -> float:
+        """The worth of the memory of a parameter at rest."""
+        if value.type.dtype not in FLOATING:
+            return 0.0
+        return PARAMETER_COPIES * self.prices.held * self._part(value, state) / self.prices.link
+
+    def saving(self, value: Value, state: State) -> float:
+        """The worth of the memory of a value that waits for another call, in one micro-batch."""
+        return self.prices.saved * self._part(value, state) / self.prices.link
+
+
+_SENDING = {"moai.all_reduce": 2, "moai.reduce_scatter": 1, "moai.all_gather": 1, "moai.all_to_all": 1}
+"""Times that a collective of another axis sends what it works on."""

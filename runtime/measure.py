@@ -1,0 +1,266 @@
+"""Measures this machine's workers, all of them busy at once: arithmetic, memory, collectives. Takes seconds, done once.
+
+The numbers come out as JSON, which is what the planner reads: passes and runtime know nothing of each other. What is
+measured runs as programs like any other, through the accelerator, uncompiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from moaic.ir.graph import Attr, Function, Module, Op, Value
+from moaic.ir.layout import Layout, Mesh, Split
+from moaic.ir.printer import render
+from moaic.ir.types import TensorType
+from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.threads import cores
+
+VERSION: Final = 1
+"""Of what is measured and how."""
+
+AXIS: Final = "w"
+USABLE: Final = 0.9
+"""Share of the machine's memory that workers may take."""
+
+MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One op, called `repeats` times on the same operands; `amount` is what one call does, in FLOPs or bytes."""
+
+    name: str
+    op: str
+    operands: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
+    amount: float
+    repeats: int
+    attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
+
+
+def measured(accelerator: Accelerator, folder: Path | None) -> str:
+    """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there."""
+    path = None if folder is None else folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
+    if path is not None and path.exists():
+        return path.read_text(encoding="utf-8")
+    text = json.dumps(measure(accelerator), indent=1)
+    if path is not None:
+        _keep(path, text)
+    return text
+
+
+def measure(accelerator: Accelerator) -> dict[str, Any]:
+    """Runs every probe on all workers; of each the slowest worker counts."""
+    ranks = accelerator.flavor
+    mesh = Mesh(((AXIS, ranks),))
+    probes = [*_arithmetic(), *_traffic()]
+    programs = [render(_called(probe, mesh)) for probe in probes]
+    collectives = _collectives(ranks) if ranks > 1 else []
+    programs += [render(_moved(probe, mesh)) for probe in collectives]
+    seconds = _time(accelerator, programs)
+    rates = {
+        probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
+        for probe, spent in zip(probes, seconds, strict=False)
+    }
+    each = [
+        spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
+    ]
+    return {
+        "name": _processor(),
+        "workers": ranks,
+        "memory": _memory_per_worker(accelerator),
+        "bandwidth": _found(rates.pop("bandwidth")),
+        # Measured without Inductor's wrapper around the kernel.
+        "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
+        "flops": {name: _found(rate) for name, rate in sorted(rates.items())},
+        "links": _links(collectives, each, ranks),
+    }
+
+
+def _time(accelerator: Accelerator, programs: Sequence[str]) -> list[dict[str, float]]:
+    """Seconds of the second run of each program, on the slowest worker."""
+    numbers = [accelerator.load(program, compiled=False) for program in programs]
+    inputs = [_inputs(accelerator, number) for number in numbers]
+    totals: list[dict[int, dict[str, float]]] = []
+    for _ in range(2):
+        for number, buffers in zip(numbers, inputs, strict=True):
+            accelerator.run(number, buffers, [None] * len(accelerator.program(number).results))
+        totals.append(_spent(accelerator, numbers))
+    first, second = totals
+    return [{kind: second[number][kind] - first[number][kind] for kind in second[number]} for number in numbers]
+
+
+def _spent(accelerator: Accelerator, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
+    workers = accelerator.stats().workers
+    return {
+        number: {
+            "compute": max(worker.programs[number].compute for worker in workers),
+            "communicate": max(worker.programs[number].communicate for worker in workers),
+        }
+        for number in numbers
+    }
+
+
+def _inputs(accelerator: Accelerator, number: int) -> list[Any]:
+    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in accelerator.program(number).params]
+    for buffer in buffers:
+        accelerator.fill(buffer, 0.5)
+    return buffers
+
+
+def _called(probe: Probe, mesh: Mesh) -> Module:
+    """A program that calls a function of the probe's one op."""
+    inner = tuple(Value(kind) for kind in probe.operands)
+    made = tuple(Value(kind) for kind in probe.results)
+    function = Function("probe", inner, (Op(probe.op, inner, made, probe.attrs),), made)
+    params = tuple(Value(kind) for kind in probe.operands)
+    calls = [
+        Op("call", params, tuple(Value(kind) for kind in probe.results), {"callee": "probe"})
+        for _ in range(probe.repeats)
+    ]
+    return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
+
+
+def _moved(probe: Probe, mesh: Mesh) -> Module:
+    """A program of the probe's collective, each time on a fresh copy, which it may overwrite."""
+    (before,), (after,) = probe.operands, probe.results
+    inner, copy = Value(before), Value(before)
+    function = Function("copy", (inner,), (Op("aten.clone", (inner,), (copy,)),), (copy,))
+    param = Value(before)
+    ops: list[Op] = []
+    for _ in range(probe.repeats):
+        ops.append(Op("call", (param,), (Value(before),), {"callee": "copy"}))
+        ops.append(Op(probe.op, ops[-1].results, (Value(after),), {"axis": AXIS}))
+    return Module((function, Function("main", (param,), tuple(ops), ops[-1].results)), mesh)
+
+
+def _arithmetic() -> list[Probe]:
+    wide, narrow, double = (TensorType(dtype, (1024, 1024)) for dtype in ("f32", "bf16", "f64"))
+    products = [
+        Probe(f"mm.{kind.dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * 1024**3, repeats)
+        for kind, repeats in ((wide, 4), (narrow, 4), (double, 1))
+    ]
+    tile = TensorType("f32", (256, 256))
+    # Fused code is made of such ops, about three cheap ones for each that is not.
+    light = [
+        Probe("light.cheap", "aten.mul.Tensor", (tile, tile), (tile,), 256.0**2, 100),
+        Probe("light.costly", "aten.exp", (tile,), (tile,), 256.0**2, 100),
+    ]
+    return [*products, *_attention("f32"), *_attention("bf16"), _convolution(), *light]
+
+
+def _attention(dtype: str) -> list[Probe]:
+    batch, heads, rows, width = 2, 8, 256, 64
+    whole, sums = TensorType(dtype, (batch, heads, rows, width)), TensorType("f32", (batch, heads, rows))
+    scores = float(batch * heads * rows * rows)
+    attrs: dict[str, Attr] = {"is_causal": True, "scale": 0.125}
+    three = (whole, whole, whole)
+    return [
+        Probe(f"sdpa.{dtype}", "moai.sdpa", three, (whole, sums), 4 * scores * width, 4, attrs),
+        Probe(
+            f"sdpa_backward.{dtype}", "moai.sdpa_backward", (whole, *three, whole, sums), three, 10 * scores * width, 2, attrs
+        ),
+    ]
+
+
+def _convolution() -> Probe:
+    image, weight = TensorType("f32", (8, 64, 28, 28)), TensorType("f32", (64, 64, 3, 3))
+    attrs: dict[str, Attr] = {
+        "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1
+    }  # fmt: skip
+    return Probe("convolution.f32", "aten.convolution", (image, weight), (image,), 2.0 * 8 * 28 * 28 * 64 * 64 * 9, 4, attrs)
+
+
+def _traffic() -> list[Probe]:
+    large, small = TensorType("f32", (4 << 20,)), TensorType("f32", (1,))
+    return [
+        Probe("bandwidth", "aten.neg", (large,), (large,), 2.0 * 4 * (4 << 20), 8),
+        Probe("calls", "aten.neg", (small,), (small,), 1.0, 100),
+    ]
+
+
+def _collectives(ranks: int) -> list[Probe]:
+    """Each collective with little and with much; the amount is the bytes of its larger side."""
+    return [probe for rows, repeats in ((1, 20), (256, 4)) for probe in _collectives_of(rows * ranks, ranks, repeats)]
+
+
+def _collectives_of(rows: int, ranks: int, repeats: int) -> list[Probe]:
+    columns = 1024 * ranks
+    by_rows = Layout((Split(AXIS, 0, rows // ranks),))
+    by_columns = Layout((Split(AXIS, 1, columns // ranks),))
+    pending, whole = Layout(pending=(AXIS,)), Layout()
+    whole_bytes = 4.0 * rows * columns
+    kinds = [
+        ("all_reduce", pending, whole, whole_bytes),
+        ("reduce_scatter", pending, by_rows, whole_bytes),
+        ("all_gather", by_rows, whole, whole_bytes),
+        ("all_to_all", by_rows, by_columns, whole_bytes / ranks),
+    ]
+    shape = (rows, columns)
+    return [
+        Probe(name, f"moai.{name}", (TensorType("f32", shape, before),), (TensorType("f32", shape, after),), amount, repeats)
+        for name, before, after, amount in kinds
+    ]
+
+
+def _links(probes: Sequence[Probe], seconds: Sequence[float], ranks: int) -> dict[str, Any]:
+    """Latency and rate of each collective through its two points."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for probe, spent in zip(probes, seconds, strict=True):
+        points.setdefault(probe.name, []).append((probe.amount, spent))
+    return {name: _link(*sorted(both), ranks) for name, both in points.items()}
+
+
+def _link(little: tuple[float, float], much: tuple[float, float], ranks: int) -> dict[str, Any]:
+    per_byte = max(much[1] - little[1], 0.05 * much[1]) / (much[0] - little[0])
+    latency = max(little[1] - little[0] * per_byte, 1e-6)
+    return {"latency": _found(latency), "rate": _found(1 / per_byte), "ranks": ranks}
+
+
+def _found(value: float) -> list[Any]:
+    return [value, "measured"]
+
+
+def _memory_per_worker(accelerator: Accelerator) -> int:
+    """Bytes that one worker can give to tensors, its own share of the machine less what it holds already."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = MEMORY_LIMIT.read_text(encoding="ascii").strip() if MEMORY_LIMIT.exists() else "max"
+    available = physical if limit == "max" else min(physical, int(limit))
+    workers = accelerator.stats().workers
+    return int(USABLE * available / len(workers)) - max(worker.pss - worker.bytes for worker in workers)
+
+
+def _fingerprint(workers: int) -> str:
+    """Names the machine, as far as the numbers depend on it."""
+    facts = [VERSION, _processor(), cores(), workers, torch.__version__, os.environ.get("OMP_NUM_THREADS", "")]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The model's name, with what of it matters for speed but is not in the name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    facts = dict(line.split(":", 1) for line in reversed(lines) if line.startswith(("model name", "flags", "cpu MHz")))
+    known = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = hashlib.sha256(known.get("flags", "").encode()).hexdigest()[:6]
+    return f"{known.get('model name', platform.processor() or platform.machine())} {flags}"
+
+
+def _keep(path: Path, text: str) -> None:
+    """Writes at once or not at all; a folder that cannot be written to is no reason to fail."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,683 @@
+"""One way to draw an instance of every op: shapes, attributes and values on which its rule is proved.
+
+Sizes are small and often odd; floating-point values are float64 multiples of a quarter, so that ties and equal numbers
+come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+from torch import Tensor
+
+from moaic.ir.graph import Attr, Op, Value
+from moaic.ir.layout import Mesh
+from moaic.ir.printer import render_op
+from moaic.ir.types import TensorType
+from moaic.runtime.schema import DTYPE_NAMES
+from moaic.runtime.to_fx import run_op
+
+Shape = tuple[int, ...]
+Given = Tensor | None | list[Tensor | None]
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An op and the tensors it is run on, in the form of its operands. `defined` is false for uninitialized results."""
+
+    op: Op
+    tensors: tuple[Given, ...]
+    defined: bool = True
+
+    def flat(self) -> list[Tensor]:
+        """The tensors in the order of the op's inputs."""
+        lists = (tensor if isinstance(tensor, list) else [tensor] for tensor in self.tensors)
+        return [tensor for tensors in lists for tensor in tensors if tensor is not None]
+
+    def __repr__(self) -> str:
+        names = {value: f"x{i}" for i, value in enumerate(self.op.inputs())}
+        inputs = ", ".join(f"%{names[v]}: {v.type.dtype}{list(v.type.shape)}" for v in self.op.inputs())
+        return f"{render_op(self.op, names, Mesh())} given {inputs}"
+
+
+def case(name: str, *tensors: Given, results: Sequence[TensorType] = (), defined: bool = True, **attrs: Attr) -> Case:
+    """The case of one op on these tensors; the types of its results are those that it gives."""
+    operands = tuple(
+        tuple(None if t is None else _value(t) for t in each) if isinstance(each, list) else _value(each)
+        for each in tensors
+    )
+    kinds = results or [_type(each) for each in run_op(Op(name, operands, (), attrs), tensors)]
+    return Case(Op(name, operands, tuple(Value(kind) for kind in kinds), attrs), tensors, defined)
+
+
+def _value(tensor: Given) -> Value | None:
+    assert not isinstance(tensor, list)
+    return None if tensor is None else Value(_type(tensor))
+
+
+def _type(tensor: Tensor) -> TensorType:
+    return TensorType(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+class Drawn:
+    """Shapes, choices and values of one case, all from hypothesis."""
+
+    def __init__(self, draw: DrawFn) -> None:
+        self.draw = draw
+        self.random = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+
+    def pick(self, *options: Any) -> Any:
+        return self.draw(st.sampled_from(options))
+
+    def number(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def size(self) -> int:
+        return self.pick(*SIZES)
+
+    def shape(self, low: int = 0, high: int = 3) -> Shape:
+        return tuple(self.size() for _ in range(self.number(low, high)))
+
+    def narrower(self, shape: Shape) -> Shape:
+        """A shape that broadcasts to `shape`."""
+        kept = shape[self.number(0, len(shape)) :] if self.pick(False, False, True) else shape
+        return tuple(1 if self.pick(False, False, True) else size for size in kept)
+
+    def real(self, *shape: int) -> Tensor:
+        return torch.randint(-8, 9, shape, generator=self.random).double() / 4
+
+    def fine(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.random, dtype=torch.float64)
+
+    def unit(self, *shape: int) -> Tensor:
+        """Numbers well inside (0, 1), on which every function is defined."""
+        return torch.rand(shape, generator=self.random, dtype=torch.float64) * 0.9 + 0.05
+
+    def ints(self, *shape: int, low: int = -3, high: int = 4) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.random)
+
+    def bools(self, *shape: int) -> Tensor:
+        return self.ints(*shape, low=0, high=2).bool()
+
+    def dim(self, rank: int) -> int:
+        """A dim, counted from either end."""
+        return self.number(-rank, rank - 1) if rank else self.pick(0, -1)
+
+    def values(self, kind: str, shape: Shape) -> Tensor:
+        make: dict[str, Callable[..., Tensor]] = {
+            "r": self.real, "f": self.fine, "u": self.unit, "i": self.ints, "b": self.bools,
+        }
+        return make[kind](*shape)
+
+
+Make = Callable[[Drawn, str], Case]
+CASES: dict[str, Make] = {}
+
+
+def drawn(name: str) -> SearchStrategy[Case]:
+    """Cases of the op called `name`."""
+
+    @st.composite
+    def make(draw: DrawFn) -> Case:
+        return CASES[name](Drawn(draw), name)
+
+    return make()
+
+
+def cases(names: str) -> Callable[[Make], Make]:
+    """Registers a maker for ops of aten; a name with another namespace is written with it."""
+
+    def register(make: Make) -> Make:
+        for name in names.split():
+            full = name if name.startswith("moai.") else f"aten.{name}"
+            assert full not in CASES, full
+            CASES[full] = make
+        return make
+
+    return register
+
+
+# Elementwise: kinds of the operands, then attributes. `r` has ties, `u` lies in (0, 1), `i` are integers, `b` truths.
+
+ELEMENTWISE: Mapping[str, tuple[str, Mapping[str, Attr]]] = {
+    **dict.fromkeys(
+        """abs atan ceil cos cosh erf exp exp2 expm1 floor isinf isnan isfinite logical_not neg relu round sigmoid
+        sign sin sinh tan tanh trunc elu gelu hardtanh leaky_relu silu softplus mish hardswish hardsigmoid square
+        nan_to_num clone alias detach lift_fresh_copy zeros_like ones_like log_sigmoid_forward""".split(),
+        ("r", {}),
+    ),
+    **dict.fromkeys("acos asin erfinv log log10 log1p log2 sqrt rsqrt reciprocal".split(), ("u", {})),
+    **dict.fromkeys("atan2 maximum minimum clamp.Tensor copy".split(), ("rr", {})),
+    **dict.fromkeys("eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor".split(), ("rr", {})),
+    **dict.fromkeys("logical_and logical_or logical_xor".split(), ("br", {})),
+    **dict.fromkeys("eq.Scalar ne.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar".split(), ("r", {"other": 0.25})),
+    **dict.fromkeys("mul.Scalar div.Scalar add.Scalar sub.Scalar rsub.Scalar".split(), ("r", {"other": 1.5})),
+    **dict.fromkeys("fmod.Scalar remainder.Scalar".split(), ("r", {"other": 0.75})),
+    **dict.fromkeys("fmod.Tensor remainder.Tensor pow.Tensor_Tensor floor_divide".split(), ("uu", {})),
+    **dict.fromkeys("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor".split(), ("ii", {})),
+    **dict.fromkeys("bitwise_and.Scalar bitwise_or.Scalar".split(), ("i", {"other": 5})),
+    "bitwise_not": ("i", {}),
+    "clamp": ("r", {"min": -0.5, "max": 1.0}),
+    "clamp_min": ("r", {"min": -0.5}),
+    "clamp_max": ("r", {"max": 0.5}),
+    "pow.Scalar": ("r", {"self": 2.0}),
+    "pow.Tensor_Scalar": ("r", {"exponent": 3}),
+    "div.Tensor_mode": ("uu", {"rounding_mode": "floor"}),
+    "div.Scalar_mode": ("r", {"other": 0.75, "rounding_mode": "trunc"}),
+    "masked_fill.Scalar": ("rb", {"value": 2.0}),
+    "full_like": ("r", {"fill_value": 2.5}),
+    "_to_copy": ("f", {"dtype": "f32"}),
+    "where.self": ("brr", {}),
+    **dict.fromkeys("gelu_backward tanh_backward sigmoid_backward silu_backward".split(), ("rr", {})),
+    "threshold_backward": ("rr", {"threshold": 0}),
+    "hardtanh_backward": ("rr", {"min_val": -1.0, "max_val": 1.0}),
+    "leaky_relu_backward": ("rr", {"negative_slope": 0.1, "self_is_result": False}),
+    "elu_backward": ("rr", {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0, "is_result": False}),
+    "native_dropout_backward": ("rb", {"scale": 2.0}),
+}
+
+ALIKE = frozenset(
+    """copy gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward hardtanh_backward
+    leaky_relu_backward elu_backward native_dropout_backward""".split()
+)
+"""Elementwise ops whose first operand has the shape of the result."""
+
+
+@cases(" ".join(ELEMENTWISE))
+def elementwise(d: Drawn, name: str) -> Case:
+    kinds, attrs = ELEMENTWISE[name.removeprefix("aten.")]
+    shape = d.shape()
+    shapes = [shape, *(shape if name.endswith("backward") else d.narrower(shape) for _ in kinds[1:])]
+    if name.removeprefix("aten.") not in ALIKE:
+        shapes = shapes[::-1] if d.pick(False, True) else shapes
+    return case(name, *(d.values(kind, each) for kind, each in zip(kinds, shapes, strict=True)), **attrs)
+
+
+@cases("add.Tensor sub.Tensor mul.Tensor div.Tensor")
+def arithmetic(d: Drawn, name: str) -> Case:
+    """Two tensors, of which one may be of integers, or a tensor and a literal."""
+    shape = d.shape()
+    scaled: dict[str, Attr] = {"alpha": 2} if name in ("aten.add.Tensor", "aten.sub.Tensor") and d.pick(False, True) else {}
+    if d.pick(False, False, True):
+        return case(name, d.real(*shape), None, other=d.pick(3, 0.5), **scaled)
+    other = d.values(d.pick("u", "u", "i"), d.narrower(shape))
+    if d.pick(False, True) and other.dtype.is_floating_point:
+        return case(name, other, d.unit(*shape), **scaled)
+    return case(name, d.unit(*shape), other.abs() + 1, **scaled)
+
+
+# Made from attributes alone.
+
+
+@cases("full zeros ones empty.memory_format")
+def constants(d: Drawn, name: str) -> Case:
+    filled: dict[str, Attr] = {"fill_value": d.pick(0, 2.5)} if name == "aten.full" else {}
+    dtype = d.pick("f64", "i64", "bool")
+    return case(name, size=d.shape(), dtype=dtype, defined=name != "aten.empty.memory_format", **filled)
+
+
+@cases("scalar_tensor")
+def scalar_tensor(d: Drawn, name: str) -> Case:
+    return case(name, s=d.number(-3, 3), dtype="f64")
+
+
+@cases("arange arange.start arange.start_step")
+def arange(d: Drawn, name: str) -> Case:
+    start: dict[str, Attr] = {} if name == "aten.arange" else {"start": 2}
+    step: dict[str, Attr] = {"step": 3} if name == "aten.arange.start_step" else {}
+    return case(name, end=2 + d.size(), dtype="i64", **start, **step)
+
+
+@cases("tril_indices triu_indices")
+def triangle(d: Drawn, name: str) -> Case:
+    return case(name, row=d.size(), col=d.size(), offset=d.number(-1, 1), dtype="i64")
+
+
+@cases("moai.fold_key")
+def fold_key(d: Drawn, name: str) -> Case:
+    return case(name, d.ints(2, low=0, high=2**31), instance=d.number(0, 9))
+
+
+@cases("moai.rand")
+def rand(d: Drawn, name: str) -> Case:
+    return case(name, d.ints(2, low=0, high=2**31), results=[TensorType(d.pick("f32", "f64"), d.shape())])
+
+
+# Views.
+
+
+def regrouped(d: Drawn, sizes: Shape) -> Shape:
+    """A shape with the elements of `sizes`, neighbors multiplied together and ones strewn in."""
+    shape: list[int] = []
+    for at, size in enumerate(sizes):
+        if at and d.pick(False, True):
+            shape[-1] *= size
+        else:
+            shape += [1] * d.pick(0, 0, 0, 1) + [size]
+    return (*shape, *[1] * d.pick(0, 0, 0, 1))
+
+
+@cases("view _unsafe_view reshape")
+def view(d: Drawn, name: str) -> Case:
+    sizes = tuple(d.pick(1, 2, 3, 4, 6) for _ in range(d.number(1, 4)))
+    left = regrouped(d, sizes)
+    right = regrouped(d, sizes if d.pick(True, True, False) else sizes[::-1])
+    holed = [-1 if at == len(right) - 1 and d.pick(False, True) else size for at, size in enumerate(right)]
+    return case(name, d.real(*left), size=tuple(holed))
+
+
+@cases("permute")
+def permute(d: Drawn, name: str) -> Case:
+    shape = d.shape(0, 4)
+    order = d.draw(st.permutations(range(len(shape))))
+    return case(name, d.real(*shape), dims=tuple(at - len(shape) if d.pick(False, True) else at for at in order))
+
+
+@cases("transpose.int")
+def transpose(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.real(*shape), dim0=d.dim(len(shape)), dim1=d.dim(len(shape)))
+
+
+@cases("t")
+def t(d: Drawn, name: str) -> Case:
+    return case(name, d.real(*d.shape(0, 2)))
+
+
+@cases("expand")
+def expand(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    source = d.narrower(shape)
+    lead = len(shape) - len(source)
+    size = [-1 if at >= lead and source[at - lead] == n and d.pick(False, True) else n for at, n in enumerate(shape)]
+    return case(name, d.real(*source), size=tuple(size))
+
+
+@cases("unsqueeze")
+def unsqueeze(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.real(*shape), dim=d.number(-len(shape) - 1, len(shape)))
+
+
+@cases("squeeze squeeze.dim squeeze.dims")
+def squeeze(d: Drawn, name: str) -> Case:
+    shape = tuple(d.pick(1, 1, 2, 3, 6) for _ in range(d.number(1, 4)))
+    if name == "aten.squeeze":
+        return case(name, d.real(*shape))
+    dims = d.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=2, unique=True))
+    return case(name, d.real(*shape), dim=dims[0] if name == "aten.squeeze.dim" else tuple(dims))
+
+
+# Cuts and joins.
+
+
+@cases("slice.Tensor")
+def slice_(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dim = d.dim(len(shape))
+    size = shape[dim]
+    equal = [n for n in range(1, size + 1) if size % n == 0]
+    length = d.pick(*equal)
+    start = d.pick(*range(0, size, length)) if d.pick(True, True, False) else d.number(0, size - 1)
+    ends = (min(start + length, size), size, 2**63 - 1)
+    signed = start - size if d.pick(False, True) else start
+    step: dict[str, Attr] = {"step": d.pick(2, 3)} if d.pick(False, False, True) else {}
+    return case(name, d.real(*shape), dim=dim, start=signed, end=d.pick(*ends), **step)
+
+
+def lengths(d: Drawn) -> list[int]:
+    """Sizes of pieces, half of the time all equal."""
+    count, size = d.number(1, 4), d.size()
+    return [size] * count if d.pick(False, True) else [d.size() for _ in range(count)]
+
+
+@cases("split_with_sizes")
+def split_with_sizes(d: Drawn, name: str) -> Case:
+    sizes, shape = lengths(d), list(d.shape(1))
+    dim = d.dim(len(shape))
+    shape[dim] = sum(sizes)
+    return case(name, d.real(*shape), split_sizes=tuple(sizes), dim=dim)
+
+
+@cases("split.Tensor")
+def split(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    return case(name, d.real(*shape), split_size=d.pick(1, 2, 3, 4, 6), dim=d.dim(len(shape)))
+
+
+@cases("cat")
+def cat(d: Drawn, name: str) -> Case:
+    shape = list(d.shape(1))
+    dim = d.dim(len(shape))
+    parts: list[Tensor | None] = []
+    for size in lengths(d):
+        shape[dim] = size
+        parts.append(d.real(*shape))
+    if d.pick(False, False, False, True):
+        parts.insert(d.number(0, len(parts)), d.real(0))
+    return case(name, parts, dim=dim)
+
+
+@cases("select.int")
+def select(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dim = d.dim(len(shape))
+    return case(name, d.real(*shape), dim=dim, index=d.number(-shape[dim], shape[dim] - 1))
+
+
+@cases("slice_scatter")
+def slice_scatter(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dim = d.dim(len(shape))
+    start = d.number(0, shape[dim] - 1)
+    end = d.number(start + 1, shape[dim])
+    step: dict[str, Attr] = {"step": 2} if d.pick(False, False, True) else {}
+    whole = d.real(*shape)
+    part = torch.ops.aten.slice.Tensor(whole, dim, start, end, step.get("step", 1))
+    return case(name, whole, d.real(*part.shape), dim=dim, start=start, end=end, **step)
+
+
+@cases("constant_pad_nd")
+def pad(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    pads: list[Attr] = []
+    for at in range(d.number(1, len(shape))):
+        size = shape[len(shape) - 1 - at]
+        pads += d.pick((0, 0), (1, 0), (0, 2), (2, 1), (0, -1 if size > 1 else 0))
+    value: dict[str, Attr] = {"value": 1.5} if d.pick(False, True) else {}
+    return case(name, d.real(*shape), pad=tuple(pads), **value)
+
+
+@cases("flip")
+def flip(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dims = d.draw(st.lists(st.integers(0, len(shape) - 1), max_size=2, unique=True))
+    return case(name, d.real(*shape), dims=tuple(at - len(shape) if d.pick(False, True) else at for at in dims))
+
+
+# Reductions, and what runs along a dim.
+
+
+@cases("sum prod mean any all")
+def reduce_all(d: Drawn, name: str) -> Case:
+    return case(name, d.real(*d.shape()))
+
+
+def keepdim(d: Drawn) -> dict[str, Attr]:
+    return {"keepdim": True} if d.pick(False, True) else {}
+
+
+@cases("sum.dim_IntList mean.dim amax amin any.dims logsumexp var.correction var_mean.correction")
+def reduce_dims(d: Drawn, name: str) -> Case:
+    """Over some dims, or over all of them where that may be left unsaid."""
+    shape = d.shape(1)
+    dims = d.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=len(shape), unique=True))
+    signed = tuple(at - len(shape) if d.pick(False, True) else at for at in dims)
+    attrs: dict[str, Attr] = {"correction": 0} if "var" in name else {}
+    if name == "aten.logsumexp" or d.pick(True, True, False):
+        attrs |= {"dim": signed}
+    elif name in ("aten.sum.dim_IntList", "aten.mean.dim"):
+        attrs |= {"dim": d.pick(None, ())}
+    return case(name, d.real(*shape), **attrs, **keepdim(d))
+
+
+@cases("any.dim all.dim prod.dim_int max.dim min.dim argmax argmin")
+def reduce_dim(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    if "arg" in name and d.pick(False, False, True):
+        return case(name, d.fine(*shape))
+    return case(name, d.real(*shape), dim=d.dim(len(shape)), **keepdim(d))
+
+
+@cases("_softmax _log_softmax")
+def softmax(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.real(*shape), dim=d.dim(len(shape)), half_to_float=False)
+
+
+@cases("_softmax_backward_data _log_softmax_backward_data")
+def softmax_backward(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.fine(*shape), d.unit(*shape), dim=d.dim(len(shape)), input_dtype="f64")
+
+
+@cases("cumsum")
+def cumsum(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.values(d.pick("r", "b"), shape), dim=d.dim(len(shape)))
+
+
+@cases("topk")
+def topk(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dim = d.pick(None, d.dim(len(shape)))
+    attrs: dict[str, Attr] = {} if dim is None else {"dim": dim}
+    return case(name, d.fine(*shape), k=d.number(1, shape[-1 if dim is None else dim]), **attrs)
+
+
+@cases("sort")
+def sort(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    attrs: dict[str, Attr] = {} if d.pick(False, True) else {"dim": d.dim(len(shape)), "descending": True}
+    return case(name, d.fine(*shape), **attrs)
+
+
+# Look-ups.
+
+
+def indexed_shape(d: Drawn, shape: Shape, dim: int) -> Shape:
+    """An index over `dim` of a tensor of `shape`: other dims are as long, or shorter."""
+    sizes = [size if d.pick(True, True, False) else d.number(1, size) for size in shape]
+    sizes[dim] = d.number(1, shape[dim])
+    return tuple(sizes)
+
+
+@cases("gather")
+def gather(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    dim = d.dim(len(shape))
+    index = d.ints(*indexed_shape(d, shape, dim), low=0, high=shape[dim])
+    return case(name, d.real(*shape), index, dim=dim)
+
+
+@cases("scatter.value scatter.src scatter_add")
+def scatter(d: Drawn, name: str) -> Case:
+    """Indices along the dim are distinct: what wins among equal ones is not defined."""
+    shape = d.shape(1)
+    dim = d.dim(len(shape))
+    sizes = indexed_shape(d, shape, dim)
+    order = torch.rand(*sizes[: dim % len(shape)], shape[dim], *sizes[dim % len(shape) + 1 :], generator=d.random)
+    index = order.argsort(dim).narrow(dim, 0, sizes[dim]).contiguous()
+    if name == "aten.scatter.value":
+        return case(name, d.real(*shape), index, dim=dim, value=-1.0)
+    source = tuple(size if d.pick(True, True, False) else size + 1 for size in sizes)
+    return case(name, d.real(*shape), index, d.real(*source), dim=dim)
+
+
+def index_operands(d: Drawn, shape: Shape) -> tuple[list[Tensor | None], Shape]:
+    """Index tensors for some dims of `shape`, and the shape that they have together."""
+    chosen = d.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=len(shape), unique=True))
+    together = d.shape(0, 2)
+    shapes = {at: together if at == min(chosen) else d.narrower(together) for at in chosen}
+    indices = [
+        d.ints(*shapes[at], low=-size if d.pick(False, True) else 0, high=size) if at in chosen else None
+        for at, size in enumerate(shape[: max(chosen) + 1])
+    ]
+    return indices, together
+
+
+@cases("index.Tensor")
+def index(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    if d.pick(False, False, False, True):
+        return case(name, d.real(*shape), [d.bools(shape[0])])
+    return case(name, d.real(*shape), index_operands(d, shape)[0])
+
+
+@cases("index_put")
+def index_put(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    accumulate: dict[str, Attr] = {"accumulate": True} if d.pick(False, True) else {}
+    base, (indices, _) = d.real(*shape), index_operands(d, shape)
+    values = torch.ops.aten.index.Tensor(base, indices)
+    # Without accumulation equal indices must be given equal values: one number for all.
+    filling = d.real(*d.narrower(tuple(values.shape))) if accumulate else torch.full_like(values, 1.5)
+    return case(name, base, indices, filling, **accumulate)
+
+
+@cases("embedding")
+def embedding(d: Drawn, name: str) -> Case:
+    rows = d.size()
+    padding: dict[str, Attr] = {"padding_idx": 0} if d.pick(False, True) else {}
+    return case(name, d.real(rows, d.size()), d.ints(*d.shape(), low=0, high=rows), **padding)
+
+
+@cases("embedding_dense_backward")
+def embedding_dense_backward(d: Drawn, name: str) -> Case:
+    rows, shape = d.size(), d.shape()
+    ids = d.ints(*shape, low=0, high=rows)
+    attrs: dict[str, Attr] = {"padding_idx": d.pick(-1, 0), "scale_grad_by_freq": d.pick(False, False, True)}
+    return case(name, d.real(*shape, d.size()), ids, num_weights=rows, **attrs)
+
+
+# Norms, matrices, windows, attention.
+
+
+@cases("native_layer_norm")
+def native_layer_norm(d: Drawn, name: str) -> Case:
+    shape = d.shape(1)
+    normal = shape[d.number(0, len(shape) - 1) :]
+    weight, bias = (d.fine(*normal) if d.pick(True, False) else None for _ in range(2))
+    return case(name, d.fine(*shape), weight, bias, normalized_shape=normal, eps=1e-5)
+
+
+@cases("native_layer_norm_backward")
+def native_layer_norm_backward(d: Drawn, name: str) -> Case:
+    forward = native_layer_norm(d, "aten.native_layer_norm")
+    x, weight, bias = forward.tensors
+    _, mean, rstd = run_op(forward.op, forward.tensors)
+    assert isinstance(x, Tensor)
+    mask = (d.pick(True, False), weight is not None, bias is not None)
+    mask = mask if any(mask) else (True, *mask[1:])
+    normal = forward.op.attrs["normalized_shape"]
+    grad = d.fine(*x.shape)
+    return case(name, grad, x, mean, rstd, weight, bias, normalized_shape=normal, output_mask=mask)
+
+
+@cases("mm bmm")
+def matrices(d: Drawn, name: str) -> Case:
+    m, k, n = d.size(), d.size(), d.size()
+    lead = (d.size(),) if name == "aten.bmm" else ()
+    return case(name, d.fine(*lead, m, k), d.fine(*lead, k, n))
+
+
+def convolved(d: Drawn) -> tuple[Tensor, Tensor, dict[str, Attr]]:
+    """Input, weight and geometry of a convolution over one or two dims."""
+    spatial, groups, transposed = d.number(1, 2), d.pick(1, 1, 1, 2, 3), d.pick(False, False, True)
+    ins, outs = (groups * d.pick(1, 2, 3, 4) for _ in range(2))
+    window = [d.number(1, 3) for _ in range(spatial)]
+    x = d.fine(d.pick(1, 2, 3, 4, 5), ins, *(size + d.number(0, 3) for size in window))
+    weight = d.fine(*((ins, outs // groups) if transposed else (outs, ins // groups)), *window)
+    attrs: dict[str, Attr] = {
+        "stride": (d.pick(1, 2),) * spatial,
+        "padding": (0,) * spatial if transposed else (d.pick(0, 1),) * spatial,
+        "dilation": (1,) * spatial,
+        "transposed": transposed,
+        "output_padding": (0,) * spatial,
+        "groups": groups,
+    }
+    return x, weight, attrs
+
+
+@cases("convolution")
+def convolution(d: Drawn, name: str) -> Case:
+    x, weight, attrs = convolved(d)
+    outs = weight.shape[1] * (attrs["groups"] if isinstance(attrs["groups"], int) else 1)
+    bias = d.fine(outs if attrs["transposed"] else weight.shape[0]) if d.pick(False, False, True) else None
+    return case(name, x, weight, bias, **attrs)
+
+
+@cases("convolution_backward")
+def convolution_backward(d: Drawn, name: str) -> Case:
+    x, weight, attrs = convolved(d)
+    forward = case("aten.convolution", x, weight, None, **attrs)
+    grad = d.fine(*forward.op.results[0].type.shape)
+    mask = d.pick((True, True, True), (True, True, False), (False, True, False), (True, False, True), (False, False, True))
+    attrs = {"bias_sizes": (grad.shape[1],) if mask[2] else None, **attrs, "output_mask": mask}
+    return case(name, grad, x, weight, **attrs)
+
+
+def images(d: Drawn) -> Tensor:
+    lead = tuple(d.pick(1, 2, 3, 4, 6) for _ in range(d.number(1, 2)))
+    return d.fine(*lead, d.number(2, 6), d.number(2, 6))
+
+
+def windows(d: Drawn) -> dict[str, Attr]:
+    return {"kernel_size": (2, 2), "stride": (d.pick(1, 2), 1), "padding": (d.pick(0, 1), 0)}
+
+
+@cases("max_pool2d_with_indices avg_pool2d")
+def pool(d: Drawn, name: str) -> Case:
+    return case(name, images(d), **windows(d))
+
+
+@cases("max_pool2d_with_indices_backward")
+def max_pool_backward(d: Drawn, name: str) -> Case:
+    x, attrs = images(d), {**windows(d), "dilation": (1, 1), "ceil_mode": False}
+    out, indices = torch.ops.aten.max_pool2d_with_indices(x, *attrs.values())
+    return case(name, d.fine(*out.shape), x, indices, **attrs)
+
+
+@cases("avg_pool2d_backward")
+def avg_pool_backward(d: Drawn, name: str) -> Case:
+    x, window = images(d), windows(d)
+    grad = d.fine(*torch.ops.aten.avg_pool2d(x, *window.values()).shape)
+    rest: dict[str, Attr] = {"ceil_mode": False, "count_include_pad": d.pick(False, True), "divisor_override": None}
+    return case(name, grad, x, **window, **rest)
+
+
+@cases("_adaptive_avg_pool2d")
+def adaptive_pool(d: Drawn, name: str) -> Case:
+    return case(name, images(d), output_size=(d.pick(1, 2), d.pick(1, 2)))
+
+
+@cases("_adaptive_avg_pool2d_backward")
+def adaptive_pool_backward(d: Drawn, name: str) -> Case:
+    x = images(d)
+    return case(name, d.fine(*x.shape[:-2], d.pick(1, 2), d.pick(1, 2)), x)
+
+
+def attention(d: Drawn) -> tuple[list[Tensor | None], dict[str, Attr]]:
+    """Query, key, value and mask, and the attributes."""
+    b, h = d.pick(1, 2, 3, 4), d.pick(1, 2, 3, 4, 6)
+    rows, columns, width = d.number(1, 5), d.number(1, 5), d.pick(2, 4)
+    wide = width if d.pick(True, False) else 3
+    mask = d.pick("none", "causal", "truths", "numbers")
+    shape = d.pick((b, 1, rows, columns), (b, h, rows, columns), (1, 1, rows, columns), (1, h, 1, columns), (rows, columns))
+    given = {"truths": lambda: d.bools(*shape), "numbers": lambda: d.fine(*shape)}.get(mask, lambda: None)()
+    if mask == "truths":
+        given[..., 0] = True
+    query, key, value = d.fine(b, h, rows, width), d.fine(b, h, columns, width), d.fine(b, h, columns, wide)
+    return [query, key, value, given], {"is_causal": mask == "causal", "scale": d.pick(0.5, 0.25)}
+
+
+@cases("moai.sdpa")
+def sdpa(d: Drawn, name: str) -> Case:
+    tensors, attrs = attention(d)
+    return case(name, *tensors, **attrs)
+
+
+@cases("moai.sdpa_backward")
+def sdpa_backward(d: Drawn, name: str) -> Case:
+    (query, key, value, mask), attrs = attention(d)
+    forward = case("moai.sdpa", query, key, value, mask, **attrs)
+    out, logsumexp = run_op(forward.op, forward.tensors)
+    return case(name, d.fine(*out.shape), query, key, value, out, logsumexp, mask, **attrs)
+
