@@ -169,8 +169,8 @@ def _elementwise(*linear: tuple[int, ...]) -> RuleMaker:
 def _cast(op: Op) -> Rule:
     source, target = op.operands[0], op.results[0].type.dtype
     assert not isinstance(source, tuple) and source is not None
-    keeps = {source.type.dtype, target} <= FLOATING and DTYPE_BYTES[target] >= DTYPE_BYTES[source.type.dtype]
-    return _elementwise(*([(0,)] if keeps else []))(op)
+    widens = {source.type.dtype, target} <= FLOATING and DTYPE_BYTES[target] > DTYPE_BYTES[source.type.dtype]
+    return _elementwise(*([(0,)] if widens or source.type.dtype == target else []))(op)
 
 
 def _nullary(op: Op) -> Rule:
@@ -199,9 +199,10 @@ def _permute(op: Op) -> Rule:
     if op.name == "aten.permute":
         order = [_normal(d, rank) for d in attr_ints(op, "dims")]
     else:
-        a, b = (_normal(attr_int(op, "dim0"), rank), _normal(attr_int(op, "dim1", 1), rank)) if rank > 1 else (0, 0)
         order = list(range(rank))
-        order[a], order[b] = order[b], order[a]
+        if rank > 1:
+            a, b = _normal(attr_int(op, "dim0"), rank), _normal(attr_int(op, "dim1"), rank)
+            order[a], order[b] = b, a
     return _make(op, [names], [[names[i] for i in order]], (0,))
 
 
@@ -221,7 +222,9 @@ def reduced_dims(op: Op) -> tuple[int, ...]:
     return tuple(_normal(d, rank) for d in dims) if dims else tuple(range(rank))
 
 
-def _reduction(sums: bool) -> RuleMaker:
+def _reduction(*linear: tuple[int, ...], sums: bool = False) -> RuleMaker:
+    """Over some dims or over all; only where it sums can these be split."""
+
     def make(op: Op) -> Rule:
         shape = operand_types(op)[0].shape
         dims = reduced_dims(op)
@@ -229,26 +232,32 @@ def _reduction(sums: bool) -> RuleMaker:
         names = [f"d{i}{mark}" if i in dims else f"d{i}" for i in range(len(shape))]
         kept = len(op.results[0].type.shape) == len(shape)
         out = [f"u{i}" if i in dims else f"d{i}" for i in range(len(shape)) if kept or i not in dims]
-        return _make(op, [names], [out] * len(op.results), *([(0,)] if sums else []))
+        return _make(op, [names], [out] * len(op.results), *linear)
 
     return make
 
 
-def _whole_dim(*linear: tuple[int, ...], attr: str = "dim") -> RuleMaker:
-    """Every tensor has the same rank; the dim that `attr` names is whole (its size may differ between tensors)."""
+def _whole_dim(*linear: tuple[int, ...], default: int = 0) -> RuleMaker:
+    """Tensors of one rank; the dim that the op names is whole, and its size may differ between tensors."""
 
     def make(op: Op) -> Rule:
-        rank = len(op.results[0].type.shape)
-        dims = [_normal(d, rank) for d in attr_ints(op, attr)] or ([0] if attr == "dim" and rank else [])
-        default = -1 if op.name in ("aten.topk", "aten.sort") and attr not in op.attrs else None
-        dims = [rank + default] if default is not None else dims
-
-        def spec(types: list[TensorType], side: str) -> list[list[str]]:
-            return [[f"c{side}{k}{i}!" if i in dims else f"d{i}" for i in range(rank)] for k, _ in enumerate(types)]
-
-        return _make(op, spec(operand_types(op), "l"), spec(result_types(op), "r"), *linear)
+        return _whole_dims(op, {attr_int(op, "dim", default)}, *linear)
 
     return make
+
+
+def _whole_dims(op: Op, dims: Iterable[int], *linear: tuple[int, ...]) -> Rule:
+    rank = len(op.results[0].type.shape)
+    whole = {_normal(dim, rank) for dim in dims}
+
+    def spec(types: list[TensorType], side: str) -> list[list[str]]:
+        return [[f"{side}{k}d{i}!" if i in whole else f"d{i}" for i in range(rank)] for k, _ in enumerate(types)]
+
+    return _make(op, spec(operand_types(op), "l"), spec(result_types(op), "r"), *linear)
+
+
+def _flip(op: Op) -> Rule:
+    return _whole_dims(op, attr_ints(op, "dims"), (0,))
 
 
 def _unsqueeze(op: Op) -> Rule:
@@ -288,7 +297,7 @@ def _split(op: Op) -> Rule:
     source = operand_types(op)[0]
     dim = _normal(attr_int(op, "dim"), len(source.shape))
     parts = {t.shape[dim] for t in result_types(op)}
-    if len(parts) == 1:
+    if len(parts) == 1 and 0 not in parts:
         left, right, sizes = _equal_parts(op, dim, source, parts.pop())
         return Rule((left,), (right,) * len(op.results), sizes, frozenset({"p"}), linear_sets(op, [(0,)]))
     return _whole_dim((0,))(op)
@@ -297,8 +306,10 @@ def _split(op: Op) -> Rule:
 def _cat(op: Op) -> Rule:
     target = op.results[0].type
     dim = _normal(attr_int(op, "dim"), len(target.shape))
+    if any(len(t.shape) != len(target.shape) for t in operand_types(op)):
+        return whole_rule(op)
     parts = {t.shape[dim] for t in operand_types(op)}
-    if len(parts) == 1 and all(len(t.shape) == len(target.shape) for t in operand_types(op)):
+    if len(parts) == 1 and 0 not in parts:
         whole, part, sizes = _equal_parts(op, dim, target, parts.pop())
         return Rule((part,) * len(operand_types(op)), (whole,), sizes, frozenset({"p"}), linear_sets(op, [(0,)]))
     return _whole_dim((0,))(op)
@@ -324,16 +335,19 @@ def _pad(op: Op) -> Rule:
 
 
 def _gather(op: Op) -> Rule:
-    """`aten.gather` and the scatters: dims other than the indexed one match where their sizes do."""
+    """`aten.gather` and the scatters: dims other than the indexed one match where all their sizes do."""
     types = [*operand_types(op), *result_types(op)]
     rank = max(len(t.shape) for t in types)
     if any(len(t.shape) != rank for t in types):
         return whole_rule(op)
-    indexed = _normal(attr_int(op, "dim"), rank) if rank else 0
-    same = [len({t.shape[i] for t in types}) == 1 for i in range(rank)]
-    specs = [[f"d{i}" if same[i] and i != indexed else f"t{k}d{i}!" for i in range(rank)] for k, _ in enumerate(types)]
+    indexed = _normal(attr_int(op, "dim"), rank)
+    same = [i != indexed and len({t.shape[i] for t in types}) == 1 for i in range(rank)]
+    specs = [[f"d{i}" if same[i] else f"t{k}d{i}!" for i in range(rank)] for k, _ in enumerate(types)]
+    if op.name == "aten.gather" and rank:
+        # Each element that is looked up is found by itself.
+        specs[1][indexed] = specs[2][indexed] = "g"
     count = len(operand_types(op))
-    linear = {"aten.gather": [(0,)], "aten.scatter_add": [(0, 2)], "aten.scatter.src": []}.get(op.name, [])
+    linear = {"aten.gather": [(0,)], "aten.scatter_add": [(0, 2)]}.get(op.name, [])
     return _make(op, specs[:count], specs[count:], *linear)
 
 
@@ -386,8 +400,9 @@ def _index_put(op: Op) -> Rule:
 
 
 def _embedding_backward(op: Op) -> Rule:
-    rank = len(operand_types(op)[1].shape)
-    ids = _names(rank, "i")
+    """A gradient that is divided by how often its row was looked up needs to see every look-up."""
+    counts = bool(op.attrs.get("scale_grad_by_freq", False))
+    ids = [f"i{i}!" if counts else f"i{i}" for i, _ in enumerate(operand_types(op)[1].shape)]
     return _make(op, [[*ids, "d"], ids], [["v!", "d"]], (0,))
 
 
@@ -410,7 +425,14 @@ def _layer_norm_backward(op: Op) -> Rule:
     outer, inner = _names(rank - count, "a"), [f"d{i}!" for i in range(count)]
     full, stats = [*outer, *inner], [*outer, *[f"u{i}" for i in range(count)]]
     operands = [full, full, stats, stats, *([inner] * (len(operand_types(op)) - 4))]
-    return _make(op, operands, [full, inner, inner][: len(op.results)], (0,))
+    return _make(op, operands, [spec for spec, wanted in zip([full, inner, inner], _wanted(op), strict=True) if wanted], (0,))
+
+
+def _wanted(op: Op) -> tuple[bool, ...]:
+    """Which of three gradients the op gives; the others are no results."""
+    mask = op.attrs["output_mask"]
+    assert isinstance(mask, tuple)
+    return tuple(bool(wanted) for wanted in mask)
 
 
 def _conv_specs(op: Op, spatial: int) -> tuple[list[str], list[str], list[str]]:
@@ -424,31 +446,26 @@ def _conv_specs(op: Op, spatial: int) -> tuple[list[str], list[str], list[str]]:
 
 
 def _convolution(op: Op) -> Rule:
+    """With a bias the input channels are whole: it would be added once per part."""
     x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
-    if len(operand_types(op)) == 3:
-        raise Diagnostic(f"{op.name} with a bias cannot be planned: capture adds the bias apart")
-    return _make(op, [x, w], [y], (0,), (1,))
+    if len(operand_types(op)) == 2:
+        return _make(op, [x, w], [y], (0,), (1,))
+    x, w = ([f"{name}!" if name == "i" else name for name in dims] for dims in (x, w))
+    return _make(op, [x, w, [y[1]]], [y], (0, 2), (1, 2))
 
 
 def _convolution_backward(op: Op) -> Rule:
     x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
-    mask = op.attrs.get("output_mask", (True, True, False))
-    assert isinstance(mask, tuple)
     specs = [x, w, [y[1]]]
     reads = [frozenset({0, 2}), frozenset({0, 1}), frozenset({0})]
-    chosen = [i for i, wanted in enumerate(mask) if wanted] if len(op.results) < 3 else [0, 1, 2]
+    chosen = [i for i, wanted in enumerate(_wanted(op)) if wanted]
     rule = _make(op, [y, x, w], [specs[i] for i in chosen], (0,))
     return Rule(rule.operands, rule.results, rule.sizes, rule.whole, rule.linear, tuple(reads[i] for i in chosen))
 
 
-def _pool(op: Op) -> Rule:
-    rank = len(operand_types(op)[0].shape)
-    lead = rank - 2
-
-    def spec(types: list[TensorType], side: str) -> list[list[str]]:
-        return [[*_names(lead), f"{side}{k}x!", f"{side}{k}y!"] for k, _ in enumerate(types)]
-
-    return _make(op, spec(operand_types(op), "l"), spec(result_types(op), "r"))
+def _pool(*linear: tuple[int, ...]) -> RuleMaker:
+    """The last two dims are windowed, those before them free."""
+    return lambda op: _whole_dims(op, (-2, -1), *linear)
 
 
 def _sdpa(op: Op) -> Rule:
@@ -490,14 +507,17 @@ def _flops_sdpa_backward(op: Op) -> int:
 
 
 def _flops_convolution(op: Op) -> int:
+    """Every element of the result, or of the input of a transposed one, meets every weight of its group once."""
     x, w = operand_types(op)[:2]
-    y = op.results[0].type
-    return 2 * y.elements() * (prod(w.shape) // w.shape[0]) if x.shape else 0
+    points = x if op.attrs.get("transposed", False) else op.results[0].type
+    return 2 * points.elements() * (prod(w.shape) // w.shape[0])
 
 
 def _flops_convolution_backward(op: Op) -> int:
-    y, _, w = operand_types(op)[:3]
-    return 4 * y.elements() * (prod(w.shape) // w.shape[0])
+    """Two convolutions' worth: the gradients of the input and of the weight."""
+    y, x, w = operand_types(op)[:3]
+    points = x if op.attrs.get("transposed", False) else y
+    return 2 * sum(_wanted(op)[:2]) * points.elements() * (prod(w.shape) // w.shape[0])
 
 
 def _declare(*declarations: OpDecl) -> dict[str, OpDecl]:
@@ -512,18 +532,21 @@ def _same(names: str, make: RuleMaker, kind: Kind = Kind.LIGHT) -> list[OpDecl]:
     return [OpDecl(f"aten.{name}", make, kind) for name in names.split()]
 
 
-_NONLINEAR = """abs acos asin atan atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_or.Scalar
-    bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_min clamp_max cos cosh elu eq.Scalar eq.Tensor erf erfinv exp
-    exp2 expm1 floor fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardtanh isinf isnan
+_NONLINEAR = """abs acos acosh asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor bitwise_not
+    bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_min
+    clamp_max cos cosh elu eq.Scalar eq.Tensor erf erfinv exp exp2 expm1 floor fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardtanh isinf isnan
     le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor
     maximum minimum ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu
     remainder.Scalar remainder.Tensor round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc floor_divide
-    div.Tensor_mode div.Scalar_mode silu softplus mish hardswish hardsigmoid log_sigmoid_forward gelu_backward tanh_backward
-    sigmoid_backward threshold_backward silu_backward elu_backward hardtanh_backward leaky_relu_backward
-    native_dropout_backward isfinite square add.Scalar sub.Scalar rsub.Scalar nan_to_num"""
+    div.Tensor_mode div.Scalar_mode silu softplus mish hardswish hardsigmoid log_sigmoid_forward isfinite square add.Scalar
+    sub.Scalar rsub.Scalar nan_to_num"""
+
+_LINEAR_IN_GRADIENT = """gelu_backward tanh_backward sigmoid_backward threshold_backward silu_backward elu_backward
+    hardtanh_backward leaky_relu_backward native_dropout_backward"""
 
 OPS: dict[str, OpDecl] = _declare(
     *_same(_NONLINEAR, _elementwise()),
+    *_same(_LINEAR_IN_GRADIENT, _elementwise((0,))),
     *_same("neg clone alias detach mul.Scalar div.Scalar lift_fresh_copy", _elementwise((0,))),
     *_same("mul.Tensor", _elementwise((0,), (1,))),
     *_same("add.Tensor sub.Tensor", _elementwise((0, 1))),
@@ -534,7 +557,7 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("_to_copy", _cast),
     *_same("full zeros ones empty.memory_format scalar_tensor", _nullary, kind=Kind.NULLARY),
     *_same("arange arange.start arange.start_step tril_indices triu_indices", _whole_nullary, kind=Kind.NULLARY),
-    *_same("view _unsafe_view reshape", _view, kind=Kind.VIEW),
+    *_same("view", _view, kind=Kind.VIEW),
     *_same("permute transpose.int", _permute, kind=Kind.VIEW),
     *_same("t", _transpose_2d, kind=Kind.VIEW),
     *_same("expand", _expand, kind=Kind.VIEW),
@@ -543,10 +566,13 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("split_with_sizes split.Tensor", _split, kind=Kind.VIEW),
     *_same("select.int", _select, kind=Kind.VIEW),
     *_same("cat", _cat),
-    *_same("sum sum.dim_IntList", _reduction(sums=True)),
-    *_same("amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim mean mean.dim prod prod.dim_int "
-           "var.correction var_mean.correction logsumexp", _reduction(sums=False)),
-    *_same("_softmax _log_softmax topk sort flip", _whole_dim()),
+    *_same("sum sum.dim_IntList", _reduction((0,), sums=True)),
+    *_same("mean mean.dim", _reduction((0,))),
+    *_same("amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim prod prod.dim_int "
+           "var.correction var_mean.correction logsumexp", _reduction()),
+    *_same("_softmax _log_softmax", _whole_dim()),
+    *_same("topk sort", _whole_dim(default=-1)),
+    *_same("flip", _flip),
     *_same("cumsum _softmax_backward_data _log_softmax_backward_data", _whole_dim((0,))),
     *_same("slice_scatter", _whole_dim((0, 1))),
     *_same("constant_pad_nd", _pad),
@@ -557,8 +583,9 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("native_layer_norm_backward", _layer_norm_backward),
     *_same("embedding", _embedding),
     *_same("embedding_dense_backward", _embedding_backward),
-    *_same("max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
-           "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward", _pool),
+    *_same("max_pool2d_with_indices", _pool()),
+    *_same("max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+           "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward", _pool((0,))),
     OpDecl("aten.mm", _from_text("m k, k n -> m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.bmm", _from_text("b m k, b k n -> b m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.convolution", _convolution, kind=Kind.HEAVY, flops=_flops_convolution),

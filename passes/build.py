@@ -39,6 +39,6 @@ def build(step: Module, config: Config) -> Plan:
         from moaic.passes.tensor import follow_tensor
 
         module = follow_tensor(module, Axis("tp", config.tp)).module
-    module = distribute(module, config.distribute_param)
+    module = distribute(module, config.distribute_param, config.distribute_low_prec_param)
     verify(module)
     return Plan(config, module, lower(module), pre_flops)

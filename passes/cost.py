@@ -21,12 +21,22 @@ from moaic.passes.machine import ZERO, Machine, Number, Source, larger_side, tot
 from moaic.passes.memory import STATE_BYTES, FusedFunctions, trainables
 
 FAMILIES: Mapping[str, str] = {
+    "aten.mm": "mm",
+    "aten.bmm": "mm",
     "aten.convolution": "convolution",
-    "aten.convolution_backward": "convolution",
+    "aten.convolution_backward": "convolution_backward",
     "moai.sdpa": "sdpa",
-    "moai.sdpa_backward": "sdpa",
+    "moai.sdpa_backward": "sdpa_backward",
 }
-"""Heavy ops that do not run at the matmul rate."""
+"""The measured rate at which a heavy op runs."""
+
+COSTLY = frozenset(
+    f"aten.{name}"
+    for name in """acos asin atan atan2 cos cosh erf erfinv exp exp2 expm1 fmod.Tensor gelu gelu_backward log log10 log1p
+        log2 _log_softmax logsumexp mish pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor remainder.Tensor sigmoid silu
+        silu_backward sin sinh _softmax softplus tan tanh topk sort""".split()
+) | {"moai.rand"}
+"""Light ops that take many instructions per element."""
 
 PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, "moai.accumulate": 3}
 """Times that a local instruction reads or writes its result."""
@@ -113,15 +123,15 @@ def _arithmetic(op: Op, machine: Machine) -> Number:
     flops = flops_of(op)
     if not flops:
         return ZERO
-    family = family_of(op)
-    dtype = next((value.type.dtype for value in (*op.inputs(), *op.results)), "f32")
-    rate = machine.rate(family, dtype)
+    rate = machine.rate(family_of(op), next(op.inputs(), op.results[0]).type.dtype)
     return Number(flops / rate.value, rate.source)
 
 
 def family_of(op: Op) -> str:
-    """Which measured rate an op runs at."""
-    return FAMILIES.get(op.name, "mm") if kind_of(op) is Kind.HEAVY else "light"
+    """Which rate an op runs at."""
+    if kind_of(op) is Kind.HEAVY:
+        return FAMILIES.get(op.name, "mm")
+    return "costly" if op.name in COSTLY else "cheap"
 
 
 def optimizer_seconds(plan: Plan, machine: Machine) -> Number:

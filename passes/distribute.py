@@ -10,17 +10,23 @@ from moaic.ir.layout import WHOLE, Mesh, State
 from moaic.ir.rules import fits
 from moaic.ir.types import TensorType
 from moaic.passes.config import Distribute
+from moaic.passes.hoist import hoist_casts, narrows
 
 AXIS = "dp"
 
 
-def distribute(module: Module, level: Distribute) -> Module:
-    """`module` with gradients scattered and, from level `step` on, parameters at rest in shards."""
+def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:
+    """`module` with gradients scattered and, from level `step` on, parameters at rest in shards.
+
+    With `low_precision` a parameter that is only read cast to a narrower type is cast in its shards and gathered narrow.
+    """
     if level == "none" or module.mesh.size(AXIS) == 1:
         return module
+    if low_precision:
+        module = hoist_casts(module)
     main = _scatter_gradients(module.main, module.mesh)
     if level in ("step", "use"):
-        main = _gather_parameters(main, module.mesh, level)
+        main = _gather_parameters(main, module.mesh, level, low_precision)
     return Module((*module.functions[:-1], main), module.mesh)
 
 
@@ -59,17 +65,23 @@ def _scatter_gradients(main: Function, mesh: Mesh) -> Function:
     return replace(main, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in main.results))
 
 
-def _gather_parameters(main: Function, mesh: Mesh, level: Distribute) -> Function:
+def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precision: bool) -> Function:
     """Parameters rest in shards; a gather stands before the first reader (of each side for level `use`)."""
     resting = {
         param: Value(_resting(param.type, mesh), param.name)
         for i, param in enumerate(main.params)
         if main.param_role(i).kind == "param" and resting_state(param.type, mesh) != param.type.layout.state(AXIS)
     }
+    params = tuple(resting.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
     when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
     for op in main.ops:
+        if low_precision and narrows(op) and op.operands[0] in resting:
+            (result,) = op.results
+            resting[result] = Value(_resting(result.type, mesh), result.name)
+            ops.append(replace(op.with_operands(resting), results=(resting[result],)))
+            continue
         mapping: dict[Value, Value] = {}
         for value in dict.fromkeys(op.inputs()):
             if value not in resting:
@@ -80,7 +92,6 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute) -> Functio
                 ops.append(_gather(resting[value], gathered[key], op, level))
             mapping[value] = gathered[key]
         ops.append(op.with_operands(mapping))
-    params = tuple(resting.get(param, param) for param in main.params)
     results = tuple(resting.get(value, value) for value in main.results)
     return replace(main, params=params, ops=tuple(ops), results=results)
 

@@ -88,9 +88,7 @@ def fuse(function: Function) -> Fused:
                 readers[owners[value]].add(group)
     escaping = {owners[value] for value in function.results}
     constants = {r for op in function.ops if kind_of(op) is Kind.NULLARY for r in op.results}
-    kernels = {
-        group: _kernel(ops, group, owners, readers, escaping, constants) for group, ops in groups.items()
-    }
+    kernels = {group: _kernel(ops, group, owners, readers, escaping, constants) for group, ops in groups.items()}
     return Fused(function, owners, _in_order(kernels))
 
 

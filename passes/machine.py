@@ -64,7 +64,19 @@ class Link:
 ASSUMED_LATENCY = 50e-6
 """Seconds."""
 
-ASSUMED_EFFICIENCY: Mapping[str, float] = {"mm": 1.0, "sdpa": 0.35, "convolution": 0.6}
+LIGHT = frozenset({"cheap", "costly"})
+"""Families of ops that Inductor fuses: arithmetic, and functions such as exp."""
+
+SUBSTITUTES: Mapping[str, str] = {"sdpa_backward": "sdpa", "convolution_backward": "convolution"}
+"""Families that run about as fast as another."""
+
+ASSUMED_EFFICIENCY: Mapping[str, float] = {
+    "mm": 1.0,
+    "sdpa": 0.35,
+    "sdpa_backward": 0.35,
+    "convolution": 0.6,
+    "convolution_backward": 0.6,
+}
 """Share of the matmul rate that other heavy ops reach where nobody has measured them."""
 
 ASSUMED_PASSES = 3.0
@@ -81,7 +93,7 @@ class Machine:
     bandwidth: Number
     """Bytes per second."""
     flops: Mapping[str, Number]
-    """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, sdpa.f32, light.f32 …"""
+    """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, sdpa.f32, cheap.f32 …"""
     links: Mapping[str, Link] = field(default_factory=dict[str, Link])
     """By name of the collective, without `moai.`."""
     call_overhead: Number = Number(20e-6)
@@ -89,24 +101,20 @@ class Machine:
     name: str = ""
 
     def rate(self, family: str, dtype: str) -> Number:
-        """FLOPs per second of the family `mm`, `sdpa`, `convolution` or `light` in a dtype."""
-        found = self.flops.get(f"{family}.{dtype}")
-        if found is not None:
-            return found
-        if family == "light":
-            wide = self.flops.get("light.f32")
-            return Number(self.bandwidth.value) if wide is None else wide.worse(Source.INTERPOLATED)
-        matmul = self._matmul(dtype)
-        share = ASSUMED_EFFICIENCY[family]
-        return matmul if family == "mm" else Number(matmul.value * share)
+        """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
+        for name in (family, SUBSTITUTES.get(family, family)):
+            if (found := self.flops.get(f"{name}.{dtype}")) is not None:
+                return found if name == family else found.worse(Source.INTERPOLATED)
+        if family in LIGHT:
+            # Light ops compute in float32 whatever the dtype; unmeasured ones hide behind the memory traffic.
+            wide = self.flops.get(f"{family}.f32")
+            return Number(float("inf"), Source.ASSUMED) if wide is None else wide.worse(Source.INTERPOLATED)
+        return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], Source.ASSUMED)
 
     def _matmul(self, dtype: str) -> Number:
-        known = self.flops.get(f"mm.{dtype}")
-        if known is not None:
-            return known
+        """A dtype that nobody measured does no better than float32, and worse where it is wider."""
         wide = self.flops["mm.f32"]
-        # A CPU without units for the narrow type does no better than float32; float64 takes twice the width.
-        return Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"]), Source.INTERPOLATED)
+        return self.flops.get(f"mm.{dtype}", Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"])))
 
     def seconds_to_move(self, nbytes: float) -> Number:
         """Reading or writing `nbytes` once."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import WHOLE, Mesh, State
+from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.rules import Strategy
 from moaic.passes.solver_prices import Pricing
@@ -73,7 +73,7 @@ class Problem:
     """By position in the main results."""
 
 
-def problem(module: Module, mesh: Mesh, possible: Possible, pricing: Pricing) -> Problem:
+def problem(module: Module, possible: Possible, pricing: Pricing) -> Problem:
     """The problem of putting an axis into `module`."""
     builder = _Builder(module, possible, pricing)
     builder.build()

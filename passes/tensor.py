@@ -6,12 +6,12 @@ enough. The batch is not split: that is what `dp` is for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function, Module, Op, Role, Value, substitute
-from moaic.ir.layout import WHOLE, Mesh, State
+from moaic.ir.graph import Function, Module, Op, Operand, Role, Value
+from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis, Versions, annotate
@@ -28,7 +28,7 @@ def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> A
     found = possible(module, axis)
     _check(module, axis, found)
     pricing = Pricing(prices or Prices(), module.mesh, axis.size)
-    asked = problem(module, Mesh((*module.mesh.axes, (axis.name, axis.size))), found, pricing)
+    asked = problem(module, found, pricing)
     solution = _Solution(asked, solve(asked, pricing))
     plan: dict[Op, Strategy] = {}
     functions = tuple(_spelled(function, module, solution, plan) for function in module.functions)
@@ -37,8 +37,7 @@ def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> A
     results = {(v, main.result_role(i)): solution.of_result(i) for i, v in enumerate(main.results)}
 
     def choose(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:  # noqa: ARG001
-        op = function.ops[index]
-        return plan.get(op) or rule_of(op).replicated()
+        return plan[function.ops[index]]
 
     def finished(role: Role, value: Value, state: State) -> State:  # noqa: ARG001
         return results[value, role]
@@ -57,6 +56,30 @@ class _Solution:
 
     def of_result(self, index: int) -> State:
         return self.taken[self.problem.of_result[index]].operands[0]
+
+
+def _check(module: Module, axis: Axis, found: Possible) -> None:
+    """Raises Diagnostic where attention, or every matrix product, would run unsplit on all ranks."""
+    heavy = [op for function in module.functions for op in function.ops if kind_of(op) is Kind.HEAVY]
+    stuck = [op for op in heavy if len(found.strategies[op]) == 1]
+    asked = f"{axis.name}={axis.size}"
+    heads = {next(op.inputs()).type.shape[1]: op for op in heavy if op.name in ATTENTION}
+    for count, op in heads.items():
+        if op in stuck:
+            where = f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
+            would = [f"{axis.name}={n}" for n in range(2, count + 1) if all(h % n == 0 for h in heads)]
+            raise Diagnostic(f"{asked} does not divide {count} heads{where}{_alternatives(would)}")
+    if len(stuck) == len(heavy):
+        raise Diagnostic(
+            f"{asked} cannot split any of the {len(heavy)} matrix products of @{module.main.name}: "
+            f"no dim of a weight divides by {axis.size} and can stay split through them"
+        )
+
+
+def _alternatives(would: Sequence[str]) -> str:
+    if not would:
+        return "; no other size would"
+    return "; " + (f"{', '.join(would[:-1])} or {would[-1]}" if len(would) > 1 else would[0]) + " would"
 
 
 def _spelled(function: Function, module: Module, solution: _Solution, plan: dict[Op, Strategy]) -> Function:
@@ -83,15 +106,24 @@ class _Speller:
 
     def _op(self, op: Op) -> None:
         if op.name == "call":
-            params = self.module.function(op.callee).params
-            wanted = {value: self.solution.of_param(param) for value, param in zip(op.inputs(), params, strict=True)}
-            pairs = list(wanted.items())
-        else:
-            choice = self.problem.of_op.get(op)
-            strategy = self.solution.taken[choice] if choice is not None else rule_of(op).replicated()
-            pairs = list(zip(op.inputs(), strategy.operands, strict=True))
-            
-        self.ops.append(op)
+            states = [self.solution.of_param(param) for param in self.module.function(op.callee).params]
+            self.ops.append(self._reading(op, states))
+            return
+        choice = self.problem.of_op.get(op)
+        strategy = rule_of(op).replicated() if choice is None else self.solution.taken[choice]
+        new = self._reading(op, strategy.operands)
+        self.ops.append(new)
+        self.plan[new] = strategy
+
+    def _reading(self, op: Op, states: Sequence[State]) -> Op:
+        """`op` reading each operand in the state given for it."""
+        wanted = iter(states)
+        return replace(op, operands=tuple(self._operand(operand, wanted) for operand in op.operands))
+
+    def _operand(self, operand: Operand, wanted: Iterator[State]) -> Operand:
+        if isinstance(operand, tuple):
+            return tuple(None if value is None else self._read(value, next(wanted)) for value in operand)
+        return None if operand is None else self._read(operand, next(wanted))
 
     def _read(self, value: Value, state: State) -> Value:
         """`value` as something that wants it in a state reads it."""

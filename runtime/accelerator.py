@@ -249,6 +249,12 @@ class Accelerator:
             self._flush()
             return self._recorder.log()
 
+    def send(self, commands: Sequence[Any], blocks: Sequence[Sequence[bytes | None]]) -> None:
+        """Sends the commands of a log's entry, with the blocks of each worker, as they are: for replaying it."""
+        rows = [[None if block is None else _bytes(block) for block in row] for row in blocks]
+        with self._lock:
+            self._pool.send(commands, rows)
+
     def close(self) -> None:
         """Ends the workers; every later touch raises."""
         with self._lock:
@@ -481,6 +487,10 @@ def _key(call: Call, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
             items.append((shape, strides, offset))
     shapes = tuple([buffer.geometry for buffer in outputs])
     return (call.op, call.args, call.kwargs, shapes, tuple(items)), ids, is_settled
+
+
+def _bytes(block: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0, dtype=torch.uint8)
 
 
 def _check_arity(

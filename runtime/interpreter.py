@@ -309,8 +309,8 @@ def _join(op: Op, operands: list[Tensor]) -> Tensor:
 
 
 def _accumulate(op: Op, operands: list[Tensor]) -> Tensor:
-    total, more = operands
-    return total + more.to(total.dtype)
+    """The sum so far, if there is one, and one part more; added in the wider of their types."""
+    return sum(operands[1:], operands[0]).to(DTYPES[op.results[0].type.dtype])
 
 
 MOVES_IN_TIME: Final[Mapping[str, Callable[[Op, list[Tensor]], Tensor]]] = {

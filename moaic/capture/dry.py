@@ -99,11 +99,10 @@ def capture_script(path: str, arguments: Sequence[str]) -> Function:
 def _config(source: str, settings: Mapping[str, object]) -> Any:
     from transformers import AutoConfig
 
+    kinds: Any = AutoConfig
     try:
-        if Path(source).exists():
-            config: Any = AutoConfig.from_pretrained(source, local_files_only=True)
-        else:
-            config = AutoConfig.for_model(source)
+        here = Path(source).exists()
+        config: Any = kinds.from_pretrained(source, local_files_only=True) if here else kinds.for_model(source)
     except (OSError, ValueError) as error:
         hint = "give a type such as `llama`, or the folder of a config.json"
         raise Diagnostic(f"there is no model `{source}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
@@ -116,19 +115,30 @@ def _config(source: str, settings: Mapping[str, object]) -> Any:
 
 
 def _model(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
-    """A model that learns its usual task, and a batch for it."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+    """A model that learns its usual task, its weights not drawn, and a batch for it."""
+    from transformers.initialization import no_init_weights
 
-    if hasattr(config, "vocab_size"):
-        model = AutoModelForCausalLM.from_config(config)
-        model.loss_type = "ForCausalLM"  # GPT-2 says none, warns about it, and the warning breaks the graph
-        ids = torch.zeros(sample.batch, sample.sequence, dtype=torch.long)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    else:
-        model = AutoModelForImageClassification.from_config(config)
-        side = getattr(config, "image_size", sample.image)
-        pixels = torch.zeros(sample.batch, config.num_channels, side, side)
-        inputs = {"pixel_values": pixels, "labels": torch.zeros(sample.batch, dtype=torch.long)}
+    with no_init_weights():
+        model, inputs = _language(config, sample) if hasattr(config, "vocab_size") else _vision(config, sample)
+    model.tie_weights()
     if not sample.training:
         del inputs["labels"]
     return model, inputs
+
+
+def _language(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # GPT-2 says none, warns about it, and the warning breaks the graph
+    ids = torch.zeros(sample.batch, sample.sequence, dtype=torch.long)
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def _vision(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
+    from transformers import AutoModelForImageClassification
+
+    model: Any = AutoModelForImageClassification.from_config(config)
+    side = getattr(config, "image_size", sample.image)
+    pixels = torch.zeros(sample.batch, config.num_channels, side, side)
+    return model, {"pixel_values": pixels, "labels": torch.zeros(sample.batch, dtype=torch.long)}

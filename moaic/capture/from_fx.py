@@ -46,6 +46,9 @@ class Captured:
     """For each tangent, in order: its place in the list of tangents that the backward is called with."""
     constants: tuple[Tensor, ...]
     """The value of each parameter with role constant, in order; on the CPU."""
+    updates: tuple[int, ...]
+    """For each result with role update, in order (they come first): the argument, counted as in `arguments`, that
+    AOTAutograd overwrites with it once the forward has returned."""
     forward_results: int
     """How many of the function's results the forward gives (outputs and updates); the rest are gradients."""
     outputs: tuple[Slot, ...]
@@ -211,6 +214,7 @@ class _Reader:
         self.symbols = symbols
         self.read: dict[fx.Node, Any] = {}
         self.ops: list[Op] = []
+        self.producers: dict[Value, Op] = {}
         self.constants: list[tuple[Value, Tensor]] = []
         self.key = Value(TensorType("i64", (2,)), "key")
         self.draws = 0
@@ -328,8 +332,18 @@ class _Reader:
         self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], attrs: Mapping[str, Attr]
     ) -> list[Value]:
         results = [Value(kind) for kind in kinds]
-        self.ops.append(Op(name, tuple(operands), tuple(results), dict(attrs), self.loc))
+        op = Op(name, tuple(operands), tuple(results), dict(attrs), self.loc)
+        self.ops.append(op)
+        self.producers.update(dict.fromkeys(results, op))
         return results
+
+    def behind(self, value: Value, name: str) -> tuple[Value, Mapping[str, Attr]] | None:
+        """Operand and attributes of the op that made `value`, if it is a `name`."""
+        op = self.producers.get(value)
+        if op is None or op.name != name:
+            return None
+        (source,) = op.inputs()
+        return source, op.attrs
 
     def emit_many(
         self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], **attrs: Attr
@@ -366,6 +380,7 @@ class _Reader:
             self._positions(program.primals),
             self._positions(program.tangents),
             tuple(tensor for _, tensor in self.constants),
+            tuple(_place_of(role, param_roles) for role in roles[:forward_results] if role.kind == "update"),
             forward_results,
             outputs,
             grads,
@@ -398,6 +413,10 @@ class _Reader:
             else:
                 slots.append(value)
         return tuple(slots)
+
+
+def _place_of(update: Role, params: Sequence[Role]) -> int:
+    return next(place for place, role in enumerate(params) if role.label == update.label and role.kind != "tangent")
 
 
 def _next(positional: Any, default: Any) -> Any:
@@ -513,6 +532,9 @@ def _view(call: _Call) -> Value:
 
 
 def _reshaped(call: _Call, x: Value) -> Value:
+    """A view of a view is one view."""
+    found = call.reader.behind(x, "aten.view")
+    x = x if found is None else found[0]
     return x if x.type.shape == call.kind.shape else call.emit("aten.view", x, size=call.kind.shape)
 
 
@@ -557,9 +579,17 @@ def _permute(call: _Call) -> Value:
         assert isinstance(one, int)
         assert isinstance(other, int)
         order[one], order[other] = order[other], order[one]
-    if order == sorted(order):
-        return call.x
-    return call.emit("aten.permute", call.x, dims=tuple(order))
+    return _permuted(call, call.x, order)
+
+
+def _permuted(call: _Call, x: Value, order: list[int]) -> Value:
+    """A permutation of a permutation is one, and may be none."""
+    found = call.reader.behind(x, "aten.permute")
+    if found is not None:
+        x, before = found[0], found[1]["dims"]
+        assert isinstance(before, tuple)
+        order = [dim for at in order if isinstance(dim := before[at], int)]
+    return x if order == sorted(order) else call.emit("aten.permute", x, dims=tuple(order))
 
 
 def _filled(value: Attr) -> Special:

@@ -37,6 +37,7 @@ def install() -> None:
 def _hook_storages() -> None:
     storage: Any = torch.UntypedStorage
     real_new, real_copy = storage.__new__, storage.copy_
+    real_write, real_read = storage._write_file, storage._set_from_file
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_moai(kwargs.get("device")):
@@ -54,7 +55,25 @@ def _hook_storages() -> None:
             return storages.fill_from(self, source)
         return real_copy(self, storages.fetch(source), False)
 
+    def _write_file(self: Any, *args: Any) -> Any:
+        if self.device.type != NAME:
+            return real_write(self, *args)
+        from moaic.device import storages
+
+        return real_write(storages.fetch(self), *args)
+
+    def _set_from_file(self: Any, *args: Any) -> Any:
+        if self.device.type != NAME:
+            return real_read(self, *args)
+        from moaic.device import storages
+
+        host = torch.UntypedStorage(self.nbytes(), device="cpu")
+        real_read(host, *args)
+        return storages.fill_from(self, host)
+
     storage.__new__ = staticmethod(new)
+    storage._set_from_file = _set_from_file
+    storage._write_file = _write_file
     storage.copy_ = copy_
 
 

@@ -57,12 +57,23 @@ def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for name, value in kwargs.items():
         kind = signature.by_name[name]
         if kind is Kind.PLACE:
+            check_place(name, value)
             continue
         key.append(name)
         one: list[Any] = []
         _pack(kind, value, one, key)
         named[name] = one[0]
     return tuple(sent), named, key
+
+
+def check_place(name: str, value: Any) -> None:
+    """Refuse what an argument of creation asks for that the device cannot give."""
+    if name == "device" and value is not None and value.index not in (None, 0):
+        raise RuntimeError(f"there is one device moai, moai:0, not {value}; its workers are not devices of their own")
+    if name == "pin_memory" and value:
+        raise RuntimeError("only tensors on the cpu can be pinned, not tensors on device moai")
+    if name == "layout" and value not in (None, torch.strided):
+        raise NotImplementedError(f"device moai holds dense tensors only, not {value}")
 
 
 def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:

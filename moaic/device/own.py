@@ -18,7 +18,7 @@ from moaic.device.handles import (
     place,
     view_of,
 )
-from moaic.device.kernels import mutating
+from moaic.device.kernels import check_place, mutating
 from moaic.device.recurrent import KERNELS as RECURRENT
 from moaic.device.signature import signature_of
 from moaic.device.storages import settle
@@ -38,8 +38,9 @@ def empty(
     *,
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format | None = None,
-    **_: Any,
+    **where: Any,
 ) -> torch.Tensor:
+    _check_places(where)
     kind = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         shape = tuple(size)
@@ -50,10 +51,16 @@ def empty(
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
 ) -> torch.Tensor:
+    _check_places(where)
     _check_sizes(size)
     return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
+
+
+def _check_places(where: Mapping[str, Any]) -> None:
+    for name, value in where.items():
+        check_place(name, value)
 
 
 def _check_sizes(size: Sequence[int]) -> None:
@@ -61,11 +68,17 @@ def _check_sizes(size: Sequence[int]) -> None:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
 
 
-def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    kind = dtype or torch.full((), fill_value).dtype
+def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
+    _check_places(where)
+    kind = dtype or torch.full((), fill_value, device="cpu").dtype
     shape = tuple(size)
     _check_sizes(shape)
     return fill_(new_tensor(geometry(kind, shape, row_major(shape))), fill_value)
+
+
+def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
+    """Zeros that torch would not store; here they are stored."""
+    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **where)
 
 
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
@@ -147,11 +160,15 @@ def to_copy(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     memory_format: torch.memory_format | None = None,
+    layout: torch.layout | None = None,
     **_: Any,
 ) -> torch.Tensor:
     """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
     kind = dtype or tensor.dtype
     target = device or tensor.device
+    check_place("layout", layout)
+    if target.type == torch_private.NAME:
+        check_place("device", target)
     if not is_ours(tensor):
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)
@@ -328,6 +345,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::empty.memory_format": empty,
     "aten::empty_strided": empty_strided,
     "aten::full": full,
+    "aten::_efficientzerotensor": zeros,
     "aten::fill_.Scalar": fill_,
     "aten::fill_.Tensor": fill_tensor_,
     "aten::zero_": zero_,

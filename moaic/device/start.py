@@ -9,11 +9,16 @@ from typing import Any, Final
 import torch
 
 from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
+from moaic.device.handles import is_ours
 from moaic.device.signature import signature_of
-from moaic.device.transfer import plain
+from moaic.device.transfer import plain, to_device
 
 _SKIPPED: Final = re.compile("sparse|quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
 """Families of ops that no tensor of the device can reach."""
+
+_INDEXING: Final = frozenset(
+    f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+)
 
 _LAZILY_CONJUGATED: Final = frozenset(
     f"aten::{name}"
@@ -82,7 +87,20 @@ def _build(name: str) -> Any:
     if host.is_random(signature) or (host.must_see_values(signature) and signature.name != "aten.index.Tensor"):
         return host.kernel(signature)
     kernel = kernels.mutating(signature) if signature.written else kernels.functional(signature)
-    return _resolving(kernel) if name.partition(".")[0] in _LAZILY_CONJUGATED else kernel
+    packet = name.partition(".")[0]
+    if packet in _INDEXING:
+        return _indexing(kernel)
+    return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
+
+
+def _indexing(kernel: Any) -> Any:
+    """Indices may stand on the host, as on every device of PyTorch."""
+
+    def with_indices(tensor: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        there = [index if index is None or is_ours(index) else to_device(index) for index in indices]
+        return kernel(tensor, there, *args, **kwargs)
+
+    return with_indices
 
 
 def _resolving(kernel: Any) -> Any:

@@ -152,60 +152,57 @@ def test_memory_order_is_kept(device: Device) -> None:
     assert torch.equal(device.down(View(b, (24,), (1,), 0)), x.t().reshape(24))
 
 
+class Optimized:
+    """Three parameters with gradients and two states on the device, and the same here."""
+
+    def __init__(self, device: Device, params: Placement | None, grads: Placement) -> None:
+        self.values, self.slopes = [torch.randn(4, 6) for _ in range(3)], [torch.randn(4, 6) for _ in range(3)]
+        self.p = [device.up(value, params) for value in self.values]
+        self.g = [device.up(slope, grads) for slope in self.slopes]
+        self.m, self.v = [device.new(4, 6) for _ in self.p], [device.new(4, 6) for _ in self.p]
+        self.steps = [device.new() for _ in self.p]
+        for buffer in (*self.m, *self.v, *self.steps):
+            device.accelerator.fill(buffer, 0.0)
+
+
 @pytest.mark.parametrize("params", PLACES)
 @pytest.mark.parametrize("grads", [ROWS, WHOLE])
-@pytest.mark.parametrize("fused", [False, True])
-def test_adamw_and_where_its_state_is_born(
-    device: Device, params: Placement | None, grads: Placement, fused: bool
-) -> None:
-    values, slopes = [torch.randn(4, 6) for _ in range(3)], [torch.randn(4, 6) for _ in range(3)]
-    p = [device.up(value, params) for value in values]
-    g = [device.up(slope, grads) for slope in slopes]
-    m, v = [device.new(4, 6) for _ in p], [device.new(4, 6) for _ in p]
-    steps = [device.new() for _ in p]
-    for buffer in (*m, *v, *steps):
-        device.accelerator.fill(buffer, 0.0)
-    reference = [torch.nn.Parameter(value.clone()) for value in values]
+def test_fused_adamw(device: Device, params: Placement | None, grads: Placement) -> None:
+    at = Optimized(device, params, grads)
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    reference = [torch.nn.Parameter(value.clone()) for value in at.values]
+    for parameter, slope in zip(reference, at.slopes, strict=True):
+        parameter.grad = slope
     optimizer = torch.optim.AdamW(reference, lr=0.1, fused=True)
     for _ in range(2):
-        _adamw_fused(device, p, g, m, v, steps) if fused else _adamw_foreach(device, p, g, m, v)
-        for parameter, slope in zip(reference, slopes, strict=True):
-            parameter.grad = slope
-        optimizer.step() if fused else _adamw_here(values, slopes, reference)
-    for got, expected in zip(p, reference, strict=True):
-        torch.testing.assert_close(device.down(got), expected.detach(), rtol=1e-5, atol=1e-6)
-    if params != COLUMNS:
-        assert all(buffer.place is not None and buffer.place.layout == grads.layout for buffer in m)
+        device.launch("aten._foreach_add_.Scalar", (at.steps, 1))
+        device.launch("aten._fused_adamw_", (at.p, at.g, at.m, at.v, [], at.steps), amsgrad=False, maximize=False, **numbers)
+        optimizer.step()
+    for got, expected in zip(at.p, reference, strict=True):
+        torch.testing.assert_close(device.down(got), expected.detach(), rtol=1e-6, atol=1e-7)
+    if grads == ROWS and params in (None, ROWS, WHOLE):
+        assert all(buffer.place is not None and buffer.place.layout == ROWS.layout for buffer in (*at.m, *at.v))
 
 
-def _adamw_fused(device: Device, p: Any, g: Any, m: Any, v: Any, steps: Any) -> None:
-    device.launch("aten._foreach_add_.Scalar", (steps, 1))
-    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
-    device.launch("aten._fused_adamw_", (p, g, m, v, [], steps), amsgrad=False, maximize=False, **numbers)
-
-
-def _adamw_foreach(device: Device, p: Any, g: Any, m: Any, v: Any) -> None:
-    """Something like the foreach form: momentum, square, update."""
-    device.launch("aten._foreach_lerp_.Scalar", (m, g, 0.1))
-    device.launch("aten._foreach_mul_.Scalar", (v, 0.9))
-    device.launch("aten._foreach_addcmul_.Scalar", (v, g, g, 0.1))
-    roots = [device.new(4, 6) for _ in p]
-    device.launch("aten._foreach_sqrt", (v,), roots)
-    device.launch("aten._foreach_add_.Scalar", (roots, 1.0))
-    device.launch("aten._foreach_addcdiv_.ScalarList", (p, m, roots, [-0.1, -0.2, -0.3]))
-
-
-_STATE: dict[int, tuple[Tensor, Tensor]] = {}
-
-
-def _adamw_here(values: list[Tensor], slopes: list[Tensor], reference: list[torch.nn.Parameter]) -> None:
-    with torch.no_grad():
-        for index, (parameter, slope) in enumerate(zip(reference, slopes, strict=True)):
-            m, v = _STATE.pop(id(parameter), (torch.zeros_like(slope), torch.zeros_like(slope)))
-            m.lerp_(slope, 0.1)
-            v.mul_(0.9).addcmul_(slope, slope, value=0.1)
-            parameter.addcdiv_(m, v.sqrt() + 1.0, value=-0.1 * (index + 1))
-            _STATE[id(parameter)] = (m, v)
+@pytest.mark.parametrize("params", PLACES)
+@pytest.mark.parametrize("grads", [ROWS, WHOLE])
+def test_foreach_updates(device: Device, params: Placement | None, grads: Placement) -> None:
+    at = Optimized(device, params, grads)
+    m, v = [torch.zeros(4, 6) for _ in at.p], [torch.zeros(4, 6) for _ in at.p]
+    for _ in range(2):
+        device.launch("aten._foreach_lerp_.Scalar", (at.m, at.g, 0.1))
+        device.launch("aten._foreach_mul_.Scalar", (at.v, 0.9))
+        device.launch("aten._foreach_addcmul_.Scalar", (at.v, at.g, at.g, 0.1))
+        roots = [device.new(4, 6) for _ in at.p]
+        device.launch("aten._foreach_sqrt", (at.v,), roots)
+        device.launch("aten._foreach_add_.Scalar", (roots, 1.0))
+        device.launch("aten._foreach_addcdiv_.ScalarList", (at.p, at.m, roots, [-0.1, -0.2, -0.3]))
+        torch._foreach_lerp_(m, at.slopes, 0.1)
+        torch._foreach_mul_(v, 0.9)
+        torch._foreach_addcmul_(v, at.slopes, at.slopes, 0.1)
+        torch._foreach_addcdiv_(at.values, m, [each.sqrt() + 1.0 for each in v], [-0.1, -0.2, -0.3])
+    for got, expected in zip((*at.p, *at.m), (*at.values, *m), strict=True):
+        torch.testing.assert_close(device.down(got), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_lists_of_buffers_on_different_meshes(device: Device) -> None:

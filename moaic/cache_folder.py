@@ -1,0 +1,20 @@
+"""Where moaic keeps between runs what it would otherwise find out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """The person's folder for us; None where MOAI_CACHE is `off` or nobody has a home."""
+    chosen = environment.get("MOAI_CACHE")
+    if chosen == "off":
+        return None
+    if chosen:
+        return Path(chosen)
+    base = environment.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "moaic"
+    home = environment.get("HOME")
+    return Path(home) / ".cache" / "moaic" if home else None

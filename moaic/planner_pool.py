@@ -1,0 +1,201 @@
+"""The planner's processes: started early, while the graph is still being captured, and kept for the next step.
+
+Each runs `moaic.passes.pool` and knows no torch. They are started by `subprocess` on our own module: multiprocessing
+would run the person's unguarded script again. They end with their input, so whatever this process does, none stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import IO, Any
+
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes import machine as machines
+from moaic.passes.config import Config
+from moaic.passes.cost import Prediction
+from moaic.passes.machine import Machine
+from moaic.passes.pool import Compiled, compiled_in, config_out, prediction_in
+
+END_SECONDS = 1.0
+"""A process whose input has ended is given this long before it is killed."""
+
+
+class Crash(Exception):
+    """A pool process ended without an answer; the message is what it wrote to its error stream."""
+
+
+class ProcessPool:
+    """Compiles candidates in several processes at once."""
+
+    def __init__(self, processes: int) -> None:
+        self._members = [_Member() for _ in range(processes)]
+        self._owners: dict[Config, _Member] = {}
+        self._end = weakref.finalize(self, _end, self._members, os.getpid())
+
+    def begin(self, step: Module, machine: Machine) -> None:
+        """What follows is about `step`; a process is told when it gets its first candidate of it."""
+        self._owners.clear()
+        request = {"step": render(step), "machine": machines.to_text(machine)}
+        for member in self._members:
+            member.first = request
+
+    def compile(self, configs: Sequence[Config]) -> list[Compiled]:
+        """Whoever is free takes the next; a candidate that kills its process is a crash, with what it said."""
+        waiting = deque(configs)
+        found: dict[Config, Compiled] = {}
+
+        def work(member: _Member) -> None:
+            for config in _taken(waiting):
+                self._owners[config] = member
+                try:
+                    found[config] = compiled_in(member.ask({"compile": config_out(config)}))
+                except Crash as crash:
+                    found[config] = Compiled(crash=str(crash))
+
+        _at_once([_bound(work, member) for member in self._members[: len(configs)]])
+        return [found[config] for config in configs]
+
+    def cost(self, configs: Sequence[Config]) -> list[Prediction]:
+        """Each candidate's prediction, from the process that compiled it."""
+        found: dict[Config, Prediction] = {}
+
+        def work(member: _Member) -> None:
+            for config in configs:
+                if self._owners[config] is member:
+                    found[config] = prediction_in(member.ask({"cost": config_out(config)}))
+
+        _at_once([_bound(work, member) for member in self._members])
+        return [found[config] for config in configs]
+
+    def close(self) -> None:
+        """Ends the processes; the pool is of no use afterwards."""
+        self._end()
+
+
+class _Member:
+    """One process and what it has been told; it is replaced when it has died."""
+
+    def __init__(self) -> None:
+        self.first: Mapping[str, Any] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._told: Mapping[str, Any] | None = None
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "moaic.passes.pool"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(),
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """The answer to a request; before it the step is told, if that is news. Raises Crash."""
+        if self._told is not self.first:
+            assert self.first is not None
+            self._exchange(self.first)
+            self._told = self.first
+        return self._exchange(request)
+
+    def _exchange(self, request: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise Crash(self._replaced())
+        return json.loads(answer)
+
+    def _replaced(self) -> str:
+        """Starts a new process; returns what became of the old one."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        self.close()
+        self._start()
+        return f"{said}\na planner process ended with exit code {code}".strip()
+
+    def end_input(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def close(self) -> None:
+        """Waits a little for the process, then kills it."""
+        self.end_input()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def _end(members: Sequence[_Member], owner: int) -> None:
+    """Ends the processes, unless this is a forked child, which only has copies of the pipes."""
+    if os.getpid() != owner:
+        return
+    for member in members:
+        member.end_input()
+    for member in members:
+        member.close()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and where moaic is found: the person's program may have found it by its own path."""
+    root = str(Path(__file__).absolute().parents[1])
+    given = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([given, root]) if given else root}
+
+
+def _taken(waiting: deque[Config]) -> Iterable[Config]:
+    while True:
+        try:
+            yield waiting.popleft()
+        except IndexError:
+            return
+
+
+def _bound(work: Callable[[_Member], None], member: _Member) -> Callable[[], None]:
+    return lambda: work(member)
+
+
+def _at_once(jobs: Sequence[Callable[[], None]]) -> None:
+    """Runs the jobs in a thread each; the first error is raised once all have ended."""
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

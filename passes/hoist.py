@@ -1,0 +1,75 @@
+"""Casts of what enters a function move to its callers, so that parameters can be gathered in the narrow type.
+
+Legal because a parameter that is read by equal casts alone may as well enter cast: values are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
+
+CAST = "aten._to_copy"
+
+
+def hoist_casts(module: Module) -> Module:
+    """`module` with every narrowing cast of a called function's parameter made by the callers."""
+    narrowed = {function.name: _narrowed(function) for function in module.functions[:-1]}
+    callees = [_entering_narrow(function, narrowed[function.name]) for function in module.functions[:-1]]
+    main = module.main
+    casts: dict[tuple[Value, str, str], Value] = {}
+    ops: list[Op] = []
+    for op in main.ops:
+        if op.name != "call":
+            ops.append(op)
+            continue
+        operands = list(op.operands)
+        for position, dtype in narrowed[op.callee].items():
+            value = operands[position]
+            assert isinstance(value, Value)
+            key = (value, dtype, op.loc.side)
+            if key not in casts:
+                casts[key] = Value(TensorType(dtype, value.type.shape, value.type.layout), value.name)
+                ops.append(Op(CAST, (value,), (casts[key],), {"dtype": dtype}, op.loc))
+            operands[position] = casts[key]
+        ops.append(replace(op, operands=tuple(operands)))
+    return Module((*callees, replace(main, ops=tuple(ops))), module.mesh)
+
+
+def narrows(op: Op) -> bool:
+    """Whether an op only casts a floating value to a narrower type."""
+    if op.name != CAST:
+        return False
+    (source,) = op.inputs()
+    source_dtype, dtype = source.type.dtype, op.results[0].type.dtype
+    return {source_dtype, dtype} <= FLOATING and DTYPE_BYTES[dtype] < DTYPE_BYTES[source_dtype]
+
+
+def _narrowed(function: Function) -> dict[int, str]:
+    """Positions of parameters that are read by narrowing casts to one type alone."""
+    readers: dict[Value, list[Op]] = {param: [] for param in function.params}
+    for op in function.ops:
+        for value in op.inputs():
+            if value in readers:
+                readers[value].append(op)
+    found: dict[int, str] = {}
+    for position, param in enumerate(function.params):
+        dtypes = {op.results[0].type.dtype if narrows(op) else "" for op in readers[param]}
+        if len(dtypes) == 1 and "" not in dtypes and param not in function.results:
+            found[position] = dtypes.pop()
+    return found
+
+
+def _entering_narrow(function: Function, narrowed: dict[int, str]) -> Function:
+    params = list(function.params)
+    mapping: dict[Value, Value] = {}
+    for position, dtype in narrowed.items():
+        old = params[position]
+        params[position] = Value(TensorType(dtype, old.type.shape, old.type.layout), old.name)
+        for op in function.ops:
+            if old in op.inputs():
+                mapping[op.results[0]] = params[position]
+    ops = tuple(op.with_operands(mapping) for op in function.ops if op.results[0] not in mapping)
+    results = tuple(mapping.get(value, value) for value in function.results)
+    return replace(function, params=tuple(params), ops=ops, results=results)

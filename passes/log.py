@@ -1,0 +1,119 @@
+"""What the planner says while it works, line by line in a form that people know and scripts can read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from moaic.ir.graph import Module
+from moaic.ir.ops import OPS
+from moaic.passes.config import Config
+from moaic.passes.cost import Prediction
+from moaic.passes.follow import batch_size
+from moaic.passes.memory import OPTIMIZER_STATES, Memory
+
+LOGGER = logging.getLogger("moaic")
+
+MIB = 1 << 20
+
+
+def candidates_counted(count: int) -> None:
+    LOGGER.info("The number of candidates is %d.", count)
+
+
+def compiling() -> None:
+    LOGGER.info("Parallel Graph Compile start...")
+
+
+def compiled(seconds: float, possible: int) -> None:
+    LOGGER.info("Elapsed Time to compile all candidates = %d [ms]", milliseconds(seconds))
+    LOGGER.info("Parallel Graph Compile finished.")
+    LOGGER.info("The number of possible candidates is %d.", possible)
+
+
+def dropped(config: Config, reason: str) -> None:
+    LOGGER.debug("dropped %s: %s", config, reason)
+
+
+def crashed(config: Config, trace: str) -> None:
+    LOGGER.warning("compiling the candidate %s failed, which is a bug of moaic; it is left out\n%s", config, trace)
+
+
+def selecting() -> None:
+    LOGGER.info("SelectBestGraphFromCandidates start...")
+
+
+def costed(seconds: float) -> None:
+    LOGGER.info("Elapsed Time to compute cost for survived candidates = %d [ms]", milliseconds(seconds))
+    LOGGER.info("SelectBestGraphFromCandidates finished.")
+
+
+def found_again() -> None:
+    LOGGER.info("This step was planned before for this machine: its plan is taken from the cache.")
+
+
+def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
+    LOGGER.info("Configuration for parallelism is selected.")
+    LOGGER.info("%s", configuration(step, config))
+    LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
+    LOGGER.info(
+        "Predicted for a step: %d [ms], %d [MiB] per worker (%s).",
+        milliseconds(prediction.seconds.value),
+        memory.peak / MIB,
+        prediction.seconds.source,
+    )
+    if memory.optimizer:
+        LOGGER.info(
+            "Optimizer state is assumed: %d float32 per trainable parameter element, %d [MiB] per worker.",
+            OPTIMIZER_STATES,
+            memory.optimizer / MIB,
+        )
+
+
+def split_does_not_fit(memory: Memory, limit: int) -> None:
+    LOGGER.warning(
+        "The selected plan fits while forward and backward run as one. Reading the loss before backward() would need "
+        "%d [MiB] per worker, and there are %d.",
+        memory.split / MIB,
+        limit / MIB,
+    )
+
+
+def relaxed(step: Module) -> None:
+    LOGGER.warning(
+        "A batch of %d does not divide as was asked for; without gradients to compute it is split otherwise.",
+        batch_size(step.main),
+    )
+
+
+def without_rule(step: Module) -> None:
+    """Names the ops that every worker runs whole because nobody has said how they split."""
+    unknown: dict[str, list[int]] = {}
+    for op in (op for function in step.functions for op in function.ops):
+        if op.name not in OPS:
+            unknown.setdefault(op.name, []).append(sum(value.type.nbytes() for value in (*op.inputs(), *op.results)))
+    for name, sizes in unknown.items():
+        LOGGER.warning(
+            "`%s` has no sharding rule: every worker runs it whole (%d uses, %d [MiB] read and written per step).",
+            name,
+            len(sizes),
+            sum(sizes) / MIB,
+        )
+
+
+def configuration(step: Module, config: Config) -> str:
+    """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
+    level = config.distribute_param
+    parts: Sequence[str] = (
+        "num_stages : 1",
+        f"num_micro_batches : {config.micro_batches}",
+        f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}",
+        f"tp : {config.tp}" if config.tp > 1 else "No TP",
+        f"recomputation : {'true' if config.recompute == 'full' else 'false'}",
+        f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
+    )
+    return ", ".join((*parts, "distribute_low_prec_param : true") if config.distribute_low_prec_param else parts)
+
+
+def milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)

@@ -1,0 +1,185 @@
+"""The models whose training must not change: tiny, with data that can be learned and rows of unequal length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+ROWS = 8
+LENGTH = 12
+VOCABULARY = 40
+CLASSES = 5
+IGNORED = -100
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A model and its data."""
+
+    make: Callable[[], nn.Module]
+    """A model with the same weights every time; called with a batch it returns something with a `loss`."""
+    draw: Callable[[int, int], Batch]
+    """The batch of a seed and a number of rows."""
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.make().train()
+
+    def batch(self, seed: int = 0, rows: int = ROWS) -> Batch:
+        return self.draw(seed, rows)
+
+
+def text(seed: int, rows: int) -> Batch:
+    """Rows that count in steps of their own, padded on the right to unequal lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(1, VOCABULARY, (rows, 1), generator=generator)
+    step = torch.randint(1, 4, (rows, 1), generator=generator)
+    lengths = torch.randint(LENGTH // 2, LENGTH + 1, (rows, 1), generator=generator)
+    mask = (torch.arange(LENGTH) < lengths).long()
+    ids = (start + step * torch.arange(LENGTH)) % VOCABULARY
+    return {
+        "input_ids": ids * mask,
+        "attention_mask": mask,
+        "labels": torch.where(mask.bool(), ids, IGNORED),
+    }
+
+
+def pictures(seed: int, rows: int) -> Batch:
+    """Noise over one bright spot, whose place is the label."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (rows,), generator=generator)
+    pixels = torch.randn((rows, 3, 8, 8), generator=generator)
+    for row, label in enumerate(labels.tolist()):
+        pixels[row, :, label, label] += 4
+    return {"pixel_values": pixels, "labels": labels}
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            use_cache=False,
+        )
+    )
+
+
+def qwen2() -> nn.Module:
+    """Two heads of queries for each of keys and values, and biases in the attention."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            use_cache=False,
+        )
+    )
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    """One parameter is both the embedding and the last layer."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            vocab_size=VOCABULARY,
+            n_positions=LENGTH,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            bos_token_id=0,
+            eos_token_id=0,
+            use_cache=False,
+        )
+    )
+    # Asked for the default loss by name, it does not warn that it takes the default: a warning would break the graph.
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def vit() -> nn.Module:
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=8,
+            patch_size=2,
+            num_labels=CLASSES,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    loss: Tensor
+    logits: Tensor
+
+
+class Block(nn.Module):
+    """Two convolutions around which the input flows on."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outside)
+        self.second = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outside)
+        self.around = nn.Conv2d(inside, outside, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.second_norm(self.second(y)) + self.around(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 16, 2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Answer:
+        features: Tensor = self.blocks(torch.relu(self.stem(pixel_values)))
+        logits: Tensor = self.head(features.mean((2, 3)))
+        return Answer(cross_entropy(logits, labels), logits)
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "llama": Example(llama, text),
+    "qwen2": Example(qwen2, text),
+    "gpt2": Example(gpt2, text),
+    "vit": Example(vit, pictures),
+    "resnet": Example(ResNet, pictures),
+}
+
+DROPOUT = Example(lambda: gpt2(0.1), text)

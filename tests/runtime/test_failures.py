@@ -1,0 +1,245 @@
+"""What a person sees when workers raise or die, and that nothing is left behind however their program ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Script = Callable[[str], "subprocess.Popen[str]"]
+
+START = """
+import os, signal, sys, threading, time
+import torch
+from moaic.runtime.session import accelerator
+from moaic.runtime.buffer import whole
+
+def up(tensor, dtype="f32"):
+    buffer = device.buffer(dtype, tuple(tensor.shape))
+    device.upload(buffer, tensor)
+    return buffer
+
+device = accelerator()
+x = up(torch.ones(4, 4))
+device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+device.synchronize()
+pids = [worker.pid for worker in device.stats().workers]
+print("workers", *pids, flush=True)
+"""
+
+LONG = """
+big = up(torch.ones(3000, 3000))
+for _ in range(300):
+    out = device.buffer("f32", (3000, 3000))
+    device.launch("aten.mm", (whole(big), whole(big)), {}, (out,))
+"""
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def gone(pids: list[int], seconds: float = 2.0) -> bool:
+    """Whether all the processes end within that time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not any(lives(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def started(process: subprocess.Popen[str]) -> list[int]:
+    """The workers' process ids, once the program has printed them."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("workers"), (line, process.stderr.read() if process.stderr else "")
+    return [int(word) for word in line.split()[1:]]
+
+
+ENDINGS = {
+    "returns": "",
+    "raises": "raise SystemError('a mistake')",
+    "leaves": "os._exit(3)",
+    "closes": "device.close()",
+    "busy": LONG + "device._pool.flush(); os._exit(0)",
+    "raises while busy": LONG + "device._pool.flush(); raise SystemError('a mistake')",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_workers_end_with_the_program(script: Script, ending: str) -> None:
+    files = set(os.listdir("/dev/shm"))
+    process = script(START + ENDINGS[ending])
+    pids = started(process)
+    process.wait(20)
+    assert gone(pids)
+    assert set(os.listdir("/dev/shm")) <= files
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("work", ["time.sleep(60)", LONG + "device.synchronize()"], ids=["idle", "busy"])
+def test_workers_end_when_the_program_is_killed(script: Script, number: signal.Signals, work: str) -> None:
+    process = script(START + "print('ready', flush=True)\n" + work)
+    pids = started(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(number)
+    process.wait(5)
+    assert gone(pids)
+
+
+@pytest.mark.timeout(60)
+def test_workers_end_although_a_forked_child_lives_on(script: Script) -> None:
+    process = script(START + """
+child = os.fork()
+if child == 0:
+    try:
+        accelerator()
+    except Exception as error:
+        print("child:", str(error).splitlines()[0], flush=True)
+    time.sleep(30)
+    os._exit(0)
+print("child is", child, flush=True)
+device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+assert device.download(whole(x))[0, 0] == 3
+time.sleep(1)
+os._exit(0)
+""")
+    pids = started(process)
+    process.wait(20)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    child = next(int(line.split()[-1]) for line in lines if line.startswith("child is"))
+    assert gone(pids)
+    assert lives(child)
+    os.kill(child, signal.SIGKILL)
+    assert any("forked" in line for line in lines)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_is_killed_is_named(script: Script) -> None:
+    process = script(START + LONG + """
+device._pool.flush()
+time.sleep(0.3)
+os.kill(pids[1], signal.SIGKILL)
+start = time.monotonic()
+for _ in range(2):
+    try:
+        device.synchronize()
+    except Exception as error:
+        print(type(error).__name__, str(error), flush=True)
+try:
+    device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+except Exception as error:
+    print(type(error).__name__, flush=True)
+print("seconds", time.monotonic() - start)
+""")
+    pids = started(process)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    first, second, third, seconds = out.splitlines()[-4:]
+    assert first.startswith("WorkerError worker 1 of 2 failed in aten.mm, asked for at ")
+    assert "script.py:24: the process was killed by SIGKILL" in first
+    assert second == first
+    assert third == "WorkerError"
+    assert float(seconds.split()[1]) < 5
+    assert gone(pids)
+
+
+COLLECTIVE = '''
+text = """// moai 1
+mesh [dp=2]
+func @seg(%x: f32[4, 4], %i: i64[2]) -> (f32[4, 4] +dp) {
+  %y = aten.index.Tensor %x, [%i] : f32[2, 4]
+  %z = aten.cat [%y, %y] {dim = 0} : f32[4, 4] +dp    at "model.py":12
+  return %z
+}
+func @main(%x: f32[4, 4], %i: i64[2]) -> (f32[4, 4]) {
+  %y = call @seg %x, %i : f32[4, 4] +dp    at "model.py":12
+  %z = moai.all_reduce %y {axis = "dp"} : f32[4, 4]
+  return %z
+}
+"""
+program = device.load(text, compiled=False)
+'''
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_raises_is_named(script: Script) -> None:
+    process = script(START + COLLECTIVE + """
+index = up(torch.tensor([0, 9]), "i64")
+out = device.buffer("f32", (4, 4))
+device.run(program, [x, index], [out])
+try:
+    device.download(whole(out))
+except RuntimeError as error:
+    print(error, flush=True)
+""")
+    pids = started(process)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    first = out.splitlines()[0]
+    assert "of 2 failed in segment @seg (instruction 1 of 2, from model.py:12) of program 0, asked for at " in first
+    assert "script.py:39: IndexError: index 9 is out of bounds" in first
+    assert "Traceback" in out
+    assert gone(pids)
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_dead_peer(script: Script) -> None:
+    process = script(START + COLLECTIVE + """
+index = up(torch.tensor([0, 1]), "i64")
+out = device.buffer("f32", (4, 4))
+os.kill(pids[0], signal.SIGSTOP)
+device.run(program, [x, index], [out])
+time.sleep(0.5)
+os.kill(pids[0], signal.SIGKILL)
+start = time.monotonic()
+try:
+    device.synchronize()
+except RuntimeError as error:
+    print(error, flush=True)
+print("seconds", time.monotonic() - start)
+""")
+    pids = started(process)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert out.startswith("worker 0 of 2 failed in"), out
+    assert "killed by SIGKILL" in out
+    assert float(out.split()[-1]) < 5
+    assert gone(pids)
+
+
+@pytest.mark.timeout(60)
+def test_errors_on_another_thread_name_the_main_threads_line(script: Script) -> None:
+    process = script(START + """
+def backward():
+    index, out = up(torch.tensor([9]), "i64"), device.buffer("f32", (1, 4))
+    device.launch("aten.index_select", (whole(x), 0, whole(index)), {}, (out,))
+
+thread = threading.Thread(target=backward)
+thread.start()
+thread.join()  # the line that waits
+try:
+    device.synchronize()
+except RuntimeError as error:
+    print(error, flush=True)
+""")
+    started(process)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "failed in aten.index_select, asked for at" in out
+    assert "script.py:27" in out.splitlines()[0]
