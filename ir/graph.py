@@ -1,4 +1,4 @@
-"""The data of the language: values, ops, functions, modules. Values compare by identity, everything else by what it says."""
+"""The data of the language: values, ops, functions, modules. Values, ops and functions compare by identity."""
 
 from __future__ import annotations
 

@@ -88,10 +88,10 @@ class Layout:
     def with_state(self, axis: str, state: State) -> Layout:
         """This layout with `axis` set to `state`."""
         rest = self.without(axis)
-        if state == WHOLE:
-            return rest
         if state == PENDING:
             return Layout(rest.splits, tuple(sorted({*rest.pending, axis})))
+        if len(state) != 2:
+            return rest
         dim, stride = state
         splits = sorted((*rest.splits, Split(axis, dim, stride)), key=lambda s: (s.dim, -s.stride, s.axis))
         return Layout(tuple(splits), rest.pending)

@@ -95,7 +95,9 @@ def linear_sets(op: Op, linear: Iterable[tuple[int, ...]]) -> tuple[LinearSet, .
     starts: list[tuple[int, ...]] = []
     count = 0
     for operand in op.operands:
-        width = 0 if operand is None else len([v for v in operand if v is not None]) if isinstance(operand, tuple) else 1
+        width = (
+            0 if operand is None else len([v for v in operand if v is not None]) if isinstance(operand, tuple) else 1
+        )
         starts.append(tuple(range(count, count + width)))
         count += width
     sets: list[LinearSet] = []
@@ -425,7 +427,9 @@ def _layer_norm_backward(op: Op) -> Rule:
     outer, inner = _names(rank - count, "a"), [f"d{i}!" for i in range(count)]
     full, stats = [*outer, *inner], [*outer, *[f"u{i}" for i in range(count)]]
     operands = [full, full, stats, stats, *([inner] * (len(operand_types(op)) - 4))]
-    return _make(op, operands, [spec for spec, wanted in zip([full, inner, inner], _wanted(op), strict=True) if wanted], (0,))
+    return _make(
+        op, operands, [spec for spec, wanted in zip([full, inner, inner], _wanted(op), strict=True) if wanted], (0,)
+    )
 
 
 def _wanted(op: Op) -> tuple[bool, ...]:
@@ -568,8 +572,11 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("cat", _cat),
     *_same("sum sum.dim_IntList", _reduction((0,), sums=True)),
     *_same("mean mean.dim", _reduction((0,))),
-    *_same("amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim prod prod.dim_int "
-           "var.correction var_mean.correction logsumexp", _reduction()),
+    *_same(
+        "amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim prod prod.dim_int "
+        "var.correction var_mean.correction logsumexp",
+        _reduction(),
+    ),
     *_same("_softmax _log_softmax", _whole_dim()),
     *_same("topk sort", _whole_dim(default=-1)),
     *_same("flip", _flip),
@@ -584,8 +591,11 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("embedding", _embedding),
     *_same("embedding_dense_backward", _embedding_backward),
     *_same("max_pool2d_with_indices", _pool()),
-    *_same("max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
-           "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward", _pool((0,))),
+    *_same(
+        "max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+        "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
+        _pool((0,)),
+    ),
     OpDecl("aten.mm", _from_text("m k, k n -> m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.bmm", _from_text("b m k, b k n -> b m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.convolution", _convolution, kind=Kind.HEAVY, flops=_flops_convolution),

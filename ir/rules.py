@@ -181,9 +181,7 @@ def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, d
     cuts = sorted({*_cuts(left), *_cuts(right)})
     whole_spans = [span for span in _spans(_cuts(left), _cuts(right)) if not _is_chain(_within(cuts, *span))]
     free = [
-        (lo, hi)
-        for lo, hi in zip(cuts, cuts[1:], strict=False)
-        if not any(a <= lo and hi <= b for a, b in whole_spans)
+        (lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False) if not any(a <= lo and hi <= b for a, b in whole_spans)
     ]
     names = {lo: f"f{i}" for i, (lo, _) in enumerate(free)}
     sizes = {names[lo]: hi // lo for lo, hi in free}

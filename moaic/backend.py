@@ -23,7 +23,9 @@ from moaic.runtime.buffer import Buffer, row_major
 from moaic.step import Call, Step
 
 
-def moai(graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None) -> Callable[..., Any]:
+def moai(
+    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None
+) -> Callable[..., Any]:
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
     Options are dp, tp, micro_batches, recompute, distribute_param, distribute_low_prec_param; all "auto" by default,

@@ -69,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: %(default)s)")
     run.set_defaults(command=_run)
 
+    opt = commands.add_parser(
+        "opt", help="print the text after passes", epilog="`moaic opt --list` describes the passes."
+    )
+    opt.add_argument("file", nargs="?", metavar="FILE", help="IR text; - is standard input")
+    opt.add_argument("-p", "--passes", default="", metavar="PASS,…", help="names of passes, each maybe with =OPTION")
+    opt.add_argument("--list", action="store_true", help="describe every pass and do nothing")
+    opt.set_defaults(command=_opt)
+
     capture = commands.add_parser("capture", help="write the graph of a training step as IR text")
     capture.add_argument("source", metavar="SCRIPT|MODEL", help="a .py file, a Hugging Face model type, or its folder")
     capture.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, behind --")
@@ -115,11 +123,26 @@ def _show(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _opt(chosen: argparse.Namespace) -> int:
+    from moaic.passes.registry import PASSES, run_passes
+
+    if chosen.list:
+        names = {name: f"{name}={each.default}" if each.default else name for name, each in PASSES.items()}
+        width = max(map(len, names.values()))
+        print("\n".join(f"{text.ljust(width)}  {PASSES[name].summary}" for name, text in names.items()))
+    elif chosen.file is None:
+        raise Diagnostic("no file is given", hint="`moaic opt FILE -p outline,dp=2`; --list describes the passes")
+    else:
+        print(render(run_passes(read(chosen.file), chosen.passes)), end="")
+    return 0
+
+
 def _run(chosen: argparse.Namespace) -> int:
     """Prints what the results are like; on ranks also how far they are from those of whole tensors."""
     module = read(chosen.file)
     if not module.functions:
         raise Diagnostic(f"{chosen.file} has no function to run")
+    _check_ops(module)
     from moaic.runtime.interpreter import run_function, run_ranks
 
     inputs = _random_inputs(module.main, chosen.seed)
@@ -136,6 +159,18 @@ def _run(chosen: argparse.Namespace) -> int:
         return 0
     print("error: the ranks do not compute what the function says", file=sys.stderr)
     return WRONG
+
+
+def _check_ops(module: Module) -> None:
+    """Raises Diagnostic for an op that is not torch's, nor ours."""
+    from moaic.runtime.schema import signature
+
+    for _, op in _all_ops(module):
+        if op.name not in OPS:
+            try:
+                signature(op.name)
+            except LookupError as error:
+                raise Diagnostic(str(error).replace(op.name, f"`{op.name}`")) from None
 
 
 ONE_RANKS_OWN = frozenset({"moai.part", "moai.join"})

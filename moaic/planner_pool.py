@@ -6,6 +6,7 @@ would run the person's unguarded script again. They end with their input, so wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -91,7 +92,7 @@ class _Member:
 
     def _start(self) -> None:
         self._told: Mapping[str, Any] | None = None
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "moaic.passes.pool"],
             stdin=subprocess.PIPE,
@@ -135,10 +136,8 @@ class _Member:
 
     def end_input(self) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
 
     def close(self) -> None:
         """Waits a little for the process, then kills it."""

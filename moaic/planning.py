@@ -18,7 +18,9 @@ def request_of(options: Mapping[str, object]) -> Request:
     given = request_from(dict(options))
     ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
     merged = {
-        field.name: getattr(given, field.name) if getattr(given, field.name) is not None else getattr(ambient, field.name)
+        field.name: getattr(given, field.name)
+        if getattr(given, field.name) is not None
+        else getattr(ambient, field.name)
         for field in fields(Request)
     }
     return Request(**merged)

@@ -52,7 +52,9 @@ class Variant:
         )
 
     def program(self, name: str) -> Module:
-        program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[name]
+        program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[
+            name
+        ]
         assert program is not None
         return program
 
@@ -144,10 +146,9 @@ class Step:
         return self._run_backward(call, given)
 
     def _run_joint(self, call: Call, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
-        alive = [(i, buffer) for i, position in enumerate(self.outputs) if (buffer := call.alive(i)) is not None]
-        kept = {self.outputs[i] for i, _ in alive}
-        variant = self._variant(zeros, frozenset(i for i in self.outputs if i not in kept))
-        results = dict(zip((self.outputs[i] for i, _ in alive), (buffer for _, buffer in alive), strict=True))
+        handles = {position: call.alive(i) for i, position in enumerate(self.outputs)}
+        results = {position: buffer for position, buffer in handles.items() if buffer is not None}
+        variant = self._variant(zeros, frozenset(handles.keys() - results.keys()))
         grads = {i: new_buffer(self.accelerator, self.function.results[i]) for i in self.grads}
         order = [i for i in range(len(self.function.results)) if i in results or i in grads]
         promise = call.promise

@@ -1,8 +1,8 @@
-"""Put one mesh axis into a module: choose a strategy per op, insert the conversions between them, write it into the types.
+"""Put one mesh axis into a module: a strategy per op, the conversions between them, all of it written into the types.
 
 The axis may lie in space (its ranks run side by side) or in time (`mb`: its ranks run one after the other). In time a
 finished sum exists only after the last micro-batch: such a value is LATE. What a micro-batch needs whole must be made
-*before* the first one, from values that are whole from the start: its cone is cloned, and the price of that is returned.
+*before* the first one, from values that are whole from the start: its cone is cloned, and what that costs is returned.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def annotate(
 ) -> Annotated:
     """`module` with `axis` in every type.
 
-    `inputs` are the states of the main function's parameters (in time: of their parts; the parameters stay whole), `results` the wanted state of a main result given its
-    role and the state in which it is made. Raises Barrier where the axis cannot pass.
+    `inputs` are the states of the main function's parameters; in time those of their parts, while the parameters stay
+    whole. Raises Barrier where the axis cannot pass.
     """
     mesh = Mesh((*module.mesh.axes, (axis.name, axis.size)))
     work = _Work(module, axis, mesh, choose, callee_params)
@@ -99,7 +99,9 @@ class _Work:
     mesh: Mesh
     choose: Chooser
     callee_params: ParamStates | None
-    made: dict[tuple[str, tuple[State, ...]], Function] = field(default_factory=dict[tuple[str, tuple[State, ...]], Function])
+    made: dict[tuple[str, tuple[State, ...]], Function] = field(
+        default_factory=dict[tuple[str, tuple[State, ...]], Function]
+    )
     pre_flops: int = 0
     pre_op: Op | None = None
     worst: int = 0
@@ -133,9 +135,7 @@ class _Work:
         del self.made[name, states]
         return better
 
-    def function(
-        self, function: Function, states: tuple[State, ...], results: ResultStates | None
-    ) -> Function:
+    def function(self, function: Function, states: tuple[State, ...], results: ResultStates | None) -> Function:
         return _Rewriter(self, function, states).run(results)
 
     def price(self, flops: int, requester: Op) -> None:
@@ -232,18 +232,21 @@ class _Rewriter:
     def _emit(self, op: Op, inputs: Sequence[Value], strategy: Strategy) -> None:
         wanted = strategy.operands
         results = strategy.results
-        if self.axis.in_time and all(state == WHOLE for state in wanted) and inputs:
-            if any(WHOLE not in self.versions[value] for value in inputs):
-                if any(len(self.primary[value]) == 2 for value in inputs):
-                    self._clone_cone(op.results)
-                    for result in op.results:
-                        self.primary[result] = WHOLE
-                    return
-                wanted = tuple(LATE for _ in wanted)
-                results = tuple(LATE for _ in results)
+        unsplit = self.axis.in_time and all(state == WHOLE for state in wanted)
+        if unsplit and any(WHOLE not in self.versions[value] for value in inputs):
+            if any(len(self.primary[value]) == 2 for value in inputs):
+                self._make_early(op)
+                return
+            wanted = tuple(LATE for _ in wanted)
+            results = tuple(LATE for _ in results)
         mapping = self._operands(inputs, wanted)
         new = [self._define(old, state) for old, state in zip(op.results, results, strict=True)]
         self.ops.append(_rebuild(op, mapping, tuple(new)))
+
+    def _make_early(self, op: Op) -> None:
+        self._clone_cone(op.results)
+        for result in op.results:
+            self.primary[result] = WHOLE
 
     def _operands(self, inputs: Sequence[Value], wanted: Sequence[State]) -> list[Value]:
         return [self.convert(value, state) for value, state in zip(inputs, wanted, strict=True)]
@@ -320,7 +323,10 @@ class _Rewriter:
         strategy = rule.following(rule.results[op.results.index(value)], want, self.axis.size)
         if strategy is None or not self._fits(op, inputs, strategy) or PENDING in strategy.results:
             return None
-        if any(WHOLE not in self.versions[v] and s not in self.versions[v] for v, s in zip(inputs, strategy.operands, strict=True)):
+        if any(
+            WHOLE not in self.versions[v] and s not in self.versions[v]
+            for v, s in zip(inputs, strategy.operands, strict=True)
+        ):
             return None
         operands = self._operands(inputs, strategy.operands)
         results = [Value(self._typed(o, s), o.name) for o, s in zip(op.results, strategy.results, strict=True)]
@@ -380,9 +386,7 @@ def barrier(axis: Axis, op: Op, why: str) -> Barrier:
     """The message that names the op in the way of `axis`."""
     where = f" in {op.loc.module}" if op.loc.module else ""
     line = f' ("{op.loc.file}":{op.loc.line})' if op.loc.file else ""
-    return Barrier(
-        f"{axis.name}={axis.size} cannot pass {op.name}{where}{line}: it needs the whole batch, and {why}"
-    )
+    return Barrier(f"{axis.name}={axis.size} cannot pass {op.name}{where}{line}: it needs the whole batch, and {why}")
 
 
 def flops_in(module: Module, op: Op) -> int:
@@ -408,5 +412,3 @@ def _rebuild(op: Op, operands: Sequence[Value], results: tuple[Value, ...]) -> O
         for operand in op.operands
     )
     return replace(op, operands=structured, results=results)
-
-

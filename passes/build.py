@@ -13,7 +13,7 @@ from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
-
+from moaic.passes.tensor import follow_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,6 @@ def build(step: Module, config: Config) -> Plan:
     if config.dp > 1:
         module = follow_space(module, Axis("dp", config.dp)).module
     if config.tp > 1:
-        from moaic.passes.tensor import follow_tensor
-
         module = follow_tensor(module, Axis("tp", config.tp)).module
     module = distribute(module, config.distribute_param, config.distribute_low_prec_param)
     verify(module)

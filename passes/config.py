@@ -68,7 +68,9 @@ def parse_request(text: str) -> Request:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, sign, value = part.partition("=")
         if not sign:
-            raise Diagnostic(f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4")
+            raise Diagnostic(
+                f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4"
+            )
         given[name.strip()] = value.strip()
     return request_from(dict(given))
 

@@ -1,4 +1,4 @@
-"""Parameter sharding over `dp`: where gradients, optimizer state and parameters rest, and when parameters are gathered."""
+"""Parameter sharding over `dp`: where gradients and parameters rest, and when parameters are gathered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AXIS = "dp"
 def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:
     """`module` with gradients scattered and, from level `step` on, parameters at rest in shards.
 
-    With `low_precision` a parameter that is only read cast to a narrower type is cast in its shards and gathered narrow.
+    With `low_precision` a parameter that is only read cast to a narrower type is cast in shards and gathered narrow.
     """
     if level == "none" or module.mesh.size(AXIS) == 1:
         return module
@@ -89,13 +89,13 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
             key = (value, when(op))
             if key not in gathered:
                 gathered[key] = Value(value.type, value.name)
-                ops.append(_gather(resting[value], gathered[key], op, level))
+                ops.append(_gather(resting[value], gathered[key], op, each))
             mapping[value] = gathered[key]
         ops.append(op.with_operands(mapping))
     results = tuple(resting.get(value, value) for value in main.results)
     return replace(main, params=params, ops=tuple(ops), results=results)
 
 
-def _gather(source: Value, whole: Value, reader: Op, level: Distribute) -> Op:
-    attrs = {"axis": AXIS, "each": "mb"} if level == "use" else {"axis": AXIS}
+def _gather(source: Value, whole: Value, reader: Op, each: bool) -> Op:
+    attrs = {"axis": AXIS, "each": "mb"} if each else {"axis": AXIS}
     return Op("moai.all_gather", (source,), (whole,), attrs, reader.loc)

@@ -55,7 +55,9 @@ def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, Shape]]]
     functions: list[Function] = []
     calls: dict[int, Op] = {}
     for group, name in zip(groups, _names(groups), strict=True):
-        kept = [any(shape.values[i] in outside[region] for region, shape in group) for i in range(len(group[0][1].values))]
+        kept = [
+            any(shape.values[i] in outside[region] for region, shape in group) for i in range(len(group[0][1].values))
+        ]
         functions.append(_function(main, name, *group[0], kept))
         for region, shape in group:
             calls[region.ops[0]] = _call(main, name, region, shape, kept)
@@ -150,7 +152,9 @@ def _names(groups: Sequence[Sequence[tuple[Region, Shape]]]) -> list[str]:
 def _function(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Function:
     """The region's ops with the layer's own number taken out of their module paths."""
     params = tuple(Value(value.type, value.name) for value in shape.inputs)
-    ops = [_relocated(main.ops[i].with_operands(dict(zip(shape.inputs, params, strict=True))), region) for i in region.ops]
+    ops = [
+        _relocated(main.ops[i].with_operands(dict(zip(shape.inputs, params, strict=True))), region) for i in region.ops
+    ]
     results = tuple(value for value, keep in zip(shape.values, kept, strict=True) if keep)
     return fresh(Function(name, params, tuple(ops), results))
 
@@ -165,7 +169,8 @@ def fresh(function: Function) -> Function:
     """A copy of `function` that shares no value with it."""
     mapping = {value: Value(value.type, value.name) for value in function.values()}
     ops = tuple(
-        replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results)) for op in function.ops
+        replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results))
+        for op in function.ops
     )
     params = tuple(mapping[value] for value in function.params)
     return replace(function, params=params, ops=ops, results=tuple(mapping[value] for value in function.results))

@@ -14,16 +14,14 @@ from typing import Any
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes import log, machine
-from moaic.passes.config import Config, Request
+from moaic.passes.config import Request
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory
 from moaic.passes.pool import Pool, config_in, config_out, prediction_in, prediction_out
 from moaic.passes.search import Candidate, Fates, Selection, finish, search
 
 
-def search_cached(
-    step: Module, where: Machine, request: Request, *, pool: Pool, folder: Path | None
-) -> Selection:
+def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool, folder: Path | None) -> Selection:
     """`search`, its outcome found again in `folder` if nothing that it depends on has changed."""
     path = None if folder is None else folder / f"plan-{fingerprint(step, where, request)}.json"
     known = None if path is None else _read(path)

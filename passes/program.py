@@ -84,8 +84,8 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
     """`function` with calls of the functions in `bodies` replaced by their ops."""
     mapping: dict[Value, Value] = {}
     ops: list[Op] = []
-    for op in function.ops:
-        op = op.with_operands(mapping)
+    for original in function.ops:
+        op = original.with_operands(mapping)
         body = bodies.get(op.callee) if op.name == "call" else None
         if body is None:
             ops.append(op)

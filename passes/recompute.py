@@ -1,8 +1,8 @@
 """What a layer's backward finds saved, and what it computes again: rewrites each forward/backward pair of functions.
 
 `full` saves what enters the forward alone. `saved` takes the smallest set of bytes from which the backward can be fed
-without running a heavy op again: a minimum cut, as PyTorch's partitioner does per graph, here once per pair. Values that
-enter from outside are never recomputed. Legal because every op is a pure function of its operands.
+without running a heavy op again: a minimum cut, as PyTorch's partitioner does per graph, here once per pair. Values
+that enter from outside are never recomputed. Legal because every op is a pure function of its operands.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _minimum_cut(function: Function, needed: Sequence[Value], entering: Sequence
         graph.add_edge((value, 1), "sink")
     if not needed:
         return set()
-    _, (reached, _) = nx.minimum_cut(graph, "source", "sink")
+    reached: set[tuple[Value, int] | str] = nx.minimum_cut(graph, "source", "sink")[1][0]
     return {value for value in function.values() if (value, 0) in reached and (value, 1) not in reached}
 
 
@@ -167,7 +167,7 @@ def _replaced(
 
 def _read_elsewhere(module: Module, pair: Pair) -> set[int]:
     """Positions of forward results that someone other than the paired backward reads."""
-    partner = {forward: backward for forward, backward in pair.sites}
+    partner = dict(pair.sites)
     readers: dict[Value, set[Op | None]] = defaultdict(set)
     for op in module.main.ops:
         for value in op.inputs():

@@ -19,7 +19,9 @@ from moaic.passes.config import Config, Request
 from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory
-from moaic.passes.pool import Here, Pool
+from moaic.passes.pool import Compiled, Here, Pool
+
+NOT_NEEDED = "recomputing would save memory that is not short"
 
 TIE = 0.02
 """Predicted times this near to the best, as a share of it, count as equal."""
@@ -37,6 +39,11 @@ class Candidate:
     @property
     def fate(self) -> str:
         return self.dropped or "possible"
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it is memory that stands in the way."""
+        return bool(self.dropped) and self.memory is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +105,40 @@ def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Ca
     """Every candidate with its memory or the reason why it is dropped."""
     log.compiling()
     start = time.perf_counter()
-    found: list[Candidate] = []
-    for config, result in zip(configs, pool.compile(configs), strict=True):
-        if result.crash:
-            log.crashed(config, result.crash)
-        reason = result.dropped or result.crash.strip().rpartition("\n")[2]
-        if not reason and result.memory is not None and result.memory.peak > machine.memory:
-            reason = f"needs {_mib(result.memory.peak)} per worker, and there are {_mib(machine.memory)}"
-        found.append(Candidate(config, result.memory, dropped=reason))
-        if reason:
-            log.dropped(config, reason)
-    possible = [candidate for candidate in found if not candidate.dropped]
-    log.compiled(time.perf_counter() - start, len(possible))
-    if not possible:
-        raise _impossible(found, machine)
-    return found
+    known = set(configs)
+    twins = {config: twin for config in configs if (twin := _keeping_more(config)) is not None and twin in known}
+    found = _fates([config for config in configs if config not in twins], pool, machine)
+    needed = [config for config, twin in twins.items() if found[twin].too_large]
+    found |= _fates(needed, pool, machine)
+    for config, twin in twins.items():
+        found.setdefault(config, Candidate(config, dropped=found[twin].dropped or NOT_NEEDED))
+    fates = [found[config] for config in configs]
+    log.compiled(time.perf_counter() - start, sum(not fate.dropped for fate in fates))
+    for fate in fates:
+        if fate.dropped:
+            log.dropped(fate.config, fate.dropped)
+    if all(fate.dropped for fate in fates):
+        raise _impossible(fates, machine)
+    return fates
+
+
+def _keeping_more(config: Config) -> Config | None:
+    """The same plan that recomputes less: it is faster, so `config` is worth a look only where that one is too large."""
+    return replace(config, recompute="saved") if config.recompute == "full" else None
+
+
+def _fates(configs: Sequence[Config], pool: Pool, machine: Machine) -> dict[Config, Candidate]:
+    return {config: _fate(config, made, machine) for config, made in zip(configs, pool.compile(configs), strict=True)}
+
+
+def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:
+    if result.crash:
+        log.crashed(config, result.crash)
+        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2])
+    if result.memory is not None and result.memory.peak > machine.memory:
+        reason = f"needs {_mib(result.memory.peak)} per worker, and there are {_mib(machine.memory)}"
+        return Candidate(config, result.memory, dropped=reason)
+    return Candidate(config, result.memory, dropped=result.dropped)
 
 
 def _cost(found: Sequence[Candidate], pool: Pool) -> list[Candidate]:

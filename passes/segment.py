@@ -92,11 +92,11 @@ def _members(function: Function, keys: Sequence[Key]) -> dict[Key, list[int]]:
 
 
 def _used(function: Function, members: dict[Key, list[int]]) -> dict[Value, set[int]]:
-    """For every value the segments (by first op) and instructions that read it; -1 stands for the function's results."""
+    """For every value the numbers of the segments that read it; -1 for the function's results, -2 for instructions."""
     used: dict[Value, set[int]] = defaultdict(set)
     for value in function.results:
         used[value].add(-1)
-    for index, op in enumerate(function.ops):
+    for op in function.ops:
         if kind_of(op) is Kind.INSTRUCTION:
             for value in op.inputs():
                 used[value].add(-2)

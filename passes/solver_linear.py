@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
-from moaic.ir.layout import WHOLE, State
+from moaic.ir.layout import State
 from moaic.ir.rules import Strategy
 from moaic.passes.solver_prices import Pricing
 from moaic.passes.solver_problem import Choice, Flow, Problem, Sink
@@ -51,7 +51,10 @@ class _Program:
         for flow in problem.flows:
             self._flow(flow)
         x = self._optimum(count)
-        return {choice: choice.strategies[int(np.argmax(x[at : at + len(choice.costs)]))] for choice, at in self.first.items()}
+        return {
+            choice: choice.strategies[int(np.argmax(x[at : at + len(choice.costs)]))]
+            for choice, at in self.first.items()
+        }
 
     def _variable(self, cost: float) -> int:
         self.costs.append(cost)
@@ -76,10 +79,7 @@ class _Program:
             if key in seen:
                 continue
             seen.add(key)
-            if flow.choice.tied and sink.choice.tied and all(state in wanted for state in made if state != WHOLE):
-                self._tie(made, wanted)
-            else:
-                carried.append(self._carry(flow, made, wanted))
+            carried.append(self._carry(flow, made, wanted))
         self._pay(flow, carried)
 
     def _made(self, flow: Flow) -> dict[State, Shares]:
@@ -93,12 +93,6 @@ class _Program:
         for index, state in enumerate(states):
             found[state] = (*found.get(state, ()), self.first[choice] + index)
         return found
-
-    def _tie(self, made: Mapping[State, Shares], wanted: Mapping[State, Shares]) -> None:
-        """What is split or pending is taken as it is; what is whole may be cut, which costs nothing."""
-        for state, shares in made.items():
-            if state != WHOLE:
-                self._row([(wanted[state], 1.0), (shares, -1.0)], 0.0, np.inf)
 
     def _carry(
         self, flow: Flow, made: Mapping[State, Shares], wanted: Mapping[State, Shares]

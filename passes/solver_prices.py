@@ -27,12 +27,14 @@ class Prices:
     """Bytes read or written."""
     link: float = 4e9
     """Bytes sent in a collective."""
-    latency: float = 60e-6
-    """Seconds to begin a collective."""
+    latency: float = 100e-6
+    """Seconds to begin a collective, and for the cut that it makes into compiled code."""
     local: float = 20e-6
     """Seconds to begin an instruction that sends nothing."""
     held: float = 10.0
     """Bytes that may be sent per step to hold one byte of parameter, gradient and optimizer state less."""
+    unsplit: float = 1e-3
+    """Seconds per step that a whole matrix costs, however small: an axis that was asked for is used."""
     saved: float = 1.0
     """The same for a byte that the forward saves for the backward."""
 
@@ -60,14 +62,20 @@ class Pricing:
         values = (*op.inputs(), *op.results)
         runs = self.runs(*values)
         if kind is Kind.HEAVY:
-            parts = prod(size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values))
+            parts = prod(
+                size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values)
+            )
             split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
             return runs * flops_of(op) / parts / self.prices.flops / (self.n if split else 1)
         if kind is Kind.VIEW:
             return 0.0
         sends = op.name in _SENDING and op.attrs["axis"] != TIME
         rate = self.prices.link / _SENDING[op.name] if sends else self.prices.memory
-        return runs * sum(self._part(value, state) for value, state in zip(op.results, strategy.results, strict=True)) / rate
+        return (
+            runs
+            * sum(self._part(value, state) for value, state in zip(op.results, strategy.results, strict=True))
+            / rate
+        )
 
     def _part(self, value: Value, state: State) -> float:
         return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
@@ -76,6 +84,7 @@ class Pricing:
         """Seconds per step to bring `value` into another state; None where that is never wanted.
 
         Nothing becomes a pending sum, and a `weight` that is split is used in splits: to gather it is what `dp` is for.
+        A second copy of a weight, split in another way, is memory that is held.
         """
         if have == want:
             return 0.0
@@ -85,14 +94,22 @@ class Pricing:
         if have == WHOLE:
             return runs * (self.prices.local + size / self.n / self.prices.memory)
         share = size * (self.n - 1) / self.n
-        sent = 2 * share if want == WHOLE and have == PENDING else share if PENDING in (have, want) or want == WHOLE else share / self.n
-        return runs * (self.prices.latency + sent / self.prices.link)
+        sent = (
+            2 * share
+            if want == WHOLE and have == PENDING
+            else share
+            if PENDING in (have, want) or want == WHOLE
+            else share / self.n
+        )
+        held = self.prices.held * size / self.n if weight else 0.0
+        return runs * (self.prices.latency + (sent + held) / self.prices.link)
 
     def resting(self, value: Value, state: State) -> float:
         """The worth of the memory of a parameter at rest."""
         if value.type.dtype not in FLOATING:
             return 0.0
-        return PARAMETER_COPIES * self.prices.held * self._part(value, state) / self.prices.link
+        unsplit = self.prices.unsplit if state == WHOLE and len(value.type.shape) > 1 else 0.0
+        return unsplit + PARAMETER_COPIES * self.prices.held * self._part(value, state) / self.prices.link
 
     def saving(self, value: Value, state: State) -> float:
         """The worth of the memory of a value that waits for another call, in one micro-batch."""

@@ -29,8 +29,6 @@ class Choice:
 
     strategies: tuple[Strategy, ...]
     costs: tuple[float, ...]
-    tied: bool = False
-    """Nothing is converted between two tied choices: a conversion is as good before or after both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +108,18 @@ class _Builder:
         for function in self.module.functions:
             self._flows(function, alike[function], weights, times[function.name])
 
-    def _add(self, strategies: Sequence[Strategy], costs: Sequence[float], tied: bool = False) -> Choice:
-        choice = Choice(tuple(strategies), tuple(costs), tied)
+    def _add(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> Choice:
+        choice = Choice(tuple(strategies), tuple(costs))
         self.choices.append(choice)
         return choice
 
     def _params(
-        self, function: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int], saved: set[Value], times: int
+        self,
+        function: Function,
+        alike: Mapping[Value, Value],
+        counts: Mapping[Value, int],
+        saved: set[Value],
+        times: int,
     ) -> None:
         is_main = function is self.module.main
         for index, value in enumerate(function.params):
@@ -161,7 +164,7 @@ class _Builder:
                 strategies = self.possible.strategies[op]
                 weight = times * counts[first]
                 costs = [weight * self.pricing.op(op, strategy) for strategy in strategies]
-                choice = self._add(strategies, costs, tied=kind_of(op) is not Kind.HEAVY)
+                choice = self._add(strategies, costs)
             self.of_op[op] = choice
             self.made_by.update((result, (choice, i)) for i, result in enumerate(op.results))
 

@@ -112,7 +112,12 @@ class _Closure:
                     pending.update(one for one, other in zip(op.results, inside, strict=True) if other in pending)
                 elif op in self.rules:
                     self._add_linear(op, pending)
-                    pending.update(r for s in self.found[op] for r, state in zip(op.results, s.results, strict=True) if state == PENDING)
+                    pending.update(
+                        r
+                        for s in self.found[op]
+                        for r, state in zip(op.results, s.results, strict=True)
+                        if state == PENDING
+                    )
 
     def _add_linear(self, op: Op, pending: set[Value]) -> None:
         inputs = list(op.inputs())

@@ -26,9 +26,7 @@ def twins(main: Function) -> dict[Value, Value]:
 
 def _groups(main: Function) -> list[tuple[Value, ...]]:
     """Values about which one decision is made: an op's results together, those of a call each alone."""
-    return [
-        group for op in main.ops for group in ([(r,) for r in op.results] if op.name == "call" else [op.results])
-    ]
+    return [group for op in main.ops for group in ([(r,) for r in op.results] if op.name == "call" else [op.results])]
 
 
 class _Names:

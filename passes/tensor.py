@@ -36,7 +36,9 @@ def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> A
     main = module.main
     results = {(v, main.result_role(i)): solution.of_result(i) for i, v in enumerate(main.results)}
 
-    def choose(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:  # noqa: ARG001
+    def choose(
+        function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+    ) -> Strategy:  # noqa: ARG001
         return plan[function.ops[index]]
 
     def finished(role: Role, value: Value, state: State) -> State:  # noqa: ARG001
@@ -66,7 +68,9 @@ def _check(module: Module, axis: Axis, found: Possible) -> None:
     heads = {next(op.inputs()).type.shape[1]: op for op in heavy if op.name in ATTENTION}
     for count, op in heads.items():
         if op in stuck:
-            where = f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
+            where = (
+                f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
+            )
             would = [f"{axis.name}={n}" for n in range(2, count + 1) if all(h % n == 0 for h in heads)]
             raise Diagnostic(f"{asked} does not divide {count} heads{where}{_alternatives(would)}")
     if len(stuck) == len(heavy):

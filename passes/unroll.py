@@ -1,7 +1,7 @@
 """Write micro-batches out: the axis `mb` leaves the mesh, and what it split in time is repeated once per part.
 
-Every op is *pre* (whole, needs nothing of a micro-batch), *body* (split or pending over `mb`) or *post* (reads a finished
-sum). Pre runs once, body once per part, post once.
+Every op is *pre* (whole, needs nothing of a micro-batch), *body* (split or pending over `mb`) or *post* (reads a
+finished sum). Pre runs once, body once per part, post once.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class _Unroller:
         self.phases: list[int] = []
         self.whole: dict[Value, Value] = {}
         self.parts: dict[Value, list[Value]] = {}
+        self.late = self._late_ops()
         self.body = self._body_ops()
         self.sums = {
             value: op
@@ -90,28 +91,28 @@ class _Unroller:
     def run(self) -> Function:
         for param in self.old.params:
             self.whole[param] = Value(param.type, param.name)
-        late = self._late_values()
-        timely = [op for op in self.old.ops if not any(result in late for result in op.results)]
-        for op in timely:
-            if not self._is_body(op):
+        body = [op for op in self.old.ops if op in self.body]
+        for op in self.old.ops:
+            if op not in self.body and op not in self.late:
                 self._once(op, PRE)
-        body = [op for op in timely if self._is_body(op)]
         for index in range(self.count):
             for op in body:
                 self._part_of(op, index)
         for op in self.old.ops:
-            if any(result in late for result in op.results) and op not in body:
+            if op in self.late:
                 self._once(op, POST)
         params = tuple(self.whole[param] for param in self.old.params)
         results = tuple(self.whole[value] for value in self.old.results)
         return replace(self.old, params=params, ops=tuple(self.ops), results=results)
 
-    def _late_values(self) -> set[Value]:
-        """Whole values that depend on a micro-batch."""
-        late: set[Value] = set()
+    def _late_ops(self) -> set[Op]:
+        """Ops that finish what the micro-batches made, and those that read of that."""
+        finished: set[Value] = set()
+        late: set[Op] = set()
         for op in self.old.ops:
-            if self._finishes(op) or (not self._is_body(op) and any(value in late for value in op.inputs())):
-                late.update(op.results)
+            if self._finishes(op) or any(value in finished for value in op.inputs()):
+                late.add(op)
+                finished.update(op.results)
         return late
 
     def _finishes(self, op: Op) -> bool:
@@ -122,13 +123,10 @@ class _Unroller:
         again: set[Value] = set()
         body: set[Op] = set()
         for op in self.old.ops:
-            if not self._finishes(op) and (is_timed(op, self.axis) or any(value in again for value in op.inputs())):
+            if op not in self.late and (is_timed(op, self.axis) or any(value in again for value in op.inputs())):
                 body.add(op)
                 again.update(value for value in op.results if value.type.layout.state(self.axis) == WHOLE)
         return body
-
-    def _is_body(self, op: Op) -> bool:
-        return op in self.body
 
     def _once(self, op: Op, phase: int) -> None:
         if self._finishes(op):
@@ -148,11 +146,16 @@ class _Unroller:
             return
         if op.name == "moai.first" and op.attrs["axis"] == self.axis:
             raise AssertionError("a whole value enters a sum over micro-batches: propagation never asks for that")
-        mapping = {value: self.parts[value][index] if value in self.parts else self.whole[value] for value in op.inputs()}
+        mapping = {
+            value: self.parts[value][index] if value in self.parts else self.whole[value] for value in op.inputs()
+        }
         results = tuple(Value(one_part(result.type, self.axis, self.mesh), result.name) for result in op.results)
         self._append(refit(op, replace(op.with_operands(mapping), results=results)), index)
         for old, new in zip(op.results, results, strict=True):
             self.parts.setdefault(old, []).append(new)
+            if old.type.layout.state(self.axis) == WHOLE:
+                # Every part makes it alike: what comes after the last one reads the last.
+                self.whole[old] = new
             if old in self.sums:
                 self._accumulate(self.sums[old], new, index)
 

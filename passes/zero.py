@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.graph import Module, Op, Value
 from moaic.ir.ops import rule_of
 
 
@@ -48,4 +48,3 @@ def _zero(value: Value) -> Op:
     fill: float | int = 0.0 if value.type.dtype.startswith(("f", "b")) else 0
     attrs = {"size": value.type.shape, "fill_value": fill, "dtype": value.type.dtype}
     return Op("aten.full", (), (value,), attrs)
-

@@ -20,7 +20,19 @@ class Buffer:
     workers: the value is `host`, or `fill` everywhere, or undefined. With a `promise` the value is still to be made.
     """
 
-    __slots__ = ("__weakref__", "_bury", "dtype", "fill", "geometry", "host", "id", "place", "promise", "shape", "strides")
+    __slots__ = (
+        "__weakref__",
+        "_bury",
+        "dtype",
+        "fill",
+        "geometry",
+        "host",
+        "id",
+        "place",
+        "promise",
+        "shape",
+        "strides",
+    )
 
     def __init__(
         self,

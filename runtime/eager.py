@@ -254,7 +254,9 @@ def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None
         if each.geometry is not None and not needed.is_whole:
             return None
         required.append(_kept(each, needed))
-    results = tuple(found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found)
+    results = tuple(
+        found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found
+    )
     if len(results) < len(outputs):
         return None
     return Decision(tuple(required), tuple(ranks), results)

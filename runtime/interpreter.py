@@ -151,12 +151,12 @@ class _Ranks:
             if rank not in done:
                 group = self.mesh.group(rank, axis)
                 given = [parts[member] for member in group]
-                done.update(zip(group, COLLECTIVES[op.name](given, source, op.results[0].type, axis, self.mesh), strict=True))
+                done.update(
+                    zip(group, COLLECTIVES[op.name](given, source, op.results[0].type, axis, self.mesh), strict=True)
+                )
         return [done[rank] for rank in range(self.mesh.ranks)]
 
-    def _bind(
-        self, values: dict[Value, PerRank], names: Sequence[Value], parts: Sequence[PerRank], what: str
-    ) -> None:
+    def _bind(self, values: dict[Value, PerRank], names: Sequence[Value], parts: Sequence[PerRank], what: str) -> None:
         assert len(names) == len(parts), f"{what}: {len(parts)} values for {len(names)} names"
         for value, tensors in zip(names, parts, strict=True):
             shape = value.type.local_shape(self.mesh)

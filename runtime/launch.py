@@ -101,7 +101,13 @@ def _start(
     own = lifelines[rank][1]
     others = [reader for peer, (reader, _) in enumerate(lifelines) if peer != rank]
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker"]
-    numbers = {"rank": rank, "ranks": len(threads), "socket": theirs.fileno(), "memory": memory, "threads": threads[rank]}
+    numbers = {
+        "rank": rank,
+        "ranks": len(threads),
+        "socket": theirs.fileno(),
+        "memory": memory,
+        "threads": threads[rank],
+    }
     command += [f"--{name}={number}" for name, number in numbers.items()]
     command += ["--own-lifeline", str(own), "--lifelines", *(str(other) for other in others)]
     process = subprocess.Popen(

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgpack
 from torch import Tensor
 
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The commands of one message, requests left out, and the blocks that each worker got with them."""

@@ -241,7 +241,7 @@ def _links(probes: Sequence[Probe], seconds: Sequence[float], ranks: int) -> dic
     points: dict[str, list[tuple[float, float]]] = {}
     for probe, spent in zip(probes, seconds, strict=True):
         points.setdefault(probe.name, []).append((probe.amount, spent))
-    return {name: _link(*sorted(both), ranks) for name, both in points.items()}
+    return {name: _link(min(both), max(both), ranks) for name, both in points.items()}
 
 
 def _link(little: tuple[float, float], much: tuple[float, float], ranks: int) -> dict[str, Any]:

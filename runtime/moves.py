@@ -153,15 +153,19 @@ class Conversion:
         return Conversion(dtype, tuple(shape), _decode(before), _decode(after))
 
 
-def convert(conversion: Conversion, rank: int, transport: SharedMemoryTransport) -> Callable[[Tensor | None], Tensor | None]:
+def convert(
+    conversion: Conversion, rank: int, transport: SharedMemoryTransport
+) -> Callable[[Tensor | None], Tensor | None]:
     """What worker `rank` does: from its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
     if before.mesh == after.mesh:
-        steps = _changes(Seat(before.mesh, rank, transport), before.layout, after.layout) if rank < before.mesh.ranks else []
+        steps = (
+            _changes(Seat(before.mesh, rank, transport), before.layout, after.layout)
+            if rank < before.mesh.ranks
+            else []
+        )
         return lambda tensor: _apply(steps, tensor)
-    gather = (
-        _changes(Seat(before.mesh, rank, transport), before.layout, REPLICATED) if rank < before.mesh.ranks else []
-    )
+    gather = _changes(Seat(before.mesh, rank, transport), before.layout, REPLICATED) if rank < before.mesh.ranks else []
     spread = _spread(conversion, rank, transport)
     cutting = _changes(Seat(after.mesh, rank, transport), REPLICATED, after.layout) if rank < after.mesh.ranks else []
     keeps = rank < after.mesh.ranks

@@ -137,6 +137,4 @@ def view(table: dict[int, Tensor], id: int, geometry: Geometry) -> Tensor:
 def _lies_so(tensor: Tensor, strides: Sequence[int]) -> bool:
     if tensor.storage_offset():
         return False
-    return all(
-        size <= 1 or old == new for size, old, new in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
+    return all(size <= 1 or old == new for size, old, new in zip(tensor.shape, tensor.stride(), strides, strict=True))

@@ -221,7 +221,10 @@ def futex(address: int, operation: int, value: int, seconds: float) -> None:
         time.sleep(min(seconds, 0.0005))
         return
     limit = _Timespec(0, int(seconds * 1e9))
-    if _LIBC.syscall(number, ctypes.c_void_p(address), operation, ctypes.c_uint32(value), ctypes.byref(limit), None, 0) < 0:
+    if (
+        _LIBC.syscall(number, ctypes.c_void_p(address), operation, ctypes.c_uint32(value), ctypes.byref(limit), None, 0)
+        < 0
+    ):
         code = ctypes.get_errno()
         if code not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
             raise OSError(code, os.strerror(code))
@@ -252,4 +255,6 @@ WORD_TYPES: Final = (
 def _rooms(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
     start = LINE * (ranks + ranks * ranks)
     room = torch.frombuffer(memory, dtype=torch.uint8)[start:].view(ranks, 2, ROOM)
-    return [[{dtype: room[rank, half].view(dtype) for dtype in WORD_TYPES} for half in range(2)] for rank in range(ranks)]
+    return [
+        [{dtype: room[rank, half].view(dtype) for dtype in WORD_TYPES} for half in range(2)] for rank in range(ranks)
+    ]

@@ -231,9 +231,11 @@ def global_index(
     index = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(shape):
         along = torch.arange(size, device=device)
-        digits = sorted(
-            (stride, n, at) for (d, stride, n), at in zip(splits, coordinates, strict=True) if d == dim
-        ) if splits else []
+        digits = (
+            sorted((stride, n, at) for (d, stride, n), at in zip(splits, coordinates, strict=True) if d == dim)
+            if splits
+            else []
+        )
         # From the finest digit on: what lies below a digit is in its final place when the digit is put in.
         for stride, n, at in digits:
             along = (along // stride) * (stride * n) + at * stride + along % stride

@@ -158,7 +158,9 @@ class Worker:
 
     def _report(self) -> tuple[Any, None]:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.table.values())
-        programs = {number: program.record.encoded() for number, program in self._programs.items() if program.takes_part}
+        programs = {
+            number: program.record.encoded() for number, program in self._programs.items() if program.takes_part
+        }
         report = {
             "pid": os.getpid(),
             "pss": proportional_bytes(),
@@ -170,7 +172,12 @@ class Worker:
 
     def _list(self) -> tuple[Any, None]:
         rows = [
-            [id, DTYPE_NAMES[tensor.dtype], list(tensor.shape), hashlib.sha256(as_block(tensor).numpy().data).hexdigest()]
+            [
+                id,
+                DTYPE_NAMES[tensor.dtype],
+                list(tensor.shape),
+                hashlib.sha256(as_block(tensor).numpy().data).hexdigest(),
+            ]
             for id, tensor in sorted(self.table.items())
         ]
         return rows, None

@@ -224,7 +224,9 @@ MASKS = {
 
 def drawn(kind: TensorType) -> Tensor:
     if kind.dtype != "bool":
-        return numbers(*kind.shape).to(getattr(torch, {"f64": "float64", "bf16": "bfloat16"}.get(kind.dtype, "float32")))
+        return numbers(*kind.shape).to(
+            getattr(torch, {"f64": "float64", "bf16": "bfloat16"}.get(kind.dtype, "float32"))
+        )
     looks = numbers(*kind.shape) > 0
     looks[..., 0] = True
     return looks

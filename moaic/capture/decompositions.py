@@ -120,9 +120,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     return aten.convolution(x, weight, None, *rest) + aten.view(bias, [-1, *spatial])
 
 
-def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
-) -> Any:
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any) -> Any:
     *geometry, mask = rest
     if not mask[2]:
         return NotImplemented

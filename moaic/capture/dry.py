@@ -129,7 +129,8 @@ def _model(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
 def _language(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_config(config)
+    makers: Any = AutoModelForCausalLM
+    model = makers.from_config(config)
     model.loss_type = "ForCausalLM"  # GPT-2 says none, warns about it, and the warning breaks the graph
     ids = torch.zeros(sample.batch, sample.sequence, dtype=torch.long)
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
@@ -138,7 +139,8 @@ def _language(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
 def _vision(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
     from transformers import AutoModelForImageClassification
 
-    model: Any = AutoModelForImageClassification.from_config(config)
+    makers: Any = AutoModelForImageClassification
+    model = makers.from_config(config)
     side = getattr(config, "image_size", sample.image)
     pixels = torch.zeros(sample.batch, config.num_channels, side, side)
     return model, {"pixel_values": pixels, "labels": torch.zeros(sample.batch, dtype=torch.long)}

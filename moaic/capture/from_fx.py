@@ -114,7 +114,9 @@ class FxProgram:
         self.returned = list(_sequence(returned))
         self.descriptions = graph_module.graph.output_node().meta.get("desc") or [None] * len(self.returned)
         self.forward_outputs = forward_outputs
-        self._roles = {node: self._role(node, at) for nodes in (self.primals, self.tangents) for at, node in enumerate(nodes)}
+        self._roles = {
+            node: self._role(node, at) for nodes in (self.primals, self.tangents) for at, node in enumerate(nodes)
+        }
         self._bindings = _bindings(self.primals)
         assert len(self._bindings) < TICKET_WORDS, "too many symbols for a ticket"
         self._instances: dict[tuple[int, ...], Captured] = {}
@@ -284,8 +286,10 @@ class _Reader:
         attrs: dict[str, Attr] = {}
         positional = iter(node.args)
         for argument in called.arguments:
-            given = node.kwargs.get(argument.name, argument.default) if argument.keyword else _next(
-                positional, node.kwargs.get(argument.name, argument.default)
+            given = (
+                node.kwargs.get(argument.name, argument.default)
+                if argument.keyword
+                else _next(positional, node.kwargs.get(argument.name, argument.default))
             )
             value = self._argument(given)
             if argument.kind in ("tensor", "tensors"):
@@ -315,11 +319,15 @@ class _Reader:
                 f"a size in this graph depends on values ({found}){_place(self.loc)}",
                 hint="make the size a plain number, or keep this part out of the compiled model",
             )
-        return bool(found) if isinstance(value, SymBool) else float(found) if isinstance(value, SymFloat) else int(found)
+        return (
+            bool(found) if isinstance(value, SymBool) else float(found) if isinstance(value, SymFloat) else int(found)
+        )
 
     def _type(self, tensor: Tensor) -> TensorType:
         if tensor.dtype not in DTYPE_NAMES:
-            raise Diagnostic(f"a tensor of {tensor.dtype} is in the graph{_place(self.loc)}: this element type is unknown")
+            raise Diagnostic(
+                f"a tensor of {tensor.dtype} is in the graph{_place(self.loc)}: this element type is unknown"
+            )
         return TensorType(DTYPE_NAMES[tensor.dtype], tuple(self._concrete(size) for size in tensor.shape))
 
     # Making ops.
@@ -597,7 +605,9 @@ def _filled(value: Attr) -> Special:
 
     def fill(call: _Call) -> Value:
         wanted = call.attrs.get("fill_value", value)
-        return call.emit("aten.full", size=call.kind.shape, fill_value=_number(wanted, call.kind), dtype=call.kind.dtype)
+        return call.emit(
+            "aten.full", size=call.kind.shape, fill_value=_number(wanted, call.kind), dtype=call.kind.dtype
+        )
 
     return fill
 
@@ -828,9 +838,7 @@ def backward_stub(joint: fx.GraphModule, program: FxProgram) -> fx.GraphModule:
 
 
 def _fake_ticket(program: FxProgram) -> Tensor:
-    mode = next(
-        node.meta["val"].fake_mode for node in program.primals if isinstance(node.meta.get("val"), FakeTensor)
-    )
+    mode = next(node.meta["val"].fake_mode for node in program.primals if isinstance(node.meta.get("val"), FakeTensor))
     with mode:
         return torch.empty(TICKET_WORDS, dtype=torch.int64)
 

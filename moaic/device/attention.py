@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from moaic.device import torch_private
-from moaic.device.handles import geometry_of, new_tensor, view_of
-from moaic.runtime import session
 
 aten: Final[Any] = torch.ops.aten
 
@@ -39,27 +37,37 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def _like_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Any:
-    return tuple(torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for t in (query, key, value))
+    return tuple(
+        torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        for t in (query, key, value)
+    )
 
 
-def _operand(tensor: Tensor | None) -> Any:
-    return None if tensor is None else view_of(tensor)
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    """What the softmax is taken of, in the accumulator's type."""
+    wide = _accumulator(query.dtype)
+    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * scale
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        return scores.masked_fill(~seen, -math.inf)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
-def _launch(name: str, operands: tuple[Tensor | None, ...], rest: tuple[Any, ...], like: tuple[Tensor, ...]) -> Any:
-    outputs = [new_tensor(geometry_of(tensor)) for tensor in like]
-    sent = (*(_operand(tensor) for tensor in operands), *rest)
-    session.accelerator().launch(name, sent, {}, [view_of(output).buffer for output in outputs])
-    return tuple(outputs)
-
-
-def _meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
+    """The softmax; rows that see nothing are zeros."""
+    finite = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
+    return (scores - finite.unsqueeze(-1)).exp()
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
-    like = _like_sdpa(_meta(query), _meta(key), _meta(value), mask, is_causal, scale)
-    return _launch("moai.sdpa", (query, key, value, mask), (is_causal, scale), like)
+    """Eager attention, op by op; in captured graphs the op stays whole and is the workers' business."""
+    out, saved = _like_sdpa(query, key, value, mask, is_causal, scale)
+    scores = _scores(query, key, mask, is_causal, scale)
+    logsumexp = scores.logsumexp(-1)
+    weights = _weights(scores, logsumexp)
+    return out.copy_(weights @ value.to(weights.dtype)), saved.copy_(logsumexp)
 
 
 def _sdpa_backward(
@@ -73,9 +81,16 @@ def _sdpa_backward(
     is_causal: bool,
     scale: float,
 ) -> Any:
-    like = _like_backward(grad, _meta(query), _meta(key), _meta(value))
-    operands = (grad, query, key, value, out, logsumexp, mask)
-    return _launch("moai.sdpa_backward", operands, (is_causal, scale), like)
+    wide = _accumulator(query.dtype)
+    grads = _like_backward(grad, query, key, value)
+    weights = _weights(_scores(query, key, mask, is_causal, scale), logsumexp)
+    wide_grad = grad.to(wide)
+    delta = (wide_grad * out.to(wide)).sum(-1, keepdim=True)
+    grad_scores = weights * (wide_grad @ value.to(wide).transpose(-1, -2) - delta) * scale
+    grads[0].copy_(grad_scores @ key.to(wide))
+    grads[1].copy_(grad_scores.transpose(-1, -2) @ query.to(wide))
+    grads[2].copy_(weights.transpose(-1, -2) @ wide_grad)
+    return grads
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -89,9 +104,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None
     if grad is None:
         return (None,) * 6
     query, key, value, mask, out, logsumexp = ctx.saved_tensors
-    gradients = torch.ops.moai.sdpa_backward(
-        grad, query, key, value, out, logsumexp, mask, ctx.is_causal, ctx.scale
-    )
+    gradients = torch.ops.moai.sdpa_backward(grad, query, key, value, out, logsumexp, mask, ctx.is_causal, ctx.scale)
     return (*gradients, None, None, None)
 
 

@@ -178,9 +178,7 @@ def mutating(signature: Signature) -> Kernel:
         fresh = build(Plan(None, tuple(m for m, at in zip(plan.results, signature.returns, strict=True) if at is None)))
         session.accelerator().launch(name, sent, named, _buffers(fresh))
         rest = iter(fresh)
-        results = tuple(
-            next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns
-        )
+        results = tuple(next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns)
         return results if len(results) > 1 else results[0] if results else None
 
     kernel.__name__ = str(signature.overload)

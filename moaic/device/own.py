@@ -29,6 +29,7 @@ from moaic.runtime.buffer import row_major
 aten: Final[Any] = torch.ops.aten
 
 _training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
+_view: Final = torch_private.metadata_kernel(aten.view.default)
 _set_geometry: Final = torch_private.set_geometry_kernel()
 _KEYS: Final = torch_private.CPU_KEYS
 
@@ -109,7 +110,9 @@ def zero_(tensor: torch.Tensor) -> torch.Tensor:
 
 def fill_tensor_(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if value.dim() != 0:
-        raise RuntimeError(f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions.")
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
+        )
     if not is_ours(value):
         return fill_(tensor, value.item())
     return copy_(tensor, value)
@@ -230,9 +233,7 @@ def set_storage_offset(
 
 
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return set_storage_offset(
-        tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
-    )
+    return set_storage_offset(tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 
 class Reinterpreted(NotImplementedError):
@@ -243,18 +244,23 @@ def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Bits seen as another type. The result is a copy, since a buffer of the accelerator has one type."""
     if dtype == tensor.dtype:
         return _alias(tensor)
-    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(dtype)
+    like = _meta(tensor).view(dtype)
     return _reinterpret("aten.view.dtype", tensor, like, (dtype,))
 
 
 def view_as_real(tensor: torch.Tensor) -> torch.Tensor:
-    like = torch.view_as_real(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+    like = torch.view_as_real(_meta(tensor))
     return _reinterpret("aten.view_as_real", tensor, like, ())
 
 
 def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
-    like = torch.view_as_complex(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
-    return _reinterpret("aten.view_as_complex", tensor, like, ())
+    """Pairs as complex numbers; like `view_dtype` it copies."""
+    torch.view_as_complex(_meta(tensor))  # raises where torch does
+    return torch.complex(tensor.select(-1, 0), tensor.select(-1, 1))
+
+
+def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return _view(tensor, size)
 
 
 def _reinterpret(name: str, tensor: torch.Tensor, like: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
@@ -362,6 +368,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::view.dtype": view_dtype,
     "aten::view_as_real": view_as_real,
     "aten::view_as_complex": view_as_complex,
+    "aten::_unsafe_view": unsafe_view,
     "aten::native_batch_norm": batch_norm,
     "aten::_native_batch_norm_legit": functional_batch_norm,
     "aten::record_stream": nothing,

@@ -29,6 +29,7 @@ CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
 swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap_tensor_impl
 """Exchange what two tensor objects stand for, whoever else refers to them."""
 
+
 def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
     return torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed

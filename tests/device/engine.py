@@ -101,5 +101,3 @@ def _keep(op: str, results: Any, places: list[torch.Tensor]) -> None:
 
 def _flat(results: Any) -> list[Any]:
     return [item for result in results for item in (result if isinstance(result, list | tuple) else [result])]
-
-

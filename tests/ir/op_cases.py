@@ -113,7 +113,11 @@ class Drawn:
 
     def values(self, kind: str, shape: Shape) -> Tensor:
         make: dict[str, Callable[..., Tensor]] = {
-            "r": self.real, "f": self.fine, "u": self.unit, "i": self.ints, "b": self.bools,
+            "r": self.real,
+            "f": self.fine,
+            "u": self.unit,
+            "i": self.ints,
+            "b": self.bools,
         }
         return make[kind](*shape)
 
@@ -206,7 +210,9 @@ def elementwise(d: Drawn, name: str) -> Case:
 def arithmetic(d: Drawn, name: str) -> Case:
     """Two tensors, of which one may be of integers, or a tensor and a literal."""
     shape = d.shape()
-    scaled: dict[str, Attr] = {"alpha": 2} if name in ("aten.add.Tensor", "aten.sub.Tensor") and d.pick(False, True) else {}
+    scaled: dict[str, Attr] = (
+        {"alpha": 2} if name in ("aten.add.Tensor", "aten.sub.Tensor") and d.pick(False, True) else {}
+    )
     if d.pick(False, False, True):
         return case(name, d.real(*shape), None, other=d.pick(3, 0.5), **scaled)
     other = d.values(d.pick("u", "u", "i"), d.narrower(shape))
@@ -611,7 +617,9 @@ def convolution_backward(d: Drawn, name: str) -> Case:
     x, weight, attrs = convolved(d)
     forward = case("aten.convolution", x, weight, None, **attrs)
     grad = d.fine(*forward.op.results[0].type.shape)
-    mask = d.pick((True, True, True), (True, True, False), (False, True, False), (True, False, True), (False, False, True))
+    mask = d.pick(
+        (True, True, True), (True, True, False), (False, True, False), (True, False, True), (False, False, True)
+    )
     attrs = {"bias_sizes": (grad.shape[1],) if mask[2] else None, **attrs, "output_mask": mask}
     return case(name, grad, x, weight, **attrs)
 
@@ -662,7 +670,9 @@ def attention(d: Drawn) -> tuple[list[Tensor | None], dict[str, Attr]]:
     rows, columns, width = d.number(1, 5), d.number(1, 5), d.pick(2, 4)
     wide = width if d.pick(True, False) else 3
     mask = d.pick("none", "causal", "truths", "numbers")
-    shape = d.pick((b, 1, rows, columns), (b, h, rows, columns), (1, 1, rows, columns), (1, h, 1, columns), (rows, columns))
+    shape = d.pick(
+        (b, 1, rows, columns), (b, h, rows, columns), (1, 1, rows, columns), (1, h, 1, columns), (rows, columns)
+    )
     given = {"truths": lambda: d.bools(*shape), "numbers": lambda: d.fine(*shape)}.get(mask, lambda: None)()
     if mask == "truths":
         given[..., 0] = True
@@ -682,4 +692,3 @@ def sdpa_backward(d: Drawn, name: str) -> Case:
     forward = case("moai.sdpa", query, key, value, mask, **attrs)
     out, logsumexp = run_op(forward.op, forward.tensors)
     return case(name, d.fine(*out.shape), query, key, value, out, logsumexp, mask, **attrs)
-

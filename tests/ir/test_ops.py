@@ -197,7 +197,11 @@ def recombined(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> Iterator[
 
     whole = [axis for axis, _ in mesh.axes if layout.state(axis) == WHOLE]
     for fixed in coordinates(whole):
-        yield torch.stack([joined({**fixed, **summed}) for summed in coordinates(layout.pending)]).sum(0).to(parts[0].dtype)
+        yield (
+            torch.stack([joined({**fixed, **summed}) for summed in coordinates(layout.pending)])
+            .sum(0)
+            .to(parts[0].dtype)
+        )
 
 
 def equal(made: Tensor, wanted: Tensor) -> bool:
@@ -223,12 +227,16 @@ def check_uneven(case: Case, wholes: Sequence[Tensor], rule: Rule, factor: str) 
             parts = [piece[index] for piece in pieces]
             if case.defined:
                 for put_together in united(parts, dims, rule, factor, index):
-                    assert equal(put_together, whole), f"result {index} by {factor} = {first} + {size - first}, rule {rule}"
+                    assert equal(put_together, whole), (
+                        f"result {index} by {factor} = {first} + {size - first}, rule {rule}"
+                    )
 
 
 def run_piece(case: Case, rule: Rule, factor: str, start: int, length: int) -> tuple[Tensor, ...]:
     """The op on the operands' pieces, its attributes adjusted to the shapes of the pieces."""
-    tensors = [piece_of(t, dims, rule, factor, start, length) for t, dims in zip(case.flat(), rule.operands, strict=True)]
+    tensors = [
+        piece_of(t, dims, rule, factor, start, length) for t, dims in zip(case.flat(), rule.operands, strict=True)
+    ]
     results = [
         Value(TensorType(result.type.dtype, piece_shape(result.type.shape, dims, rule, factor, length)))
         for result, dims in zip(case.op.results, rule.results, strict=True)

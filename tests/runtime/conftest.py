@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,19 +33,48 @@ def _accelerator(workers: int) -> Iterator[Accelerator]:
     accelerator.close()
 
 
-Script = Callable[[str], "subprocess.Popen[str]"]
+@dataclass
+class Script:
+    """A person's program as a process of its own, and how it went."""
+
+    folder: Path
+    text: str = ""
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, text: str) -> list[str]:
+        """Starts the program; the words of the first line that it prints."""
+        self.text = text
+        file = self.folder / "script.py"
+        file.write_text(text, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        return self.line().split()
+
+    def line(self) -> str:
+        """The next line that the program prints."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def finish(self) -> str:
+        """What else the program prints until it ends, which must be well."""
+        assert self.process is not None
+        printed, _ = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, printed
+        return printed
+
+    def place(self, piece: str) -> str:
+        """`script.py:line` of the line that contains `piece`."""
+        lines = self.text.splitlines()
+        return f"script.py:{1 + next(index for index, line in enumerate(lines) if piece in line)}"
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Script:
-    """Starts a person's program, a text, as a process of its own."""
-
-    def start(text: str) -> subprocess.Popen[str]:
-        file = tmp_path / "script.py"
-        file.write_text(text, encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2"}
-        return subprocess.Popen(
-            [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-
-    return start
+def script(tmp_path: Path) -> Iterator[Script]:
+    program = Script(tmp_path)
+    yield program
+    if program.process is not None:
+        program.process.kill()
+        program.process.communicate()

@@ -176,7 +176,9 @@ def test_fused_adamw(device: Device, params: Placement | None, grads: Placement)
     optimizer = torch.optim.AdamW(reference, lr=0.1, fused=True)
     for _ in range(2):
         device.launch("aten._foreach_add_.Scalar", (at.steps, 1))
-        device.launch("aten._fused_adamw_", (at.p, at.g, at.m, at.v, [], at.steps), amsgrad=False, maximize=False, **numbers)
+        device.launch(
+            "aten._fused_adamw_", (at.p, at.g, at.m, at.v, [], at.steps), amsgrad=False, maximize=False, **numbers
+        )
         optimizer.step()
     for got, expected in zip(at.p, reference, strict=True):
         torch.testing.assert_close(device.down(got), expected.detach(), rtol=1e-6, atol=1e-7)
@@ -218,7 +220,12 @@ def test_lists_of_buffers_on_different_meshes(device: Device) -> None:
 
 def test_out_arguments_and_several_results(device: Device) -> None:
     x = torch.randn(4, 6)
-    a, out, values, indices = device.up(x, ROWS), device.new(4, 6), device.new(4), device.accelerator.buffer("i64", (4,))
+    a, out, values, indices = (
+        device.up(x, ROWS),
+        device.new(4, 6),
+        device.new(4),
+        device.accelerator.buffer("i64", (4,)),
+    )
     device.launch("aten.exp.out", (a,), out=whole(out))
     device.launch("aten.max.dim", (a, 1), [values, indices])
     assert torch.equal(device.down(out), x.exp())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-Script = Callable[[str], "subprocess.Popen[str]"]
+if TYPE_CHECKING:
+    from tests.runtime.conftest import Script
 
 START = """
 import os, signal, sys, threading, time
@@ -58,52 +58,48 @@ def gone(pids: list[int], seconds: float = 2.0) -> bool:
     return False
 
 
-def started(process: subprocess.Popen[str]) -> list[int]:
-    """The workers' process ids, once the program has printed them."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("workers"), (line, process.stderr.read() if process.stderr else "")
-    return [int(word) for word in line.split()[1:]]
+def started(script: Script, text: str) -> list[int]:
+    """Starts a program; its workers' process ids."""
+    word, *pids = script.start(START + text)
+    assert word == "workers", (word, pids)
+    return [int(pid) for pid in pids]
 
 
-ENDINGS = {
-    "returns": "",
-    "raises": "raise SystemError('a mistake')",
-    "leaves": "os._exit(3)",
-    "closes": "device.close()",
-    "busy": LONG + "device._pool.flush(); os._exit(0)",
-    "raises while busy": LONG + "device._pool.flush(); raise SystemError('a mistake')",
-}
+ENDINGS = {"returns": "", "raises": LONG + "raise SystemError", "leaves": LONG + "device._pool.flush(); os._exit(0)"}
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_workers_end_with_the_program(script: Script, ending: str) -> None:
     files = set(os.listdir("/dev/shm"))
-    process = script(START + ENDINGS[ending])
-    pids = started(process)
-    process.wait(20)
+    pids = started(script, ENDINGS[ending])
+    assert script.process is not None
+    script.process.wait(20)
     assert gone(pids)
     assert set(os.listdir("/dev/shm")) <= files
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("work", ["time.sleep(60)", LONG + "device.synchronize()"], ids=["idle", "busy"])
+@pytest.mark.parametrize(
+    ("number", "work"),
+    [
+        (signal.SIGKILL, LONG + "device.synchronize()"),
+        (signal.SIGINT, LONG + "device.synchronize()"),
+        (signal.SIGTERM, ""),
+    ],
+    ids=["SIGKILL while busy", "SIGINT while busy", "SIGTERM while idle"],
+)
 def test_workers_end_when_the_program_is_killed(script: Script, number: signal.Signals, work: str) -> None:
-    process = script(START + "print('ready', flush=True)\n" + work)
-    pids = started(process)
-    assert process.stdout is not None
-    process.stdout.readline()
+    pids = started(script, f"print('ready', flush=True)\n{work}\ntime.sleep(60)")
+    assert script.line() == "ready\n"
     time.sleep(0.3)
-    process.send_signal(number)
-    process.wait(5)
+    assert script.process is not None
+    script.process.send_signal(number)
+    script.process.wait(5)
     assert gone(pids)
 
 
-@pytest.mark.timeout(60)
-def test_workers_end_although_a_forked_child_lives_on(script: Script) -> None:
-    process = script(START + """
+FORK = """
 child = os.fork()
 if child == 0:
     try:
@@ -112,26 +108,29 @@ if child == 0:
         print("child:", str(error).splitlines()[0], flush=True)
     time.sleep(30)
     os._exit(0)
+time.sleep(0.5)
 print("child is", child, flush=True)
 device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
 assert device.download(whole(x))[0, 0] == 3
-time.sleep(1)
 os._exit(0)
-""")
-    pids = started(process)
-    process.wait(20)
-    assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(2)]
-    child = next(int(line.split()[-1]) for line in lines if line.startswith("child is"))
-    assert gone(pids)
-    assert lives(child)
-    os.kill(child, signal.SIGKILL)
-    assert any("forked" in line for line in lines)
+"""
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_is_killed_is_named(script: Script) -> None:
-    process = script(START + LONG + """
+def test_workers_end_although_a_forked_child_lives_on(script: Script) -> None:
+    pids = started(script, FORK)
+    assert "this process was forked" in script.line()
+    child = int(script.line().split()[-1])
+    assert script.process is not None
+    assert script.process.wait(20) == 0
+    assert gone(pids)
+    assert lives(child)
+    os.kill(child, signal.SIGKILL)
+
+
+KILLED = (
+    LONG
+    + """
 device._pool.flush()
 time.sleep(0.3)
 os.kill(pids[1], signal.SIGKILL)
@@ -146,13 +145,16 @@ try:
 except Exception as error:
     print(type(error).__name__, flush=True)
 print("seconds", time.monotonic() - start)
-""")
-    pids = started(process)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    first, second, third, seconds = out.splitlines()[-4:]
+"""
+)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_is_killed_is_named(script: Script) -> None:
+    pids = started(script, KILLED)
+    first, second, third, seconds = script.finish().splitlines()
     assert first.startswith("WorkerError worker 1 of 2 failed in aten.mm, asked for at ")
-    assert "script.py:24: the process was killed by SIGKILL" in first
+    assert first.endswith(f"{script.place('aten.mm')}: the process was killed by SIGKILL")
     assert second == first
     assert third == "WorkerError"
     assert float(seconds.split()[1]) < 5
@@ -164,7 +166,7 @@ text = """// moai 1
 mesh [dp=2]
 func @seg(%x: f32[4, 4], %i: i64[2]) -> (f32[4, 4] +dp) {
   %y = aten.index.Tensor %x, [%i] : f32[2, 4]
-  %z = aten.cat [%y, %y] {dim = 0} : f32[4, 4] +dp    at "model.py":12
+  %z = aten.cat [%y, %y] {dim = 0} : f32[4, 4] +dp
   return %z
 }
 func @main(%x: f32[4, 4], %i: i64[2]) -> (f32[4, 4]) {
@@ -174,35 +176,37 @@ func @main(%x: f32[4, 4], %i: i64[2]) -> (f32[4, 4]) {
 }
 """
 program = device.load(text, compiled=False)
+out = device.buffer("f32", (4, 4))
 '''
 
-
-@pytest.mark.timeout(60)
-def test_a_worker_that_raises_is_named(script: Script) -> None:
-    process = script(START + COLLECTIVE + """
+RAISING = (
+    COLLECTIVE
+    + """
 index = up(torch.tensor([0, 9]), "i64")
-out = device.buffer("f32", (4, 4))
 device.run(program, [x, index], [out])
 try:
     device.download(whole(out))
 except RuntimeError as error:
     print(error, flush=True)
-""")
-    pids = started(process)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    first = out.splitlines()[0]
-    assert "of 2 failed in segment @seg (instruction 1 of 2, from model.py:12) of program 0, asked for at " in first
-    assert "script.py:39: IndexError: index 9 is out of bounds" in first
-    assert "Traceback" in out
-    assert gone(pids)
+"""
+)
 
 
 @pytest.mark.timeout(60)
-def test_nobody_waits_for_a_dead_peer(script: Script) -> None:
-    process = script(START + COLLECTIVE + """
+def test_a_worker_that_raises_is_named(script: Script) -> None:
+    pids = started(script, RAISING)
+    printed = script.finish()
+    first = printed.splitlines()[0]
+    assert "of 2 failed in segment @seg (instruction 1 of 2, from model.py:12) of program 0, asked for at " in first
+    assert f"{script.place('device.run')}: IndexError: index 9 is out of bounds" in first
+    assert "Traceback" in printed
+    assert gone(pids)
+
+
+STOPPED = (
+    COLLECTIVE
+    + """
 index = up(torch.tensor([0, 1]), "i64")
-out = device.buffer("f32", (4, 4))
 os.kill(pids[0], signal.SIGSTOP)
 device.run(program, [x, index], [out])
 time.sleep(0.5)
@@ -213,33 +217,38 @@ try:
 except RuntimeError as error:
     print(error, flush=True)
 print("seconds", time.monotonic() - start)
-""")
-    pids = started(process)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    assert out.startswith("worker 0 of 2 failed in"), out
-    assert "killed by SIGKILL" in out
-    assert float(out.split()[-1]) < 5
-    assert gone(pids)
+"""
+)
 
 
 @pytest.mark.timeout(60)
-def test_errors_on_another_thread_name_the_main_threads_line(script: Script) -> None:
-    process = script(START + """
+def test_nobody_waits_for_a_dead_peer(script: Script) -> None:
+    pids = started(script, STOPPED)
+    printed = script.finish()
+    assert printed.startswith("worker 0 of 2 failed in"), printed
+    assert "killed by SIGKILL" in printed
+    assert float(printed.split()[-1]) < 5
+    assert gone(pids)
+
+
+THREAD = """
 def backward():
     index, out = up(torch.tensor([9]), "i64"), device.buffer("f32", (1, 4))
     device.launch("aten.index_select", (whole(x), 0, whole(index)), {}, (out,))
 
 thread = threading.Thread(target=backward)
 thread.start()
-thread.join()  # the line that waits
+thread.join()  # the main thread waits here
 try:
     device.synchronize()
 except RuntimeError as error:
     print(error, flush=True)
-""")
-    started(process)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    assert "failed in aten.index_select, asked for at" in out
-    assert "script.py:27" in out.splitlines()[0]
+"""
+
+
+@pytest.mark.timeout(60)
+def test_errors_on_another_thread_name_the_main_threads_line(script: Script) -> None:
+    started(script, THREAD)
+    first = script.finish().splitlines()[0]
+    assert "failed in aten.index_select, asked for at" in first
+    assert any(script.place(piece) in first for piece in ("thread.start()", "thread.join()"))

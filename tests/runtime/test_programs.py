@@ -33,7 +33,9 @@ def up(accelerator: Accelerator, tensor: torch.Tensor, dtype: str = "f32") -> Bu
     return buffer
 
 
-def run(accelerator: Accelerator, text: str, *inputs: torch.Tensor, dtype: str = "f32", **more: object) -> list[torch.Tensor]:
+def run(
+    accelerator: Accelerator, text: str, *inputs: torch.Tensor, dtype: str = "f32", **more: object
+) -> list[torch.Tensor]:
     """The results of a program, interpreted, on the inputs; i64 inputs keep their type."""
     program = accelerator.load(text, compiled=False)
     buffers = [up(accelerator, tensor, "i64" if tensor.dtype == torch.int64 else dtype) for tensor in inputs]

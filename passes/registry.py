@@ -1,0 +1,106 @@
+"""Every pass that can be run by name on IR text: `moaic opt FILE -p outline,recompute=full,dp=2`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.verify import verify
+from moaic.passes.annotate import Axis
+from moaic.passes.config import Distribute, Recompute
+from moaic.passes.dead import without_dead_ops
+from moaic.passes.distribute import distribute
+from moaic.passes.follow import follow_space, follow_time
+from moaic.passes.hoist import hoist_casts
+from moaic.passes.outline import outline
+from moaic.passes.program import lower
+from moaic.passes.promote import promote
+from moaic.passes.recompute import recompute
+from moaic.passes.tensor import follow_tensor
+from moaic.passes.zero import drop_zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A transformation of modules with at most one option, written `name` or `name=option`."""
+
+    name: str
+    summary: str
+    run: Callable[[Module, str], Module]
+    """Takes the module and the option's text."""
+    default: str = ""
+
+
+def run_passes(module: Module, names: str) -> Module:
+    """`module` after the passes in `names`, verified before the first and after each."""
+    verify(module)
+    for word in filter(None, names.split(",")):
+        name, _, option = word.partition("=")
+        if name not in PASSES:
+            raise Diagnostic(f"there is no pass `{name}`", hint=f"passes are {', '.join(PASSES)}")
+        chosen = PASSES[name]
+        module = chosen.run(module, option or chosen.default)
+        verify(module)
+    return module
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise Diagnostic(f"pass {name} needs a number of ranks, not `{text}`", hint=f"for example {name}=2")
+    return int(text)
+
+
+def _word(name: str, text: str, words: Sequence[str]) -> str:
+    if text not in words:
+        raise Diagnostic(f"{name}={text} is not known", hint=f"choose one of {', '.join(words)}")
+    return text
+
+
+def _zeros(module: Module, labels: str) -> Module:
+    """Tangents with these labels (joined by +), or all but those of scalars, are zero."""
+    main = module.main
+    tangents = {i: main.param_role(i).label for i in range(len(main.params)) if main.param_role(i).kind == "tangent"}
+    wanted = set(labels.split("+"))
+    zero = [i for i, label in tangents.items() if (label in wanted if labels else main.params[i].type.shape != ())]
+    return drop_zeros(module, zero)
+
+
+PASSES: dict[str, Pass] = {
+    each.name: each
+    for each in (
+        Pass("zero", "drop tangents that are zero: all but scalars', or those named", _zeros),
+        Pass("outline", "call repeated layers instead of spelling them out", lambda m, _: outline(m)),
+        Pass(
+            "recompute",
+            "choose what a layer's backward finds saved",
+            lambda m, text: recompute(m, cast("Recompute", _word("recompute", text, get_args(Recompute)))),
+            "saved",
+        ),
+        Pass(
+            "mb", "split the batch in time", lambda m, t: follow_time(m, Axis("mb", _number("mb", t), True)).module, "2"
+        ),
+        Pass("dp", "split the batch in space", lambda m, t: follow_space(m, Axis("dp", _number("dp", t))).module, "2"),
+        Pass(
+            "tp",
+            "split tensors, by the solver",
+            lambda m, t: follow_tensor(m, Axis("tp", _number("tp", t))).module,
+            "2",
+        ),
+        Pass("hoist", "cast parameters where they enter, not inside functions", lambda m, _: hoist_casts(m)),
+        Pass(
+            "distribute",
+            "shard gradients and parameters over dp",
+            lambda m, text: distribute(m, cast("Distribute", _word("distribute", text, get_args(Distribute)))),
+            "optimizer",
+        ),
+        Pass("dead", "drop what nobody reads", lambda m, _: without_dead_ops(m)),
+        Pass("promote", "every floating value in float64", lambda m, _: promote(m)),
+        Pass(
+            "lower", "the joint program: segments, instructions, micro-batches written out", lambda m, _: lower(m).joint
+        ),
+    )
+}
+"""In the order in which a plan uses them."""

@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from moaic.capture.aot import capture_backend
+from moaic.capture.from_fx import Captured, FxProgram
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module
+from moaic.ir.ops import OPS
+from moaic.ir.parser import parse
+from moaic.ir.printer import render
+from moaic.ir.verify import verify
+from moaic.runtime.interpreter import run_function
+
+# Raised by PyTorch's own modules when they are imported or used.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+KEY = torch.tensor([7, 11])
+
+
+class Interpreted:
+    """An engine that runs every function through the reference interpreter."""
+
+    def __init__(self, program: FxProgram) -> None:
+        self.program = program
+        self.kept: dict[int, list[Tensor]] = {}
+        self.forgotten: list[int] = []
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        copies = [argument.detach().clone() for argument in arguments]
+        if call is not None:
+            self.kept[call] = copies
+        zeros = [
+            torch.zeros_like(value)
+            for value in (torch.empty(param.type.shape) for param in params(captured.function, "tangent"))
+        ]
+        return run(captured, copies, zeros)[: captured.forward_results]
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+        return run(captured, self.kept[call], tangents)[captured.forward_results :]
+
+    def forget(self, call: int) -> None:
+        self.forgotten.append(call)
+
+
+def params(function: Function, kind: str) -> list[Any]:
+    return [value for value, role in zip(function.params, function.param_roles, strict=True) if role.kind == kind]
+
+
+def run(captured: Captured, arguments: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+    function = captured.function
+    kinds = {value: value.type.dtype for value in params(function, "tangent")}
+    assert len(kinds) == len(tangents)
+    # What the forward alone is asked for must not depend on the tangents' element type.
+    given = [tensor.to(DTYPES[kind]) for tensor, kind in zip(tangents, kinds.values(), strict=True)]
+    key = [KEY] if captured.has_key else []
+    module = Module((function,))
+    verify(module)
+    return [result.clone() for result in run_function(module, "step", [*arguments, *given, *captured.constants, *key])]
+
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
+
+
+class Compiler:
+    """Compiles models for `Interpreted`, and keeps what was captured."""
+
+    def __init__(self) -> None:
+        self.engines: list[Interpreted] = []
+
+    def __call__(self, model: Any, **settings: Any) -> Any:
+        def make(program: FxProgram) -> Interpreted:
+            self.engines.append(Interpreted(program))
+            return self.engines[-1]
+
+        return torch.compile(model, backend=lambda graph, given: capture_backend(graph, given, make), **settings)
+
+    def function(self, index: int = -1) -> Function:
+        return self.captured(index).function
+
+    def captured(self, index: int = -1) -> Captured:
+        return self.engines[index].program.instantiate()
+
+
+@pytest.fixture
+def compiler() -> Iterator[Compiler]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield Compiler()
+    torch.compiler.reset()
+
+
+SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "use_cache": False}
+
+
+def text(batch: int = 2, length: int = 12) -> dict[str, Tensor]:
+    """Padded sequences."""
+    ids = torch.randint(0, 64, (batch, length))
+    mask = torch.ones_like(ids)
+    mask[0, -4:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def pictures(size: int = 16) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(4, 3, size, size), "labels": torch.randint(0, 5, (4,))}
+
+
+def llama(**changes: Any) -> nn.Module:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **changes))
+
+
+def qwen2() -> nn.Module:
+    return hf.Qwen2ForCausalLM(hf.Qwen2Config(**GROUPED))
+
+
+def mistral() -> nn.Module:
+    return hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=6))
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    drops = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **drops, use_cache=False))
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def bert() -> nn.Module:
+    return hf.BertForMaskedLM(hf.BertConfig(**SMALL, **NO_DROPOUT, intermediate_size=48, max_position_embeddings=16))
+
+
+def vit() -> nn.Module:
+    sizes = {**SMALL, "intermediate_size": 48, "image_size": 16, "patch_size": 4, "num_labels": 5}
+    del sizes["vocab_size"]
+    return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **NO_DROPOUT))
+
+
+class ResNet(nn.Module):
+    """Strides, a shortcut, batch and group norms, a bias where it matters, pooling, label smoothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.body = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1))
+        self.shortcut = nn.Conv2d(8, 16, 1, 2, bias=False)
+        self.norm = nn.GroupNorm(4, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.stem(pixel_values)
+        x = torch.relu(self.norm(self.body(x) + self.shortcut(x)))
+        logits = self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return {"loss": nn.functional.cross_entropy(logits, labels, label_smoothing=0.1), "logits": logits}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
+    "llama": (llama, text),
+    "llama_eager_attention": (lambda: llama(attn_implementation="eager"), text),
+    "qwen2": (qwen2, text),
+    "mistral": (mistral, text),
+    "gpt2": (gpt2, text),
+    "bert": (bert, text),
+    "vit": (vit, pictures),
+    "resnet": (ResNet, pictures),
+}
+
+
+def agree(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
+    """Every gradient within `tolerance` of its norm, with a floor from the largest one; every buffer too."""
+    wanted = {name: p.grad for name, p in reference.named_parameters()}
+    found = {name: p.grad for name, p in model.named_parameters()}
+    floor = 1e-3 * max(grad.norm().item() for grad in wanted.values() if grad is not None)
+    for name, grad in wanted.items():
+        other = found[name]
+        assert (grad is None) == (other is None), name
+        if grad is not None and other is not None:
+            assert (other - grad).norm().item() <= tolerance * max(grad.norm().item(), floor), name
+    for (name, one), other in zip(model.named_buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_step_is_the_step(compiler: Compiler, name: str) -> None:
+    make, sample = MODELS[name]
+    model = make().train()
+    reference, inputs = copy.deepcopy(model), sample()
+    if name == "resnet":  # Batch norms over few values are badly conditioned in float32.
+        model, reference = model.double(), reference.double()
+        inputs["pixel_values"] = inputs["pixel_values"].double()
+    loss = compiler(model)(**inputs)["loss"]
+    loss.backward()
+    expected = reference(**inputs)["loss"]
+    expected.backward()
+    assert len(compiler.engines) == 1
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    agree(model, reference, 1e-10 if name == "resnet" else 1e-5)
+
+    function = compiler.function()
+    assert {role.label for role in function.param_roles if role.kind == "param"} == {
+        name for name, _ in reference.named_parameters()
+    }
+    assert {role.label for role in function.result_roles if role.kind == "grad"} == {
+        name for name, p in reference.named_parameters() if p.grad is not None
+    }
+    assert {"loss", "logits"} <= {role.label for role in function.result_roles if role.kind == "output"}
+    inputs_named = {role.label for role in function.param_roles if role.kind == "input"}
+    assert inputs_named <= set(inputs) | {role.label for role in function.param_roles if "." in role.label}
+    assert {op.name for op in function.ops} <= set(OPS)
+    printed = render(Module((function,)))
+    assert render(parse(printed)) == printed
+
+
+def test_every_op_says_where_it_is_from(compiler: Compiler) -> None:
+    compiler(llama())(**text()).loss.backward()
+    ops = compiler.function().ops
+    assert all(op.loc.file and op.loc.line and op.loc.side for op in ops)
+    assert {op.loc.file for op in ops} >= {"modeling_llama.py", "loss_utils.py"}
+    products = [op.loc for op in ops if op.name == "aten.mm"]
+    for side, count in (("forward", 1), ("backward", 2)):
+        paths = [loc.module for loc in products if loc.side == side]
+        assert paths.count("model.layers.1.self_attn.q_proj") == count
+        assert paths.count("lm_head") == count
+
+
+def test_no_copies_and_no_biases_inside_products(compiler: Compiler) -> None:
+    for make, sample in ((gpt2, text), (ResNet, pictures)):
+        compiler(make())(**sample())["loss"].backward()
+    names = {op.name for engine in compiler.engines for op in engine.program.instantiate().function.ops}
+    assert not names & {
+        "aten.clone",
+        "aten.detach",
+        "aten.alias",
+        "aten.addmm",
+        "aten.mean.dim",
+        "aten.var_mean.correction",
+    }
+    convolutions = [op for op in compiler.function().ops if op.name.startswith("aten.convolution")]
+    assert all(op.operands[-1] is None for op in convolutions if op.name == "aten.convolution")
+    assert all(op.attrs["output_mask"][2] is False for op in convolutions if op.name.endswith("backward"))
+
+
+def test_attention_stays_one_op(compiler: Compiler) -> None:
+    compiler(llama())(**text()).loss.backward()
+    names = [op.name for op in compiler.function().ops]
+    assert names.count("moai.sdpa") == names.count("moai.sdpa_backward") == 2
+
+
+def test_sizes_stay_open_and_are_instantiated(compiler: Compiler) -> None:
+    model = llama()
+    reference, compiled = copy.deepcopy(model), compiler(model)
+    for batch, length in ((2, 12), (2, 9), (3, 10), (3, 14), (2, 9)):
+        inputs = text(batch, length)
+        loss, expected = compiled(**inputs).loss, reference(**inputs).loss
+        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+        model.zero_grad()
+        reference.zero_grad()
+        loss.backward()
+        expected.backward()
+        agree(model, reference, 1e-5)
+    assert len(compiler.engines) <= 3
+    assert any(engine.program.symbols for engine in compiler.engines)
+
+
+def test_inference(compiler: Compiler) -> None:
+    model = llama().eval()
+    inputs = text()
+    with torch.no_grad():
+        out, expected = compiler(model)(**inputs), model(**inputs)
+    torch.testing.assert_close(out.loss, expected.loss)
+    torch.testing.assert_close(out.logits, expected.logits)
+    assert not compiler.engines[0].program.is_training
+    assert {role.kind for role in compiler.function().result_roles} == {"output"}
+
+
+class Counter(nn.Module):
+    """Writes a buffer and an input in place, breaks the graph, makes a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("steps", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps += 1
+        h = self.one(x.clone())
+        torch._dynamo.graph_break()
+        before = x.clone()
+        x.add_(1)
+        return self.two(h) * torch.tensor([3.0, 4.0]), before.view(-1)
+
+
+def test_updates_constants_and_graph_breaks(compiler: Compiler) -> None:
+    model = Counter()
+    reference, x = copy.deepcopy(model), torch.randn(5, 4)
+    ours, theirs = x.clone(), x.clone()
+    results, expected = compiler(model)(ours), reference(theirs)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(ours, theirs)
+    results[0].sum().backward()
+    expected[0].sum().backward()
+    agree(model, reference, 1e-6)
+    first, second = compiler.captured(0), compiler.captured(1)
+    assert [role.label for role in first.function.result_roles if role.kind == "update"] == ["steps"]
+    assert [role.label for role in second.function.result_roles if role.kind == "update"] == ["x"]
+    for captured in (first, second):
+        (written,) = captured.updates
+        assert captured.function.param_roles[written].label in {"steps", "x"}
+    assert [tensor.tolist() for tensor in second.constants] == [[3.0, 4.0]]
+
+
+def test_dropout_draws_from_one_key(compiler: Compiler) -> None:
+    model = gpt2(0.5)
+    loss = compiler(model)(**text()).loss
+    again = compiler(model)(**text()).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert again.isfinite()
+    function = compiler.function(0)
+    assert function.param_roles[-1].kind == "key"
+    folds = [op for op in function.ops if op.name == "moai.fold_key"]
+    assert [op.attrs["instance"] for op in folds] == list(range(len(folds)))
+    assert len(folds) == 1 + 2 * 3
+    assert all(op.loc.module == "" for op in folds)
+    assert not [op.name for op in function.ops if "rand" in op.name and op.name != "moai.rand"]
+
+
+def test_dropout_keeps_its_share_and_scales_it(compiler: Compiler) -> None:
+    x = torch.ones(64, 1024, requires_grad=True)
+    y = compiler(nn.Dropout(0.25))(x)
+    y.sum().backward()
+    assert set(y.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert y.mean().item() == pytest.approx(1, abs=0.02)
+    assert torch.equal(x.grad, y)
+
+
+def test_random_tensors(compiler: Compiler) -> None:
+    def draw(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.randn_like(x),
+            torch.rand(512, 8),
+            torch.randint(3, 7, (512,)),
+            torch.bernoulli(torch.full_like(x, 0.2)),
+        )
+
+    normal, uniform, whole, coin = compiler(draw)(torch.zeros(1 << 14))
+    assert normal.mean().item() == pytest.approx(0, abs=0.05)
+    assert normal.std().item() == pytest.approx(1, abs=0.05)
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.05)
+    assert set(whole.tolist()) == {3, 4, 5, 6}
+    assert coin.mean().item() == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_second_backward_reaches_the_engine(compiler: Compiler) -> None:
+    model = nn.Linear(4, 3)
+    loss = compiler(model)(torch.randn(2, 4)).square().sum()
+    loss.backward(retain_graph=True)
+    assert model.weight.grad is not None
+    once = model.weight.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(model.weight.grad, 2 * once)
+
+
+def test_a_call_is_forgotten_with_its_graph(compiler: Compiler) -> None:
+    model = nn.Linear(4, 3)
+    compiled = compiler(model)
+    kept, lost = compiled(torch.randn(2, 4)), compiled(torch.randn(2, 4))
+    assert compiler.engines[0].forgotten == []
+    del lost
+    gc.collect()
+    assert compiler.engines[0].forgotten == [1]
+    kept.sum().backward()
+    del kept
+    gc.collect()
+    assert sorted(compiler.engines[0].forgotten) == [0, 1]
+
+
+def test_half_precision_and_autocast(compiler: Compiler) -> None:
+    model = llama()
+    reference, inputs = copy.deepcopy(model), text()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, expected = compiler(model)(**inputs).loss, reference(**inputs).loss
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+    agree(model, reference, 2e-2)
+
+
+class Slices(nn.Module):
+    """Ops whose gradients put a part into zeros, and others with a spelling of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[:, 1:-2] + x[:, -3:] * x[:, 2].unsqueeze(1)
+        z = (x @ self.w).repeat(2, 3).mean() + x[::2].var() + x.index_select(1, torch.tensor([0, 2, 2])).std(0).sum()
+        pair = torch.stack([x[0], x[1]]).transpose(0, 1).reshape(-1).roll(2)
+        return y.sum() + z + pair.square().mean() + torch.addmm(x[0, 0], x, self.w, beta=0.5, alpha=2).norm()
+
+
+def test_gradients_of_slices_and_statistics(compiler: Compiler) -> None:
+    model, x = Slices().double(), torch.randn(6, 6, dtype=torch.float64)
+    x = torch.cat([x], 1)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    reference = copy.deepcopy(model)
+    model_loss, expected = compiler(model)(ours), reference(theirs)
+    torch.testing.assert_close(model_loss, expected)
+    model_loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    agree(model, reference, 1e-10)
+
+
+def test_a_size_that_depends_on_values_is_refused(compiler: Compiler) -> None:
+    def choose(x: Tensor) -> Tensor:
+        return x[x > 0] * 2
+
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(Exception, match="depends on values") as raised,
+    ):
+        compiler(choose, fullgraph=True)(torch.randn(8))
+    assert isinstance(raised.value, Diagnostic) or isinstance(raised.value.__cause__, Diagnostic)
+
+
+def test_what_a_plan_reads_is_what_was_captured(compiler: Compiler) -> None:
+    """Unused parameters stay parameters: positions are AOTAutograd's."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.frozen = nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(requires_grad=False)
+
+        def forward(self, x: Tensor, unused: Tensor) -> Tensor:
+            return self.frozen(self.used(x)) + 0 * unused.sum().detach()
+
+    model = Half()
+    y = compiler(model)(torch.randn(2, 3), torch.randn(4))
+    y.sum().backward()
+    captured = compiler.captured()
+    assert len(captured.arguments) == len(params(captured.function, "param")) + len(params(captured.function, "input"))
+    assert [slot is None for slot in captured.grads].count(False) == 2
+    assert replace(captured.function).name == "step"

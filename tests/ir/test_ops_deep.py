@@ -1,0 +1,283 @@
+"""Every rule proved by execution: the op on shards, put together again, is the op on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.layout import PENDING, WHOLE, Layout, Mesh, State
+from moaic.ir.local import localize, refit
+from moaic.ir.ops import OPS, Kind, rule_of
+from moaic.ir.rules import Dims, Rule, Strategy, fits
+from moaic.ir.types import TensorType
+from moaic.runtime.tiles import assemble, local_part
+from moaic.runtime.to_fx import run_op, run_ops
+from tests.ir.op_cases import CASES, Case, drawn
+
+COMPUTE = [name for name, declaration in OPS.items() if declaration.kind is not Kind.INSTRUCTION]
+
+NOTHING_SPLITS = frozenset(
+    """aten.all aten.any aten.prod aten.arange aten.arange.start aten.arange.start_step aten.tril_indices
+    aten.triu_indices aten.scalar_tensor moai.fold_key""".split()
+)
+"""Ops whose rule holds every dim whole."""
+
+PROFILE = settings(
+    max_examples=400,
+    derandomize=False,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A strategy over one mesh axis of `size` ranks."""
+
+    axis: str
+    size: int
+    strategy: Strategy
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny tensors: threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_op_has_a_case() -> None:
+    assert set(COMPUTE) == set(CASES)
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_splits(name: str) -> None:
+    """Every factor, by every digit, over 2 and 3 ranks; every linear set; uneven pieces where they are contiguous."""
+    proven: list[int] = []
+
+    @PROFILE
+    @given(drawn(name))
+    def prove(case: Case) -> None:
+        wholes = run_op(case.op, case.tensors)
+        rule = rule_of(case.op)
+        for laid in single_axes(case, rule):
+            check(case, wholes, [laid])
+            proven.append(1)
+        for factor in rule.sizes if name != "moai.rand" else ():
+            if factor not in rule.whole and rule.sizes[factor] > 1:
+                check_uneven(case, wholes, rule, factor)
+
+    prove()
+    assert bool(proven) == (name not in NOTHING_SPLITS)
+
+
+@pytest.mark.parametrize("name", [name for name in COMPUTE if name not in NOTHING_SPLITS])
+def test_two_axes_at_once(name: str) -> None:
+    @PROFILE
+    @given(drawn(name), st.data())
+    def prove(case: Case, data: st.DataObject) -> None:
+        options = list(single_axes(case, rule_of(case.op)))
+        if not options:
+            return
+        one, other = (data.draw(st.sampled_from(options)) for _ in range(2))
+        laid = [replace(one, axis="a"), replace(other, axis="b")]
+        if all(fit(value, laid, index) for index, value in enumerate((*case.op.inputs(), *case.op.results))):
+            check(case, run_op(case.op, case.tensors), laid)
+
+    prove()
+
+
+def single_axes(case: Case, rule: Rule) -> Iterator[Laid]:
+    """Every strategy that follows from the rule, over 2 and over 3 ranks."""
+    for size in (2, 3):
+        for factor, length in rule.sizes.items():
+            for stride in range(1, length // size + 1):
+                if factor not in rule.whole and length % (stride * size) == 0:
+                    strategy = rule.by_factor(factor, stride, size)
+                    assert strategy is not None
+                    yield Laid("a", size, strategy)
+    inputs = list(case.op.inputs())
+    for linear in rule.linear:
+        # A truth value is no sum; that it counts as linear says that zero gives zero.
+        if not any(inputs[i].type.dtype == "bool" for i in linear):
+            yield Laid("a", 2, rule.by_linearity(linear))
+
+
+def states(laid: Laid) -> tuple[State, ...]:
+    return (*laid.strategy.operands, *laid.strategy.results)
+
+
+def fit(value: Value, laid: Sequence[Laid], index: int) -> bool:
+    """Whether the value can be laid over both axes."""
+    one, other = laid
+    mesh = Mesh(((one.axis, one.size), (other.axis, other.size)))
+    return fits(laid_out(value.type, [one], index), other.axis, states(other)[index], mesh)
+
+
+def laid_out(tensor: TensorType, laid: Sequence[Laid], index: int) -> TensorType:
+    layout = tensor.layout
+    for each in laid:
+        layout = layout.with_state(each.axis, states(each)[index])
+    return tensor.with_layout(layout)
+
+
+def check(case: Case, wholes: Sequence[Tensor], laid: Sequence[Laid]) -> None:
+    """The localized op on every rank of the mesh gives parts of the whole results."""
+    mesh = Mesh(tuple((each.axis, each.size) for each in laid))
+    function = annotated(case.op, laid)
+    local = localize(function, mesh)
+    inputs = [placed(t, p.type.layout, mesh) for t, p in zip(case.flat(), function.params, strict=True)]
+    made: list[list[Tensor]] = []
+    for rank in range(mesh.ranks):
+        at = mesh.coordinates(rank)
+        coordinates = [torch.tensor(at[local.param_role(i).label]) for i in range(len(inputs), len(local.params))]
+        results = run_ops(local, [*(ranks[rank] for ranks in inputs), *coordinates])
+        for result, value in zip(results, local.results, strict=True):
+            assert tuple(result.shape) == value.type.shape, (case, laid)
+        made.append(results)
+    for index, (whole, result) in enumerate(zip(wholes, function.results, strict=True)):
+        if case.defined:
+            for put_together in recombined([results[index] for results in made], result.type.layout, mesh):
+                assert equal(put_together, whole), f"result {index} by {laid}, rule {rule_of(case.op)}"
+
+
+def annotated(op: Op, laid: Sequence[Laid]) -> Function:
+    """A function of one op, laid out as the strategies say."""
+    values = [Value(laid_out(v.type, laid, index)) for index, v in enumerate((*op.inputs(), *op.results))]
+    count = len(values) - len(op.results)
+    rest = iter(values[:count])
+    operands = tuple(
+        tuple(None if v is None else next(rest) for v in operand)
+        if isinstance(operand, tuple)
+        else None
+        if operand is None
+        else next(rest)
+        for operand in op.operands
+    )
+    results = tuple(values[count:])
+    return Function("f", tuple(values[:count]), (replace(op, operands=operands, results=results),), results)
+
+
+def placed(whole: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:
+    """What each rank holds of `whole`; pending sums are taken apart at random."""
+    summands = {key: whole for key in product(*(range(mesh.size(axis)) for axis in layout.pending))}
+    if layout.pending:
+        random = torch.Generator().manual_seed(0)
+        first, *others = summands
+        for key in others:
+            summands[key] = torch.randint(-8, 9, whole.shape, generator=random).to(whole.dtype)
+        summands[first] = whole - sum(summands[key] for key in others)
+    coordinates = map(mesh.coordinates, range(mesh.ranks))
+    keys = [tuple(at[axis] for axis in layout.pending) for at in coordinates]
+    return [local_part(summands[key], mesh, layout, rank).contiguous() for rank, key in enumerate(keys)]
+
+
+def recombined(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> Iterator[Tensor]:
+    """The whole value from the parts of all ranks, once per coordinate on the axes over which it is whole."""
+
+    def coordinates(axes: Sequence[str]) -> list[dict[str, int]]:
+        places = product(*(range(mesh.size(axis)) for axis in axes))
+        return [dict(zip(axes, place, strict=True)) for place in places]
+
+    def joined(fixed: Mapping[str, int]) -> Tensor:
+        return assemble(lambda rank: parts[mesh.rank({**mesh.coordinates(rank), **fixed})], mesh, layout)
+
+    whole = [axis for axis, _ in mesh.axes if layout.state(axis) == WHOLE]
+    for fixed in coordinates(whole):
+        yield (
+            torch.stack([joined({**fixed, **summed}) for summed in coordinates(layout.pending)])
+            .sum(0)
+            .to(parts[0].dtype)
+        )
+
+
+def equal(made: Tensor, wanted: Tensor) -> bool:
+    """The same shape, element type and values; floating-point ones to 1e-10 of the largest."""
+    if made.shape != wanted.shape or made.dtype != wanted.dtype:
+        return False
+    if not wanted.dtype.is_floating_point:
+        return torch.equal(made, wanted)
+    finite = wanted[wanted.isfinite()].abs()
+    tolerance = TOLERANCE * max(1.0, float(finite.max()) if finite.numel() else 0.0)
+    return torch.allclose(made, wanted, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+# Uneven pieces.
+
+
+def check_uneven(case: Case, wholes: Sequence[Tensor], rule: Rule, factor: str) -> None:
+    """The factor in two contiguous pieces, the first one longer or shorter than the second."""
+    size = rule.sizes[factor]
+    for first in {size - size // 2, max(1, size // 3)}:
+        pieces = [run_piece(case, rule, factor, 0, first), run_piece(case, rule, factor, first, size - first)]
+        for index, (whole, dims) in enumerate(zip(wholes, rule.results, strict=True)):
+            parts = [piece[index] for piece in pieces]
+            if case.defined:
+                for put_together in united(parts, dims, rule, factor, index):
+                    assert equal(put_together, whole), (
+                        f"result {index} by {factor} = {first} + {size - first}, rule {rule}"
+                    )
+
+
+def run_piece(case: Case, rule: Rule, factor: str, start: int, length: int) -> tuple[Tensor, ...]:
+    """The op on the operands' pieces, its attributes adjusted to the shapes of the pieces."""
+    tensors = [
+        piece_of(t, dims, rule, factor, start, length) for t, dims in zip(case.flat(), rule.operands, strict=True)
+    ]
+    results = [
+        Value(TensorType(result.type.dtype, piece_shape(result.type.shape, dims, rule, factor, length)))
+        for result, dims in zip(case.op.results, rule.results, strict=True)
+    ]
+    function = annotated(case.op, [])
+    values = [Value(TensorType(p.type.dtype, tuple(t.shape))) for p, t in zip(function.params, tensors, strict=True)]
+    (op,) = function.ops
+    new = refit(op, replace(op.with_operands(dict(zip(function.params, values, strict=True))), results=tuple(results)))
+    return tuple(run_ops(Function("f", tuple(values), (new,), tuple(results)), tensors))
+
+
+def place(dims: Dims, factor: str) -> tuple[int, int] | None:
+    """The dim that contains the factor, and its place among the dim's factors."""
+    return next(((dim, factors.index(factor)) for dim, factors in enumerate(dims) if factor in factors), None)
+
+
+def piece_shape(shape: tuple[int, ...], dims: Dims, rule: Rule, factor: str, length: int) -> tuple[int, ...]:
+    found = place(dims, factor)
+    if found is None:
+        return shape
+    return tuple(size // rule.sizes[factor] * length if dim == found[0] else size for dim, size in enumerate(shape))
+
+
+def piece_of(tensor: Tensor, dims: Dims, rule: Rule, factor: str, start: int, length: int) -> Tensor:
+    found = place(dims, factor)
+    if found is None:
+        return tensor
+    dim, at = found
+    sizes = [rule.sizes[each] for each in dims[dim]]
+    return tensor.unflatten(dim, sizes).narrow(dim + at, start, length).flatten(dim, dim + len(sizes) - 1).contiguous()
+
+
+def united(parts: Sequence[Tensor], dims: Dims, rule: Rule, factor: str, index: int) -> Iterator[Tensor]:
+    """The whole result: joined along the factor, summed where it is summed over, or the same in both parts."""
+    found = place(dims, factor)
+    if found is None:
+        read = any(place(rule.operands[i], factor) for i in rule.reads_of(index))
+        yield from [parts[0] + parts[1]] if read else parts
+        return
+    dim, at = found
+    sizes = [rule.sizes[each] for each in dims[dim]]
+    sizes[at] = -1
+    last = dim + len(sizes) - 1
+    yield torch.cat([part.unflatten(dim, sizes) for part in parts], dim + at).flatten(dim, last)
