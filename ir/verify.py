@@ -431,7 +431,6 @@ def _attention_attrs(op: Op) -> Complaints:
 
 
 KEY = TensorType("i64", (2,))
-COORDINATE = TensorType("i64", ())
 
 
 def _fold_key(op: Op, mesh: Mesh) -> Complaints:
@@ -451,9 +450,12 @@ def _rand(op: Op, mesh: Mesh) -> Complaints:
         return
     yield from _operands(op, 1 + len(splits))
     yield from _results(op, 1)
-    for value, wanted in zip(op.inputs(), (KEY, *(COORDINATE for _ in splits)), strict=True):
-        if value.type != wanted:
-            yield f"an operand is `{render_type(value.type, mesh)}`, not `{render_type(wanted, mesh)}`"
+    key, *coordinates = (value.type for value in op.inputs())
+    if key != KEY:
+        yield f"the key is `{render_type(KEY, mesh)}`, not `{render_type(key, mesh)}`"
+    for given in coordinates:
+        if given.dtype != "i64" or given.elements() != 1:
+            yield f"a coordinate is one i64, not `{render_type(given, mesh)}`"
 
 
 def _view(op: Op, mesh: Mesh) -> Complaints:

@@ -5,46 +5,66 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 
+from moaic import logging_setup
+from moaic.cache_folder import cache_folder
 from moaic.ir.graph import Module
+from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
 from moaic.passes.config import Config, Request, parse_request, request_from
+from moaic.passes.dump import dump
+from moaic.passes.machine import Machine
+from moaic.passes.plan_cache import search_cached
+from moaic.planner_pool import ProcessPool
 from moaic.report import Report
 from moaic.runtime import session
+from moaic.runtime.measure import measured
+from moaic.runtime.threads import cores
 
 
 def request_of(options: Mapping[str, object]) -> Request:
     """What the person fixed: options of `torch.compile`, and MOAI_PLAN for what they leave open."""
     given = request_from(dict(options))
     ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
-    merged = {
-        field.name: getattr(given, field.name)
-        if getattr(given, field.name) is not None
-        else getattr(ambient, field.name)
-        for field in fields(Request)
-    }
-    return Request(**merged)
+    asked = {field.name: getattr(given, field.name) for field in fields(Request)}
+    return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})
 
 
 class Planning:
     """Plans the variants of one captured graph alike."""
 
     def __init__(self, request: Request) -> None:
+        logging_setup.install(os.environ)
         self.request = request
+        self._config: Config | None = None
+        _pool()
+        _machine()
 
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
         report = Report.current()
         with report.timed("planning_s"):
-            plan = build(step, self._config())
+            plan = self._search(step) if self._config is None else build(step, self._config)
+        self._config = plan.config
         report.plan = str(plan.config)
         return plan
 
-    def _config(self) -> Config:
-        asked = {
-            field.name: getattr(self.request, field.name)
-            for field in fields(Request)
-            if getattr(self.request, field.name) is not None
-        }
-        asked.setdefault("dp", session.accelerator().flavor // asked.get("tp", 1))
-        return Config(**asked)
+    def _search(self, step: Module) -> Plan:
+        selection = search_cached(step, _machine(), self.request, pool=_pool(), folder=cache_folder(os.environ))
+        if folder := os.environ.get("MOAI_DUMP"):
+            dump(Path(folder), step, selection)
+        return selection.plan
+
+
+@cache
+def _pool() -> ProcessPool:
+    """The planner's processes, started when a model is first compiled and kept."""
+    return ProcessPool(cores())
+
+
+@cache
+def _machine() -> Machine:
+    """This machine, measured once and remembered on disk; asked for while nothing is pending that measuring would run."""
+    return machines.from_text(measured(session.accelerator(), cache_folder(os.environ)))

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import get_args
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Module
+from moaic.ir.graph import Function, Module
 from moaic.passes.config import Config, Distribute, Recompute, Request
 from moaic.passes.follow import batch_size
+from moaic.passes.hoist import narrows
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
@@ -25,12 +26,13 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_batch(workers, rows, request)
     _check_distribution(workers, rows, trains, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, bool(request.distribute_low_prec_param) and level in GATHERING)
+        Config(dp, tp, micro_batches, mode, level, low_precision)
         for dp, tp in _meshes(workers, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
         for mode in _recompute_modes(trains, request)
         for level in _levels(dp, trains, request)
+        for low_precision in _low_precision(step, level, request)
     ]
     assert found, f"{request} was found possible, and nothing keeps to it"
     return sorted(found, key=simplicity)
@@ -54,7 +56,7 @@ def is_training(step: Module) -> bool:
 
 
 def relaxed(step: Module, request: Request) -> Request:
-    """`request` without what a step of no gradients cannot follow: its batch may be of any size, its split is no matter."""
+    """`request` without a split of the batch that a step of no gradients cannot follow."""
     if is_training(step) or batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
         return request
     return replace(request, dp=None, micro_batches=None)
@@ -91,6 +93,20 @@ def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
     if request.distribute_low_prec_param:
         return GATHERING if dp > 1 else []
     return get_args(Distribute) if dp > 1 else ["none"]
+
+
+def _low_precision(step: Module, level: Distribute, request: Request) -> Sequence[bool]:
+    """Gathering after the cast is worth a look where a parameter is cast to something narrower."""
+    if level not in GATHERING:
+        return [False]
+    if request.distribute_low_prec_param is not None:
+        return [request.distribute_low_prec_param]
+    return [False, True] if _casts_parameters(step.main) else [False]
+
+
+def _casts_parameters(main: Function) -> bool:
+    params = {param for i, param in enumerate(main.params) if main.param_role(i).kind == "param"}
+    return any(narrows(op) and op.operands[0] in params for op in main.ops)
 
 
 def _check_workers(workers: int, request: Request) -> None:

@@ -75,6 +75,7 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
     params = tuple(resting.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
+    each = level == "use" and mesh.size("mb") > 1
     when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
     for op in main.ops:
         if low_precision and narrows(op) and op.operands[0] in resting:

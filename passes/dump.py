@@ -45,7 +45,7 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
 
 
 def candidates_table(step: Module, selection: Selection) -> str:
-    """Every candidate on a line, the selected one first, then the possible by time, then the dropped with their reasons."""
+    """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
     ranked = selection.fates.ranked
     rest = [candidate for candidate in selection.fates.candidates if candidate.prediction is None]
     rows = [HEADER, *(_row(candidate) for candidate in (*ranked, *rest))]

@@ -35,8 +35,9 @@ def dropped(config: Config, reason: str) -> None:
     LOGGER.debug("dropped %s: %s", config, reason)
 
 
-def crashed(config: Config, trace: str) -> None:
-    LOGGER.warning("compiling the candidate %s failed, which is a bug of moaic; it is left out\n%s", config, trace)
+def crashed(configs: Sequence[Config], trace: str) -> None:
+    names = "; ".join(map(str, configs))
+    LOGGER.warning("Compiling these candidates failed, which is a bug of moaic; they are left out: %s\n%s", names, trace)
 
 
 def selecting() -> None:

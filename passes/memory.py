@@ -101,9 +101,10 @@ class Trainable:
 def trainables(plan: Plan) -> list[Trainable]:
     """Every parameter of which the step makes the gradient."""
     main = plan.module.main
-    params = {main.param_role(i).label: p.type for i, p in enumerate(main.params) if main.param_role(i).kind == "param"}
-    roles = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
-    return [Trainable(params[r.label], type_) for r, type_ in roles if r.kind == "grad" and r.label in params]
+    roles = [(main.param_role(i), param.type) for i, param in enumerate(main.params)]
+    params = {role.label: type_ for role, type_ in roles if role.kind == "param"}
+    made = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
+    return [Trainable(params[role.label], kind) for role, kind in made if role.kind == "grad" and role.label in params]
 
 
 def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:

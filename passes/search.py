@@ -35,6 +35,8 @@ class Candidate:
     memory: Memory | None = None
     prediction: Prediction | None = None
     dropped: str = ""
+    crashed: bool = False
+    """Dropped for a bug of ours."""
 
     @property
     def fate(self) -> str:
@@ -123,18 +125,24 @@ def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Ca
 
 
 def _keeping_more(config: Config) -> Config | None:
-    """The same plan that recomputes less: it is faster, so `config` is worth a look only where that one is too large."""
+    """The same plan without recomputing. It is faster, so `config` is worth a look only where that one is too large."""
     return replace(config, recompute="saved") if config.recompute == "full" else None
 
 
 def _fates(configs: Sequence[Config], pool: Pool, machine: Machine) -> dict[Config, Candidate]:
-    return {config: _fate(config, made, machine) for config, made in zip(configs, pool.compile(configs), strict=True)}
+    made = dict(zip(configs, pool.compile(configs), strict=True))
+    crashes: dict[str, list[Config]] = {}
+    for config, result in made.items():
+        if result.crash:
+            crashes.setdefault(result.crash, []).append(config)
+    for trace, those in crashes.items():
+        log.crashed(those, trace)
+    return {config: _fate(config, result, machine) for config, result in made.items()}
 
 
 def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:
     if result.crash:
-        log.crashed(config, result.crash)
-        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2])
+        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2], crashed=True)
     if result.memory is not None and result.memory.peak > machine.memory:
         reason = f"needs {_mib(result.memory.peak)} per worker, and there are {_mib(machine.memory)}"
         return Candidate(config, result.memory, dropped=reason)
@@ -164,7 +172,7 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _impossible(found: Sequence[Candidate], machine: Machine) -> Diagnostic:
-    """Why nothing is left: too little memory if that is what stopped the last ones, else the simplest candidate's reason."""
+    """Why nothing is left: too little memory if that stopped any, else why the simplest is none."""
     sized = [(candidate.memory.peak, candidate.config) for candidate in found if candidate.memory is not None]
     if sized:
         least, config = min(sized)

@@ -118,7 +118,7 @@ class _Program:
         return carried
 
     def _price(self, flow: Flow, have: State, want: State) -> float | None:
-        return self.pricing.conversion(flow.value, have, want, flow.is_weight)
+        return self.pricing.conversion(flow.value, have, want, flow.standing)
 
     def _pay(self, flow: Flow, carried: Sequence[Mapping[tuple[State, State], Shares]]) -> None:
         over: dict[tuple[State, State], list[Shares]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
 from moaic.ir.graph import Op, Value
@@ -16,6 +17,16 @@ TIME = "mb"
 
 PARAMETER_COPIES = 4
 """A parameter, its gradient and two values of an optimizer."""
+
+
+class Standing(Enum):
+    """What a value is to the memory of a step."""
+
+    ACTIVATION = "activation"
+    WEIGHT = "weight"
+    """A parameter, or made of parameters without a heavy op."""
+    GRADIENT = "gradient"
+    """What ends beside a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +91,31 @@ class Pricing:
     def _part(self, value: Value, state: State) -> float:
         return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
 
-    def conversion(self, value: Value, have: State, want: State, weight: bool) -> float | None:
+    def conversion(self, value: Value, have: State, want: State, standing: Standing = Standing.ACTIVATION) -> float | None:
         """Seconds per step to bring `value` into another state; None where that is never wanted.
 
-        Nothing becomes a pending sum, and a `weight` that is split is used in splits: to gather it is what `dp` is for.
-        A second copy of a weight, split in another way, is memory that is held.
+        Nothing becomes a pending sum, and a weight that is split is used in splits: to gather it is what `dp` is for.
+        A second copy of a weight and a gradient that is a pending sum to the end are memory that is held.
         """
         if have == want:
             return 0.0
-        if want == PENDING or (weight and len(have) == 2 and want == WHOLE):
+        if want == PENDING or (standing is Standing.WEIGHT and len(have) == 2 and want == WHOLE):
             return None
         runs, size = self.runs(value), self.local_bytes(value)
         if have == WHOLE:
             return runs * (self.prices.local + size / self.n / self.prices.memory)
+        held = 0.0
+        if standing is Standing.WEIGHT:
+            held = self.prices.held * size / self.n
+        elif standing is Standing.GRADIENT and have == PENDING:
+            held = self.prices.held * size
+        return runs * (self.prices.latency + (self._sent(size, have, want) + held) / self.prices.link)
+
+    def _sent(self, size: int, have: State, want: State) -> float:
         share = size * (self.n - 1) / self.n
-        sent = (
-            2 * share
-            if want == WHOLE and have == PENDING
-            else share
-            if PENDING in (have, want) or want == WHOLE
-            else share / self.n
-        )
-        held = self.prices.held * size / self.n if weight else 0.0
-        return runs * (self.prices.latency + (sent + held) / self.prices.link)
+        if have == PENDING:
+            return 2 * share if want == WHOLE else share
+        return share if want == WHOLE else share / self.n
 
     def resting(self, value: Value, state: State) -> float:
         """The worth of the memory of a parameter at rest."""

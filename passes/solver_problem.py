@@ -15,7 +15,7 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.rules import Strategy
-from moaic.passes.solver_prices import Pricing
+from moaic.passes.solver_prices import Pricing, Standing
 from moaic.passes.solver_states import Possible, needs_strategy
 from moaic.passes.solver_twins import twins
 
@@ -56,7 +56,7 @@ class Flow:
     sinks: tuple[Sink, ...]
     weight: int
     """Values that this one stands for, in all calls of a step."""
-    is_weight: bool
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Builder:
 
     def build(self) -> None:
         main = self.module.main
-        weights = weight_values(self.module)
+        standing = standings(self.module)
         times = times_called(self.module)
         alike = {f: twins(f) if f is main else {v: v for v in f.values()} for f in self.module.functions}
         saved = _saved(self.module)
@@ -106,7 +106,7 @@ class _Builder:
             self._ops(function, alike[function], counts, times[function.name])
         self._results(main)
         for function in self.module.functions:
-            self._flows(function, alike[function], weights, times[function.name])
+            self._flows(function, alike[function], standing, times[function.name])
 
     def _add(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> Choice:
         choice = Choice(tuple(strategies), tuple(costs))
@@ -188,7 +188,9 @@ class _Builder:
             states = self.possible.resting(value) if role.kind == "output" else (WHOLE,)
             self.of_result[index] = self._add([Strategy((state,), ()) for state in states], [0.0] * len(states))
 
-    def _flows(self, function: Function, alike: Mapping[Value, Value], weights: set[Value], times: int) -> None:
+    def _flows(
+        self, function: Function, alike: Mapping[Value, Value], standing: Mapping[Value, Standing], times: int
+    ) -> None:
         sinks: dict[Value, dict[Sink, None]] = defaultdict(dict)
         for reader, value in self._readings(function):
             sinks[value][reader] = None
@@ -199,7 +201,8 @@ class _Builder:
         for value, found in merged.items():
             if value in self.made_by:
                 choice, result = self.made_by[value]
-                self.flows.append(Flow(value, choice, result, tuple(found), times * counts[value], value in weights))
+                stands = standing.get(value, Standing.ACTIVATION)
+                self.flows.append(Flow(value, choice, result, tuple(found), times * counts[value], stands))
 
     def _readings(self, function: Function) -> Iterator[tuple[Sink, Value]]:
         """Every reader of every value that is not a pulled view, views looked through."""
@@ -224,6 +227,13 @@ class _Builder:
         if function is self.module.main:
             for index, value in enumerate(function.results):
                 yield through(self.of_result[index], 0, value)
+
+
+def standings(module: Module) -> dict[Value, Standing]:
+    """Weights and gradients; everything else is an activation."""
+    main = module.main
+    gradients = (value for i, value in enumerate(main.results) if main.result_role(i).kind == "grad")
+    return {**dict.fromkeys(gradients, Standing.GRADIENT), **dict.fromkeys(weight_values(module), Standing.WEIGHT)}
 
 
 def weight_values(module: Module) -> set[Value]:

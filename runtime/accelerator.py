@@ -21,7 +21,7 @@ from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
 from moaic.runtime.buffer import Buffer, View, row_major
 from moaic.runtime.commands import Code
-from moaic.runtime.eager import Call, Decision, births, decide, operands, serves, take_apart
+from moaic.runtime.eager import Call, births, decide, operands, serves, take_apart
 from moaic.runtime.execute import describe
 from moaic.runtime.launch import LocalWorkers
 from moaic.runtime.location import Lines
@@ -53,11 +53,11 @@ class Prepared:
     """An eager op, decided on and defined on the workers."""
 
     number: int
-    decision: Decision
-    moved: tuple[int, ...]
-    """Operands that must be brought elsewhere first."""
-    returned: tuple[tuple[int, Placement], ...]
-    """Operands whose new value must be brought back, and where it is before that."""
+    outputs: tuple[Placement, ...]
+    moved: tuple[tuple[int, int], ...]
+    """Operands that must be brought elsewhere first, and the number of the conversion."""
+    returned: tuple[tuple[int, int], ...]
+    """Operands whose new value must be brought back to where its buffer rests, and the number of the conversion."""
     places: tuple[Placement | None, ...]
     """The operands' placements, kept so that none that the key names by its identity is ever another."""
 
@@ -299,18 +299,22 @@ class Accelerator:
     def _moved(self, buffer: Buffer, place: Placement) -> Buffer:
         """A temporary copy of a buffer that lies as `place` says."""
         copy = self.buffer(buffer.dtype, buffer.shape, buffer.strides)
-        assert buffer.place is not None
-        self._push_move(buffer.id, Conversion(buffer.dtype, buffer.shape, buffer.place, place), copy.id)
+        self._push_move(buffer, copy.id, place)
         copy.place = self._same(place)
         return copy
 
-    def _push_move(self, source: int, conversion: Conversion, target: int) -> None:
-        line = self._lines.here()
+    def _push_move(self, buffer: Buffer, target: int, place: Placement) -> None:
+        assert buffer.place is not None
+        path = self._path(Conversion(buffer.dtype, buffer.shape, buffer.place, place))
+        self._pool.push([Code.MOVE, self._lines.here(), path, buffer.id, target])
+
+    def _path(self, conversion: Conversion) -> int:
+        """The number of a conversion, which the workers know from now on."""
         number = self._paths.get(conversion)
         if number is None:
             number = self._paths[conversion] = len(self._paths)
-            self._pool.push([Code.PATH, line, number, conversion.encoded()])
-        self._pool.push([Code.MOVE, line, number, source, target])
+            self._pool.push([Code.PATH, self._lines.here(), number, conversion.encoded()])
+        return number
 
     def _fetched(self, view: View, buffer: Buffer, place: Placement) -> Tensor:
         line = self._lines.here()
@@ -392,23 +396,28 @@ class Accelerator:
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepared[key] = self._prepare(call, outputs)
-        temporary: dict[tuple[int, Placement], Buffer] = {}
-        for index in prepared.moved:
-            buffer, place = call.views[index].buffer, prepared.decision.required[index]
-            moved = temporary.get((buffer.id, place)) or self._moved(buffer, place)
-            temporary[buffer.id, place] = moved
-            ids[index] = moved.id
         line = self._lines.here()
+        temporary = self._gather(ids, prepared, line)
         self._pool.push([Code.OPERATE, line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]])
-        for index, place in prepared.returned:
-            self._return(call.views[index].buffer, ids[index], place)
-        for buffer, place in zip(outputs, prepared.decision.outputs, strict=False):
+        for index, path in prepared.returned:
+            self._pool.push([Code.MOVE, line, path, ids[index], call.views[index].buffer.id])
+        if temporary:
+            self._pool.push([Code.FREE, line, temporary])
+        for buffer, place in zip(outputs, prepared.outputs, strict=False):
             buffer.place, buffer.host, buffer.fill = place, None, None
 
-    def _return(self, buffer: Buffer, source: int, place: Placement) -> None:
-        """Brings a value made elsewhere back to where its buffer rests."""
-        assert buffer.place is not None
-        self._push_move(source, Conversion(buffer.dtype, buffer.shape, place, buffer.place), buffer.id)
+    def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
+        """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""
+        temporary: dict[tuple[int, int], int] = {}
+        for index, path in prepared.moved:
+            source = ids[index]
+            target = temporary.get((source, path))
+            if target is None:
+                self._last_id += 1
+                target = temporary[source, path] = self._last_id
+                self._pool.push([Code.MOVE, line, path, source, target])
+            ids[index] = target
+        return list(temporary.values())
 
     def _settle_all(self, call: Call) -> None:
         """Brings the operands that lie nowhere yet to where the op would have them."""
@@ -420,22 +429,21 @@ class Accelerator:
     def _prepare(self, call: Call, outputs: Sequence[Buffer]) -> Prepared:
         given = operands(call)
         decision = decide(call.op, given, outputs, self.flavor)
-        required = tuple(self._same(place) for place in decision.required)
-        decision = Decision(required, decision.ranks, tuple(self._same(place) for place in decision.outputs))
-        moved: list[int] = []
-        returned: list[tuple[int, Placement]] = []
-        for index, (each, needed, ranks) in enumerate(zip(given, required, decision.ranks, strict=True)):
+        moved: list[tuple[int, int]] = []
+        returned: list[tuple[int, int]] = []
+        for index, (each, needed, ranks) in enumerate(zip(given, decision.required, decision.ranks, strict=True)):
             assert each.place is not None
             if not serves(each.place, needed):
-                moved.append(index)
+                moved.append((index, self._path(Conversion(each.dtype, each.buffer_shape, each.place, needed))))
                 if each.written:
-                    returned.append((index, needed))
+                    returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, needed, each.place))))
             elif each.written and ranks < each.place.mesh.ranks:
-                returned.append((index, everywhere(ranks)))
+                there = everywhere(ranks)
+                returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, there, each.place))))
         geometries = tuple(each.geometry for each in given)
-        operation = Operation(call.op, call.args, call.kwargs, geometries, decision.ranks)
-        places = tuple(each.place for each in given)
-        return Prepared(self._defined(operation), decision, tuple(moved), tuple(returned), places)
+        number = self._defined(Operation(call.op, call.args, call.kwargs, geometries, decision.ranks))
+        outputs_places = tuple(self._same(place) for place in decision.outputs)
+        return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
 
     def _defined(self, operation: Operation) -> int:
         number = self._operations.get(operation)
@@ -456,7 +464,7 @@ class Accelerator:
             if buffer not in rest:
                 temporary.append(self._moved(buffer, place))
                 return temporary[-1].id
-            self._push_move(buffer.id, Conversion(buffer.dtype, buffer.shape, buffer.place, place), buffer.id)
+            self._push_move(buffer, buffer.id, place)
             buffer.place = place
         return buffer.id
 

@@ -36,7 +36,7 @@ class Buffer:
 
     def __init__(
         self,
-        id: int,
+        number: int,
         dtype: str,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
@@ -44,7 +44,7 @@ class Buffer:
         bury: Callable[[int], None],
     ) -> None:
         """`geometry` numbers the pair of shape and strides; `bury` is told the id in the end, from any thread."""
-        self.id = id
+        self.id = number
         self.dtype = dtype
         self.shape = shape
         self.strides = strides

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -69,14 +69,14 @@ def traits(op: str) -> Traits:
     overload = signature(op).overload
     if torch.Tag.nondeterministic_seeded in overload.tags:
         raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
-    arguments = overload._schema.arguments
+    arguments = overload._schema.arguments  # pyright: ignore[reportPrivateUsage]
     writes = {
         key
         for position, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
         for key in (position, argument.name)
     }
-    packet = overload._schema.name.split("::")[-1]
+    packet = str(overload._overloadpacket).split(".")[-1]  # pyright: ignore[reportPrivateUsage]
     elementwise = torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
     listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
     return Traits(elementwise or listed, frozenset(writes))
@@ -109,7 +109,7 @@ DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generat
 
 
 def _part(arg: Any, views: list[View], scalars: list[Any]) -> Part:
-    kind = type(arg)
+    kind = cast("type[Any]", type(arg))
     if kind is View:
         views.append(arg)
         return VIEW
@@ -131,7 +131,7 @@ def _part(arg: Any, views: list[View], scalars: list[Any]) -> Part:
 
 
 def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> Part:
-    kinds = {type(item) for item in items}
+    kinds: set[type[Any]] = {type(item) for item in items}
     if kinds == {View}:
         views.extend(items)
         return ("views", len(items))
@@ -282,7 +282,7 @@ def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
 def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | None:
     """How the result of one position lies, and its shape: as the first operand that is split says."""
     written = [each.shape for each in group if each.written]
-    shape = written[0] if written else tuple(torch.broadcast_shapes(*(each.shape for each in group)))
+    shape = written[0] if written else _broadcast([each.shape for each in group])
     placed = [each for each in group if each.place is not None]
     leader = next((each for each in placed if each.place and not each.place.is_whole), None)
     if leader is None:
@@ -296,6 +296,12 @@ def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | Non
     if shift < 0 or any(leader.shape[split.dim - shift] != shape[split.dim] for split in splits):
         return None
     return leader.place.with_layout(Layout(splits)), shape
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    longest = max(len(shape) for shape in shapes)
+    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
 
 
 def _projected(place: Placement, shape: tuple[int, ...], operand: tuple[int, ...]) -> Placement:

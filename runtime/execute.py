@@ -232,12 +232,12 @@ def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     return lambda inputs: [step(inputs.pop())]
 
 
-def _part(op: Op, may_overwrite: set[Value]) -> Compute:  # noqa: ARG001
+def _part(op: Op, may_overwrite: set[Value]) -> Compute:
     dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
     return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
 
 
-def _join(op: Op, may_overwrite: set[Value]) -> Compute:  # noqa: ARG001
+def _join(op: Op, may_overwrite: set[Value]) -> Compute:
     dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
     return lambda inputs: [join(inputs, dim, stride)]
 

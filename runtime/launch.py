@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -66,10 +67,8 @@ class LocalWorkers:
         """Ends the workers and waits for it."""
         self.close_sockets()
         for worker in self.workers:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
             worker.kill()
             worker.process.wait()
         self.status.close()

@@ -33,7 +33,7 @@ class Lines:
 
     def here(self) -> int:
         """The number of the line that the person's program is at. On autograd's threads: that of its `backward()`."""
-        frame = _persons(sys._getframe(1) if _is_main() else _main_frame())
+        frame = _persons(_own_frame() if _is_main() else _main_frame())
         return NOWHERE if frame is None else self.number(Line(frame.f_code.co_filename, frame.f_lineno))
 
     def number(self, line: Line) -> int:
@@ -47,6 +47,10 @@ class Lines:
         return self._lines[number] if 0 <= number < len(self._lines) else None
 
 
+def _own_frame() -> FrameType:
+    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+
+
 def _is_main() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
@@ -54,7 +58,8 @@ def _is_main() -> bool:
 def _main_frame() -> FrameType | None:
     """Where the main thread is: a backward kernel runs on another thread while it waits inside `backward()`."""
     identity = threading.main_thread().ident
-    return None if identity is None else sys._current_frames().get(identity)
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return None if identity is None else frames.get(identity)
 
 
 def _persons(frame: FrameType | None) -> FrameType | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgpack
 from torch import Tensor
+
+from moaic.runtime.wire import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class Log:
 
     def encoded(self) -> bytes:
         rows = [[entry.sequence, entry.commands, entry.blocks] for entry in self.entries]
-        return msgpack.packb([self.workers, rows])
+        return encode([self.workers, rows])
 
     @staticmethod
     def decoded(data: bytes) -> Log:
-        workers, rows = msgpack.unpackb(data, strict_map_key=False, use_list=False)
+        workers, rows = decode(data, frozen=True)
         return Log(workers, tuple(Entry(*row) for row in rows))
 
 
@@ -47,8 +48,7 @@ class Recorder:
     def record(self, sequence: int, commands: Sequence[Any], blocks: Sequence[Sequence[Tensor | None]]) -> None:
         """Takes down one message: its commands, and per worker its blocks."""
         kept = tuple(tuple(None if block is None else block.numpy().tobytes() for block in row) for row in blocks)
-        frozen = msgpack.unpackb(msgpack.packb(list(commands)), strict_map_key=False, use_list=False)
-        self._entries.append(Entry(sequence, frozen, kept))
+        self._entries.append(Entry(sequence, decode(encode(list(commands)), frozen=True), kept))
 
     def log(self) -> Log:
         return Log(self._workers, tuple(self._entries))
@@ -58,6 +58,6 @@ Send = Callable[[Sequence[Any], Sequence[Sequence[bytes | None]]], None]
 
 
 def replay(log: Log, send: Send) -> None:
-    """Sends every entry again: `send` takes commands, and per worker its blocks, to workers that have done nothing yet."""
+    """Sends every entry again: `send` takes commands and per worker its blocks; the workers have done nothing yet."""
     for entry in log.entries:
         send(entry.commands, entry.blocks)

@@ -38,6 +38,9 @@ KINDS: Final = ("compute", "communicate")
 USABLE: Final = 0.9
 """Share of the machine's memory that workers may take."""
 
+BUSY: Final = 2.0
+"""Waiting processes per core from which on measurements are not kept."""
+
 MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -56,13 +59,39 @@ class Probe:
 
 def measured(accelerator: Accelerator, folder: Path | None) -> str:
     """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there."""
-    path = None if folder is None else folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
-    if path is not None and path.exists():
-        return path.read_text(encoding="utf-8")
+    known = found(accelerator, folder)
+    if known is not None:
+        return known
+    # What a machine under load lets us measure serves for now, and is measured anew next time.
+    is_busy = os.getloadavg()[0] > BUSY * cores()
     text = json.dumps(measure(accelerator), indent=1)
-    if path is not None:
-        _keep(path, text)
+    if folder is not None and not is_busy:
+        _keep(_path(folder, accelerator), text)
     return text
+
+
+def found(accelerator: Accelerator, folder: Path | None) -> str | None:
+    """What was measured before, if it was."""
+    path = None if folder is None else _path(folder, accelerator)
+    return path.read_text(encoding="utf-8") if path is not None and path.exists() else None
+
+
+def assumed(accelerator: Accelerator) -> str:
+    """The machine as JSON without measuring: for a plan that competes with no other. Only the memory is real."""
+    return json.dumps(
+        {
+            "name": _processor(),
+            "workers": accelerator.flavor,
+            "memory": _memory_per_worker(accelerator),
+            "bandwidth": [10e9, "assumed"],
+            "call_overhead": [10e-6, "assumed"],
+            "flops": {"mm.f32": [50e9, "assumed"]},
+        }
+    )
+
+
+def _path(folder: Path, accelerator: Accelerator) -> Path:
+    return folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
 
 
 def measure(accelerator: Accelerator) -> dict[str, Any]:
@@ -85,10 +114,10 @@ def measure(accelerator: Accelerator) -> dict[str, Any]:
         "name": _processor(),
         "workers": ranks,
         "memory": _memory_per_worker(accelerator),
-        "bandwidth": _found(rates.pop("bandwidth")),
+        "bandwidth": _measured(rates.pop("bandwidth")),
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
-        "flops": {name: _found(rate) for name, rate in sorted(rates.items())},
+        "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
         "links": _links(collectives, each, ranks),
     }
 
@@ -189,12 +218,11 @@ def _attention(dtype: str) -> list[Probe]:
 
 def _convolution() -> Probe:
     image, weight = TensorType("f32", (8, 64, 28, 28)), TensorType("f32", (64, 64, 3, 3))
-    attrs: dict[str, Attr] = {
-        "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1
-    }  # fmt: skip
-    return Probe(
-        "convolution.f32", "aten.convolution", (image, weight), (image,), 2.0 * 8 * 28 * 28 * 64 * 64 * 9, 4, attrs
-    )
+    one, none = (1, 1), (0, 0)
+    attrs: dict[str, Attr] = {"stride": one, "padding": one, "dilation": one, "output_padding": none}
+    attrs |= {"transposed": False, "groups": 1}
+    flops = 2.0 * 8 * 28 * 28 * 64 * 64 * 9
+    return Probe("convolution.f32", "aten.convolution", (image, weight), (image,), flops, 4, attrs)
 
 
 def _traffic() -> list[Probe]:
@@ -247,10 +275,10 @@ def _links(probes: Sequence[Probe], seconds: Sequence[float], ranks: int) -> dic
 def _link(little: tuple[float, float], much: tuple[float, float], ranks: int) -> dict[str, Any]:
     per_byte = max(much[1] - little[1], 0.05 * much[1]) / (much[0] - little[0])
     latency = max(little[1] - little[0] * per_byte, 1e-6)
-    return {"latency": _found(latency), "rate": _found(1 / per_byte), "ranks": ranks}
+    return {"latency": _measured(latency), "rate": _measured(1 / per_byte), "ranks": ranks}
 
 
-def _found(value: float) -> list[Any]:
+def _measured(value: float) -> list[Any]:
     return [value, "measured"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 from moaic.runtime.schema import DTYPES, signature
 
 Part = tuple[Any, ...]
-"""One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor sent by value,
-("dtype", name), ("literal", value) or ("list", parts). Views and scalars are taken from their lists in order."""
+"""One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor by value,
+("dtype", name), ("literal", value) or ("list", parts). Views and scalars are taken from their lists, in order."""
 
 
 class Geometry(NamedTuple):
@@ -51,7 +51,7 @@ class Operation:
 
 
 def _tuple(data: Any) -> Any:
-    return tuple(data) if isinstance(data, list) else data
+    return tuple(cast("list[int]", data)) if isinstance(data, list) else data
 
 
 def _part(data: Any) -> Part:
@@ -73,7 +73,7 @@ class Operator:
         """Runs the op; its results, in order, become the buffers `outputs`."""
         if self._present and not any(self._present):
             return
-        tensors = [table[id] for id in ids] if self._is_plain else self._views(table, ids)
+        tensors = [table[buffer_id] for buffer_id in ids] if self._is_plain else self._views(table, ids)
         supply = _Supply(iter(tensors), iter(scalars))
         args = [_argument(part, supply) for part in self._operation.args]
         kwargs = {name: _argument(part, supply) for name, part in self._operation.kwargs}
@@ -83,20 +83,19 @@ class Operator:
 
     def _views(self, table: dict[int, Tensor], ids: Sequence[int]) -> list[Tensor | None]:
         return [
-            (table[id] if geometry is None else view(table, id, geometry)) if present else None
-            for id, geometry, present in zip(ids, self._operation.geometries, self._present, strict=True)
+            (table[buffer_id] if geometry is None else view(table, buffer_id, geometry)) if present else None
+            for buffer_id, geometry, present in zip(ids, self._operation.geometries, self._present, strict=True)
         ]
 
     def _keep(self, table: dict[int, Tensor], result: Any, outputs: Sequence[int]) -> None:
         results = [result] if isinstance(result, Tensor) else [tensor for tensor in result if tensor is not None]
-        for id, tensor in zip(self._held(outputs, len(results)), results, strict=False):
-            table[id] = tensor
+        table.update(zip(self._held(outputs, len(results)), results, strict=False))
 
     def _held(self, outputs: Sequence[int], count: int) -> Sequence[int]:
         """Outputs of the list positions that this worker takes part in."""
         if len(outputs) == count or len(outputs) > len(self._present):
             return outputs
-        return [id for id, present in zip(outputs, self._present, strict=False) if present]
+        return [buffer_id for buffer_id, present in zip(outputs, self._present, strict=False) if present]
 
 
 class _Supply(NamedTuple):
@@ -125,12 +124,12 @@ _ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
 }
 
 
-def view(table: dict[int, Tensor], id: int, geometry: Geometry) -> Tensor:
-    """A view into a whole buffer; gives the buffer the memory order that the geometry counts on where it has another."""
-    tensor = table[id]
+def view(table: dict[int, Tensor], buffer_id: int, geometry: Geometry) -> Tensor:
+    """A view into a whole buffer, which is given the memory order that the geometry counts on where it has another."""
+    tensor = table[buffer_id]
     if not _lies_so(tensor, geometry.base):
         ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype)
-        tensor = table[id] = ordered.copy_(tensor)
+        tensor = table[buffer_id] = ordered.copy_(tensor)
     return tensor.as_strided(geometry.shape, geometry.strides, geometry.offset)
 
 

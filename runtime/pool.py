@@ -24,7 +24,7 @@ LARGE_QUEUE: Final = 32 << 20
 """Bytes of blocks after which a queue is sent although nobody waits."""
 
 GRACE_SECONDS: Final = 1.0
-"""After a first failure the others have this long to say what they know, so that the cause is told, not a consequence."""
+"""After a first failure the others have this long to say what they know: the cause is to be told, not a consequence."""
 
 
 @dataclass(frozen=True, slots=True)

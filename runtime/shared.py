@@ -1,4 +1,4 @@
-"""Memory shared by the workers of one host: a mailbox per ordered pair of them, and a line where each says what it does.
+"""Memory shared by the workers of one host: rooms for data, mailboxes, and a line where each says what it does.
 
 The memory is an anonymous file handed down by descriptor, so nothing of it outlives the processes. Layout: one status
 line per worker, one line per ordered pair, then two rooms per worker. A worker writes into a room of its own, posts it
@@ -31,15 +31,15 @@ ROOM: Final = 2 << 20
 """Bytes of one room: small enough that what is written there is still in the cache when it is read."""
 
 POSTED, RETURNED, ASLEEP, WHERE = range(4)
-"""Words of the line that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; which room an even, and
+"""Words of the line that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; which room an even and
 in the word after that an odd, count of posted rooms means. Two rooms can be on their way at a time."""
 
 SPINS: Final = 200
 YIELD_SECONDS: Final = 0.002
 SLEEP_SECONDS: Final = 0.005
 LIFE_SECONDS: Final = 0.05
-"""A waiting worker spins this often, then yields its core this long, then sleeps in pieces; it asks after its peers
-at this interval."""
+"""A waiting worker spins this often, then yields its core for this long, then sleeps by pieces, and asks after its
+peers at the last interval."""
 
 FUTEX_CALLS: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX_WAIT: Final = 0

@@ -52,4 +52,4 @@ def statistics(answers: Mapping[int, Any], messages: int, commands: int) -> Stat
 
 def _worker(report: Any) -> WorkerStatistics:
     programs = {number: ProgramStatistics(**program) for number, program in report["programs"].items()}
-    return WorkerStatistics(**{**report, "programs": programs})
+    return WorkerStatistics(report["pid"], report["pss"], report["buffers"], report["bytes"], programs)

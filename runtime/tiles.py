@@ -8,6 +8,7 @@ leaves the strides of those still to come as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,11 +17,15 @@ from moaic.ir.layout import Layout, Mesh, Split
 
 
 def cut(tensor: Tensor, dim: int, stride: int, count: int, index: int) -> Tensor:
-    """Part `index` of `count` of `tensor` along the digit of weight `stride` of `dim`; a view where that is possible."""
+    """Part `index` of `count` along the digit of weight `stride` of `dim`; a view where that is possible."""
     outer = tensor.shape[dim] // (count * stride)
     if outer == 1:
         return tensor.narrow(dim, index * stride, stride)
-    return tensor.unflatten(dim, (outer, count, stride)).select(dim + 1, index).flatten(dim, dim + 1)
+    return _unflatten(tensor, dim, (outer, count, stride)).select(dim + 1, index).flatten(dim, dim + 1)
+
+
+def _unflatten(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    return cast("Tensor", tensor.unflatten(dim, sizes))
 
 
 def join(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
@@ -28,7 +33,7 @@ def join(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
     outer = parts[0].shape[dim] // stride
     if outer == 1:
         return torch.cat(list(parts), dim)
-    digits = [part.unflatten(dim, (outer, stride)) for part in parts]
+    digits = [_unflatten(part, dim, (outer, stride)) for part in parts]
     return torch.stack(digits, dim + 1).flatten(dim, dim + 2)
 
 

@@ -82,7 +82,7 @@ class SharedMemoryTransport:
         return out.view(shape)
 
     def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        """The tensor of which each rank of the group holds the part along the digit of local weight `stride` of `dim`."""
+        """The tensor of which each rank holds the part along the digit of local weight `stride` of `dim`."""
         rows, columns = prod(tensor.shape[:dim]) * (tensor.shape[dim] // stride), stride * prod(tensor.shape[dim + 1 :])
         shape = (*tensor.shape[:dim], tensor.shape[dim] * group.size, *tensor.shape[dim + 1 :])
         mine = tensor.contiguous().view(rows, columns)

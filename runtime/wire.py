@@ -12,13 +12,13 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import msgpack
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
 
@@ -41,14 +41,24 @@ class Message:
 
 def encode(body: Any) -> bytes:
     """The msgpack form of `body`: None, bool, int, float, str, bytes, lists and dicts."""
-    return msgpack.packb(body)
+    return cast("bytes", msgpack.packb(body))
+
+
+def decode(data: bytes | memoryview, *, frozen: bool = False) -> Any:
+    """What was encoded; lists come back as tuples where it is to be `frozen`."""
+    return cast("Any", msgpack.unpackb(data, strict_map_key=False, use_list=not frozen))
 
 
 def frame(body: bytes, blocks: Sequence[Tensor | None] = ()) -> list[memoryview]:
     """The pieces of one frame, in order; blocks are not copied."""
     sizes = [-1 if block is None else block.numel() for block in blocks]
     head = PREFIX.pack(len(body), len(sizes)) + struct.pack(f"<{len(sizes)}q", *sizes) + body
-    return [memoryview(head), *(memoryview(block.numpy()) for block in blocks if block is not None and block.numel())]
+    return [memoryview(head), *(memory(block) for block in blocks if block is not None and block.numel())]
+
+
+def memory(block: Tensor) -> memoryview:
+    """The bytes of a block, in place."""
+    return block.numpy().data
 
 
 def as_block(tensor: Tensor) -> Tensor:
@@ -149,7 +159,7 @@ class Connection:
             self.closed = True
             return False
         rest = self._target[count:]
-        self._target = rest if rest else next(self._reader)
+        self._target = rest or next(self._reader)
         return True
 
 
@@ -165,10 +175,9 @@ def _frames(deliver: Callable[[Message], None]) -> Generator[memoryview, None, N
         for size in struct.unpack_from(f"<{count}q", head):
             block = None if size < 0 else torch.empty(size, dtype=torch.uint8)
             if size > 0 and block is not None:
-                yield memoryview(block.numpy())
+                yield memory(block)
             blocks.append(block)
-        body = msgpack.unpackb(memoryview(head)[8 * count :], strict_map_key=False, use_list=True)
-        deliver(Message(body, blocks))
+        deliver(Message(decode(memoryview(head)[8 * count :]), blocks))
 
 
 def push_all(connections: Sequence[Connection]) -> None:
@@ -192,7 +201,7 @@ def readable(connections: Sequence[Connection], seconds: float | None = None) ->
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Generator[None]:
     """Holds back SIGINT's Python handler, so that what is inside happens whole or not at all."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

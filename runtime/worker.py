@@ -29,7 +29,7 @@ from moaic.runtime.schema import DTYPE_NAMES, DTYPES
 from moaic.runtime.shared import SPINS, Mailbox, PeerLost
 from moaic.runtime.threads import cores
 from moaic.runtime.transport import SharedMemoryTransport
-from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block
+from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block, memory
 
 Converter = Callable[[Tensor | None], Tensor | None]
 
@@ -93,14 +93,14 @@ class Worker:
             return f"compiling program {subject}"
         return Code(code).name.lower()
 
-    def _put(self, id: int, dtype: str, shape: Sequence[int], block: Tensor | None) -> None:
+    def _put(self, buffer_id: int, dtype: str, shape: Sequence[int], block: Tensor | None) -> None:
         if block is not None:
-            self.table[id] = from_block(block, DTYPES[dtype], shape)
+            self.table[buffer_id] = from_block(block, DTYPES[dtype], shape)
 
-    def _fill(self, id: int, dtype: str, shape: Sequence[int], ranks: int, value: Any) -> None:
+    def _fill(self, buffer_id: int, dtype: str, shape: Sequence[int], ranks: int, value: Any) -> None:
         if self.rank < ranks:
             empty = torch.empty(tuple(shape), dtype=DTYPES[dtype])
-            self.table[id] = empty if value is None else empty.fill_(value)
+            self.table[buffer_id] = empty if value is None else empty.fill_(value)
 
     def _define(self, number: int, operation: Any) -> None:
         self._operators[number] = Operator(Operation.decoded(operation), self.rank)
@@ -136,24 +136,24 @@ class Worker:
         program = self._programs[number]
         if not program.takes_part:
             return
-        wanted = [id is not None for id in outputs]
-        results = program.run([self.table[id] for id in inputs], key, wanted)
-        for id, tensor in zip(outputs, results, strict=True):
-            if id is not None and tensor is not None:
-                self.table[id] = tensor
+        wanted = [buffer_id is not None for buffer_id in outputs]
+        results = program.run([self.table[buffer_id] for buffer_id in inputs], key, wanted)
+        for buffer_id, tensor in zip(outputs, results, strict=True):
+            if buffer_id is not None and tensor is not None:
+                self.table[buffer_id] = tensor
 
     def _free(self, ids: Sequence[int]) -> None:
-        for id in ids:
-            self.table.pop(id, None)
+        for buffer_id in ids:
+            self.table.pop(buffer_id, None)
 
-    def _fetch(self, id: int, geometry: Sequence[Any] | None, ranks: Sequence[int]) -> tuple[Any, Tensor] | None:
+    def _fetch(self, buffer_id: int, geometry: Sequence[Any] | None, ranks: Sequence[int]) -> tuple[Any, Tensor] | None:
         if self.rank not in ranks:
             return None
         if geometry is None:
-            tensor = self.table[id]
+            tensor = self.table[buffer_id]
         else:
             base, shape, strides, offset = geometry
-            tensor = view(self.table, id, Geometry(tuple(base), tuple(shape), tuple(strides), offset))
+            tensor = view(self.table, buffer_id, Geometry(tuple(base), tuple(shape), tuple(strides), offset))
         return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
 
     def _report(self) -> tuple[Any, None]:
@@ -173,12 +173,12 @@ class Worker:
     def _list(self) -> tuple[Any, None]:
         rows = [
             [
-                id,
+                buffer_id,
                 DTYPE_NAMES[tensor.dtype],
                 list(tensor.shape),
-                hashlib.sha256(as_block(tensor).numpy().data).hexdigest(),
+                hashlib.sha256(memory(as_block(tensor))).hexdigest(),
             ]
-            for id, tensor in sorted(self.table.items())
+            for buffer_id, tensor in sorted(self.table.items())
         ]
         return rows, None
 
@@ -254,7 +254,7 @@ def watch(descriptor: int) -> None:
 
 
 def prepare() -> None:
-    """Loads the compiler while there is nothing better to do: the controller captures and plans before it sends programs."""
+    """Loads the compiler while there is nothing better to do: before a program comes, the controller must plan it."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
     importlib.import_module("torch._inductor.compile_fx")
 

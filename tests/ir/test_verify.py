@@ -109,7 +109,8 @@ UNSOUND = [
     ),
     (body("%y = moai.fold_key %x {instance = 0} : i64[2]"), "a key is `i64[2]`, not `f32[8, 16]`"),
     (body("%y = moai.fold_key %k {instance = -1} : i64[2]"), "attribute `instance` is `-1`, not a whole number"),
-    (body("%y = moai.rand %x : f32[8]"), "an operand is `f32[8, 16]`, not `i64[2]`"),
+    (body("%y = moai.rand %x : f32[8]"), "the key is `i64[2]`, not `f32[8, 16]`"),
+    (body("%y = moai.rand %k, %x {splits = [[0, 4, 2]]} : f32[8]"), "a coordinate is one i64, not `f32[8, 16]`"),
     (body("%y = moai.rand %k {splits = [[0, 4, 2]]} : f32[8]"), "it has 1 operands, not 2"),
     (body("%y = moai.rand %k {splits = 3} : f32[8]"), "attribute `splits` is `3`, not a list"),
     (body("%y, %z = moai.sdpa %x, %x, %x, _ : f32[8], f32[8]"), "`[8, 16]` is not of the form b, h, q, d"),
@@ -225,7 +226,7 @@ def test_the_neighborhood_is_shown() -> None:
     ops = [Op("aten.neg", (x,), (value,)) for value in values]
     ops[5] = Op("moai.rand", (x,), (values[5],))
     assert unsound(of(*ops, params=(x,))) == (
-        "error: in function `@f`: `moai.rand`: an operand is `f32[8]`, not `i64[2]`\n"
+        "error: in function `@f`: `moai.rand`: the key is `i64[2]`, not `f32[8]`\n"
         "    … 2 ops\n"
         "    %2 = aten.neg %x : f32[8]\n"
         "    %3 = aten.neg %x : f32[8]\n"

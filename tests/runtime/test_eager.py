@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -59,14 +59,14 @@ class Device:
     def down(self, buffer: Buffer | View) -> Tensor:
         return self.accelerator.download(whole(buffer) if isinstance(buffer, Buffer) else buffer)
 
-    def launch(self, op: str, args: Sequence[Any], outputs: Sequence[Buffer] = (), **kwargs: Any) -> None:
+    def launch(self, op: str, args: Sequence[Any], outputs: Sequence[Buffer] = (), /, **kwargs: Any) -> None:
         self.accelerator.launch(op, tuple(_whole(arg) for arg in args), kwargs, outputs)
 
 
 def _whole(arg: Any) -> Any:
     if isinstance(arg, Buffer):
         return whole(arg)
-    return [_whole(each) for each in arg] if isinstance(arg, list) else arg
+    return [_whole(each) for each in cast("list[Any]", arg)] if isinstance(arg, list) else arg
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,8 @@ def view(buffer: Buffer, change: Callable[[Tensor], Tensor]) -> View:
     seen = change(base)
     return View(buffer, tuple(seen.shape), seen.stride(), int(seen.storage_offset()))
 
+
+ATEN: Any = torch.ops.aten
 
 PLACES = [None, ROWS, COLUMNS, WHOLE, ALONE]
 
@@ -169,7 +171,7 @@ class Optimized:
 @pytest.mark.parametrize("grads", [ROWS, WHOLE])
 def test_fused_adamw(device: Device, params: Placement | None, grads: Placement) -> None:
     at = Optimized(device, params, grads)
-    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    numbers: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
     reference = [torch.nn.Parameter(value.clone()) for value in at.values]
     for parameter, slope in zip(reference, at.slopes, strict=True):
         parameter.grad = slope
@@ -199,10 +201,10 @@ def test_foreach_updates(device: Device, params: Placement | None, grads: Placem
         device.launch("aten._foreach_sqrt", (at.v,), roots)
         device.launch("aten._foreach_add_.Scalar", (roots, 1.0))
         device.launch("aten._foreach_addcdiv_.ScalarList", (at.p, at.m, roots, [-0.1, -0.2, -0.3]))
-        torch._foreach_lerp_(m, at.slopes, 0.1)
-        torch._foreach_mul_(v, 0.9)
-        torch._foreach_addcmul_(v, at.slopes, at.slopes, 0.1)
-        torch._foreach_addcdiv_(at.values, m, [each.sqrt() + 1.0 for each in v], [-0.1, -0.2, -0.3])
+        ATEN._foreach_lerp_(m, at.slopes, 0.1)
+        ATEN._foreach_mul_(v, 0.9)
+        ATEN._foreach_addcmul_(v, at.slopes, at.slopes, 0.1)
+        ATEN._foreach_addcdiv_(at.values, m, [each.sqrt() + 1.0 for each in v], [-0.1, -0.2, -0.3])
     for got, expected in zip((*at.p, *at.m), (*at.values, *m), strict=True):
         torch.testing.assert_close(device.down(got), expected, rtol=1e-6, atol=1e-7)
 

@@ -71,12 +71,12 @@ ENDINGS = {"returns": "", "raises": LONG + "raise SystemError", "leaves": LONG +
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_workers_end_with_the_program(script: Script, ending: str) -> None:
-    files = set(os.listdir("/dev/shm"))
+    files = set(Path("/dev/shm").iterdir())
     pids = started(script, ENDINGS[ending])
     assert script.process is not None
     script.process.wait(20)
     assert gone(pids)
-    assert set(os.listdir("/dev/shm")) <= files
+    assert set(Path("/dev/shm").iterdir()) <= files
 
 
 @pytest.mark.timeout(60)

@@ -15,7 +15,8 @@ func @terms(%x: {dtype}[{n}, 8]) -> ({dtype}[{n}, 8] +a) {{
   %y = aten.mul.Tensor %x, %x : {dtype}[{n}, 8] +a
   return %y
 }}
-func @main(%x: {dtype}[{n}, 8] input "x") -> ({dtype}[{n}, 8], {dtype}[{n}{{a}}, 8], {dtype}[{n}, 8{{a}}], {dtype}[{n}, 8]) {{
+func @main(%x: {dtype}[{n}, 8] input "x")
+    -> ({dtype}[{n}, 8], {dtype}[{n}{{a}}, 8], {dtype}[{n}, 8{{a}}], {dtype}[{n}, 8]) {{
   %y = call @terms %x : {dtype}[{n}, 8] +a
   %all = moai.all_reduce %y {{axis = "a"}} : {dtype}[{n}, 8]
   %rows = moai.reduce_scatter %y {{axis = "a"}} : {dtype}[{n}{{a}}, 8]
@@ -62,7 +63,8 @@ def test_sums(four: Accelerator, mesh: str, ranks: int, n: int, dtype: str) -> N
 
 MOVES = """// moai 1
 mesh [a=2, b=2]
-func @main(%x: f32[8{a}, 12, N{b}] input "x") -> (f32[8, 12, N], f32[8, 12{a}, N{b}], f32[8{a:2, b:1}, 12, N], f32[8{a, b}, 12, N]) {
+func @main(%x: f32[8{a}, 12, N{b}] input "x")
+    -> (f32[8, 12, N], f32[8, 12{a}, N{b}], f32[8{a:2, b:1}, 12, N], f32[8{a, b}, 12, N]) {
   %0 = moai.all_gather %x {axis = "a"} : f32[8, 12, N{b}]
   %1 = moai.all_gather %0 {axis = "b"} : f32[8, 12, N]
   %2 = moai.all_to_all %x {axis = "a"} : f32[8, 12{a}, N{b}]
