@@ -614,10 +614,19 @@ OPS: dict[str, OpDecl] = _declare(
 """Every op that moaic knows by name."""
 
 
+_RANDOM = (
+    "_fused_dropout", "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout", "exponential",
+    "geometric", "log_normal", "multinomial", "native_dropout", "normal", "poisson", "rand", "rrelu_with_noise",
+    "uniform",
+)  # fmt: skip
+"""How the names of random ops begin."""
+
+
 def check_known(op: Op) -> None:
     """An op without a rule is planned whole, but a random or mutating one must not be guessed at."""
     if op.name in OPS:
         return
     base = op.name.split(".")[1] if "." in op.name else op.name
-    if base.startswith(("rand", "bernoulli", "native_dropout", "normal", "uniform")) or base.endswith("_"):
+    in_place = base.endswith("_") and not base.endswith("__")
+    if base.startswith(_RANDOM) or in_place:
         raise Diagnostic(f"{op.name} has no sharding rule and is random or writes in place: it cannot be planned")

@@ -48,7 +48,7 @@ class Rule:
     def by_factor(self, factor: str, stride: int, n: int) -> Strategy | None:
         """The strategy that splits `factor` with `stride` over n ranks; None where that is not legal."""
         size = self.sizes[factor]
-        if factor in self.whole or size % (stride * n):
+        if factor in self.whole or not size or size % (stride * n):
             return None
         operands = tuple(self._locate(dims, factor, stride) for dims in self.operands)
         results = tuple(self._result_state(i, factor, stride, operands) for i in range(len(self.results)))
@@ -98,7 +98,7 @@ class Rule:
     def contiguous(self, n: int) -> Iterator[Strategy]:
         """Every strategy that cuts one factor into n contiguous parts."""
         for factor, size in self.sizes.items():
-            if size % n == 0 and (strategy := self.by_factor(factor, size // n, n)) is not None:
+            if size and size % n == 0 and (strategy := self.by_factor(factor, size // n, n)) is not None:
                 yield strategy
 
     def __str__(self) -> str:

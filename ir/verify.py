@@ -41,6 +41,15 @@ class Invalid(Diagnostic):
         self.subject = subject
 
 
+def check_made(module: Module, by: str) -> Module:
+    """`module`, which the pass `by` made; RuntimeError if it is not well formed, since that is our bug."""
+    try:
+        verify(module)
+    except Invalid as error:
+        raise RuntimeError(f"pass {by} made a module that is not well formed: {error}") from error
+    return module
+
+
 def verify(module: Module) -> None:
     """Raises Invalid unless `module` is well formed."""
     for complaint in _mesh(module.mesh):

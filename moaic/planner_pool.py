@@ -43,6 +43,11 @@ class ProcessPool:
         self._owners: dict[Config, _Member] = {}
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes there are now."""
+        return [member.pid for member in self._members]
+
     def begin(self, step: Module, machine: Machine) -> None:
         """What follows is about `step`; a process is told when it gets its first candidate of it."""
         self._owners.clear()
@@ -103,6 +108,10 @@ class _Member:
             encoding="utf-8",
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, request: Mapping[str, Any]) -> Any:
         """The answer to a request; before it the step is told, if that is news. Raises Crash."""
@@ -166,7 +175,9 @@ def _environment() -> dict[str, str]:
     """Ours, and where moaic is found: the person's program may have found it by its own path."""
     root = str(Path(__file__).absolute().parents[1])
     given = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([given, root]) if given else root}
+    path = os.pathsep.join([given, root]) if given else root
+    # There is a process per core already, and nothing here is worth a second thread.
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _taken(waiting: deque[Config]) -> Iterable[Config]:

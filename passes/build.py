@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.verify import verify
+from moaic.ir.verify import check_made
 from moaic.passes.annotate import Axis
 from moaic.passes.config import Config
 from moaic.passes.distribute import distribute
@@ -26,17 +28,74 @@ class Plan:
     pre_flops: int
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What the passes up to some point gave: a module, and the FLOPs that its micro-batches run beforehand."""
+
+    module: Module
+    pre_flops: int = 0
+
+
+Stage = Callable[[Made], Made]
+
+
 def build(step: Module, config: Config) -> Plan:
     """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
-    module = recompute(outline(step), config.recompute)
-    pre_flops = 0
-    if config.micro_batches > 1:
-        timed = follow_time(module, Axis("mb", config.micro_batches, in_time=True))
-        module, pre_flops = timed.module, timed.pre_flops
-    if config.dp > 1:
-        module = follow_space(module, Axis("dp", config.dp)).module
-    if config.tp > 1:
-        module = follow_tensor(module, Axis("tp", config.tp)).module
-    module = distribute(module, config.distribute_param, config.distribute_low_prec_param)
-    verify(module)
-    return Plan(config, module, lower(module), pre_flops)
+    return Builder(step).build(config)
+
+
+class Builder:
+    """Builds plans of one step. Plans whose configurations begin alike share what the passes made until they part."""
+
+    def __init__(self, step: Module) -> None:
+        self._outlined = Made(check_made(outline(check_made(step, "capture")), "outline"))
+        self._made: dict[tuple[str, Config], Made | Diagnostic] = {}
+
+    def build(self, config: Config) -> Plan:
+        """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
+        made = self._outlined
+        so_far = Config()
+        for decided, name, stage in self._stages(config):
+            so_far = replace(so_far, **decided)
+            made = self._after(made, (name, so_far), stage)
+        return Plan(config, made.module, lower(made.module), made.pre_flops)
+
+    def _stages(self, config: Config) -> list[tuple[dict[str, object], str, Stage]]:
+        """Each pass with the decisions that it carries out."""
+        mb, dp, tp = config.micro_batches, config.dp, config.tp
+        level, narrow = config.distribute_param, config.distribute_low_prec_param
+        stages: list[tuple[dict[str, object], str, Stage]] = [
+            ({"recompute": config.recompute}, "recompute", lambda m: Made(recompute(m.module, config.recompute)))
+        ]
+        if mb > 1:
+            stages.append(({"micro_batches": mb}, "mb", lambda m: _timed(m, Axis("mb", mb, in_time=True))))
+        if dp > 1:
+            stages.append(({"dp": dp}, "dp", lambda m: replace(m, module=follow_space(m.module, Axis("dp", dp)).module)))
+        if tp > 1:
+            stages.append(({"tp": tp}, "tp", lambda m: replace(m, module=follow_tensor(m.module, Axis("tp", tp)).module)))
+        decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
+        stages.append((decided, "distribute", lambda m: replace(m, module=distribute(m.module, level, narrow))))
+        return stages
+
+    def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:
+        if key not in self._made:
+            self._made[key] = _outcome(before, key[0], stage)
+        made = self._made[key]
+        if isinstance(made, Diagnostic):
+            raise made
+        return made
+
+
+def _timed(made: Made, axis: Axis) -> Made:
+    timed = follow_time(made.module, axis)
+    return Made(timed.module, timed.pre_flops)
+
+
+def _outcome(before: Made, name: str, stage: Stage) -> Made | Diagnostic:
+    """What a pass makes, verified, or its reason why it cannot."""
+    try:
+        made = stage(before)
+    except Diagnostic as reason:
+        return reason
+    check_made(made.module, name)
+    return made

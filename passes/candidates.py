@@ -15,6 +15,9 @@ from moaic.passes.hoist import narrows
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
 
+MOST_PARTS = 64
+"""More micro-batches than this are made only where somebody asks for them."""
+
 GATHERING: tuple[Distribute, ...] = ("step", "use")
 """Levels at which parameters rest in shards and are gathered."""
 
@@ -75,7 +78,7 @@ def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int]]:
 def _micro_batches(rows: int, request: Request) -> Sequence[int]:
     if request.micro_batches is not None:
         return [request.micro_batches]
-    powers = [1 << power for power in range(rows.bit_length()) if rows % (1 << power) == 0]
+    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if rows % (1 << power) == 0]
     return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
 
 

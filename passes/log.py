@@ -37,7 +37,7 @@ def dropped(config: Config, reason: str) -> None:
 
 def crashed(configs: Sequence[Config], trace: str) -> None:
     names = "; ".join(map(str, configs))
-    LOGGER.warning("Compiling these candidates failed, which is a bug of moaic; they are left out: %s\n%s", names, trace)
+    LOGGER.warning("Compiling failed, which is a bug of moaic. Left out: %s\n%s", names, trace)
 
 
 def selecting() -> None:

@@ -104,7 +104,8 @@ def trainables(plan: Plan) -> list[Trainable]:
     roles = [(main.param_role(i), param.type) for i, param in enumerate(main.params)]
     params = {role.label: type_ for role, type_ in roles if role.kind == "param"}
     made = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
-    return [Trainable(params[role.label], kind) for role, kind in made if role.kind == "grad" and role.label in params]
+    grads = ((role.label, type_) for role, type_ in made if role.kind == "grad")
+    return [Trainable(params[label], type_) for label, type_ in grads if label in params]
 
 
 def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:

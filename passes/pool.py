@@ -20,7 +20,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.parser import parse
 from moaic.passes import machine as machines
-from moaic.passes.build import Plan, build
+from moaic.passes.build import Builder, Plan
 from moaic.passes.config import Config
 from moaic.passes.cost import Prediction, function_seconds, predict
 from moaic.passes.machine import Machine, Number, Source
@@ -76,7 +76,7 @@ class Compiler:
     """Compiles candidates of one step and keeps them until their cost is asked for."""
 
     def __init__(self, step: Module, machine: Machine) -> None:
-        self._step = step
+        self._builder = Builder(step)
         self._machine = machine
         self._fused = fused_functions()
         self._seconds = function_seconds(machine, self._fused)
@@ -84,7 +84,7 @@ class Compiler:
 
     def compile(self, config: Config) -> Compiled:
         try:
-            plan = build(self._step, config)
+            plan = self._builder.build(config)
             memory = memory_of(plan, self._fused)
         except Diagnostic as error:
             return Compiled(dropped=error.message)
@@ -97,7 +97,7 @@ class Compiler:
     def cost(self, config: Config) -> Prediction:
         """The prediction for a candidate that compiled; built again where that was in a process which has died."""
         if config not in self._plans:
-            self._plans[config] = build(self._step, config)
+            self._plans[config] = self._builder.build(config)
         return predict(self._plans[config], self._machine, self._seconds)
 
 

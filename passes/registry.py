@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.verify import verify
+from moaic.ir.verify import check_made, verify
 from moaic.passes.annotate import Axis
 from moaic.passes.config import Distribute, Recompute
 from moaic.passes.dead import without_dead_ops
@@ -42,8 +42,7 @@ def run_passes(module: Module, names: str) -> Module:
         if name not in PASSES:
             raise Diagnostic(f"there is no pass `{name}`", hint=f"passes are {', '.join(PASSES)}")
         chosen = PASSES[name]
-        module = chosen.run(module, option or chosen.default)
-        verify(module)
+        module = check_made(chosen.run(module, option or chosen.default), word)
     return module
 
 

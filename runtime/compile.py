@@ -20,7 +20,7 @@ SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True,
 
 
 def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> Run:
-    """A callable for `function`, whose types are local: it takes the parameters' tensors and gives the results' in order.
+    """A callable for `function`, whose types are local: from the parameters' tensors to the results', in order.
 
     Parameters may have any strides; results of a compiled function are contiguous. A result may be (a view of) a
     parameter or of another result, so whoever overwrites tensors in place must own them. Threads and the device are

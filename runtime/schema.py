@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from moaic.ir.graph import Attr
 
@@ -48,7 +49,7 @@ class Argument:
 class Signature:
     """An overload and its arguments; `nullary` when it reads no tensor and so must be told its device."""
 
-    overload: torch._ops.OpOverload
+    overload: OpOverload[..., Any]
     arguments: tuple[Argument, ...]
     nullary: bool
 
@@ -57,11 +58,9 @@ class Signature:
         return tuple(argument for argument in self.arguments if argument.kind in ("tensor", "tensors"))
 
 
-def op_name(overload: torch._ops.OpOverload) -> str:
+def op_name(overload: OpOverload[..., Any]) -> str:
     """`aten.mm` for a default overload, else `aten.sum.dim_IntList`."""
-    packet = str(overload._overloadpacket)
-    name = overload._overloadname
-    return packet if name == "default" else f"{packet}.{name}"
+    return str(overload).removesuffix(".default")
 
 
 @cache
@@ -76,8 +75,8 @@ def signature(name: str) -> Signature:
 
 
 @cache
-def signature_of(overload: torch._ops.OpOverload) -> Signature:
-    arguments = tuple(_argument(argument) for argument in overload._schema.arguments)
+def signature_of(overload: OpOverload[..., Any]) -> Signature:
+    arguments = tuple(_argument(argument) for argument in overload._schema.arguments)  # pyright: ignore[reportPrivateUsage]
     nullary = not any(argument.kind in ("tensor", "tensors") for argument in arguments)
     return Signature(overload, arguments, nullary)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moaic.ir.graph import Function, Op, Value
+from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.types import TensorType
 from moaic.runtime import schema
 
@@ -53,7 +53,7 @@ def run_ops(function: Function, inputs: Sequence[Tensor], device: torch.device =
     return [values[result] for result in function.results]
 
 
-def operand_of(operand: Any, values: Mapping[Value, Tensor]) -> Any:
+def operand_of(operand: Operand, values: Mapping[Value, Tensor]) -> Any:
     if isinstance(operand, tuple):
         return [None if value is None else values[value] for value in operand]
     return None if operand is None else values[operand]

@@ -1,7 +1,8 @@
 """The seam to AOTAutograd: whole training steps in, one forward and one backward callable out.
 
-A training graph is not partitioned. Its forward hands out, beside the outputs, one small ticket that AOTAutograd saves
-for the backward: the number of the call, and the sizes that it was called with. What runs when is the engine's business.
+A training graph is not partitioned. Its forward hands out, beside the outputs, one small ticket that AOTAutograd
+saves for the backward: the number of the call, and the sizes that it was called with. What runs when is the engine's
+business.
 """
 
 from __future__ import annotations

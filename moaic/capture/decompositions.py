@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from types import EllipsisType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ Table = dict[Any, Callable[..., Any]]
 @cache
 def decompositions() -> Table:
     """The table for AOTAutograd."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._decomp import core_aten_decompositions, get_decompositions  # pyright: ignore[reportUnknownVariableType]
 
     table: Table = dict(core_aten_decompositions())
     # Core ATen's attention for CPUs hands attention weights to a backward that expects logsumexp: wrong gradients.
     for kept in (aten._scaled_dot_product_flash_attention_for_cpu.default, aten.embedding_dense_backward.default):
         table.pop(kept, None)
-    table.update(get_decompositions(_TAKEN_APART))
+    table.update(cast("Table", get_decompositions(_TAKEN_APART)))
     table.update(_OURS)
     return table
 

@@ -118,8 +118,14 @@ def _model(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
     """A model that learns its usual task, its weights not drawn, and a batch for it."""
     from transformers.initialization import no_init_weights
 
-    with no_init_weights():
-        model, inputs = _language(config, sample) if hasattr(config, "vocab_size") else _vision(config, sample)
+    try:
+        with no_init_weights():
+            model, inputs = _language(config, sample) if hasattr(config, "vocab_size") else _vision(config, sample)
+    except (AttributeError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise Diagnostic(
+            f"`{config.model_type}` is no causal language model and no image classifier: {reason}"
+        ) from error
     model.tie_weights()
     if not sample.training:
         del inputs["labels"]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import pi
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
@@ -205,7 +206,7 @@ def _is_tangent(node: fx.Node) -> bool:
 
 
 def _sequence(returned: Any) -> Sequence[Any]:
-    return returned if isinstance(returned, list | tuple) else (returned,)
+    return cast("Sequence[Any]", returned) if isinstance(returned, list | tuple) else (returned,)
 
 
 class _Reader:
@@ -243,9 +244,9 @@ class _Reader:
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
             return self._concrete(value)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             raise _unsupported(node, self.loc)
-        return self._call(node, node.target)
+        return self._call(node, cast("OpOverload[..., Any]", node.target))
 
     def _placeholder(self, node: fx.Node) -> Any:
         value = node.meta["val"]
@@ -267,7 +268,7 @@ class _Reader:
         self.constants.append((value, tensor))
         return value
 
-    def _call(self, node: fx.Node, overload: torch._ops.OpOverload) -> Any:
+    def _call(self, node: fx.Node, overload: OpOverload[..., Any]) -> Any:
         name = op_name(overload)
         called = signature_of(overload)
         operands, attrs = self._arguments(node, called)
@@ -275,7 +276,7 @@ class _Reader:
         special = _SPECIAL.get(name)
         if special is not None:
             return special(_Call(self, node, name, operands, attrs, kinds))
-        results = self._emit(name, operands, kinds, _normal(attrs, operands, kinds, called))
+        results = self.emit_many(name, operands, kinds, _normal(attrs, operands, kinds, called))
         if isinstance(node.meta["val"], Tensor):
             return results[0]
         rest = iter(results)
@@ -305,7 +306,7 @@ class _Reader:
         if isinstance(given, fx.Node):
             return self.read[given]
         if isinstance(given, list | tuple):
-            return tuple(self._argument(each) for each in given)
+            return tuple(self._argument(each) for each in cast("Sequence[Any]", given))
         if isinstance(given, torch.dtype):
             return DTYPE_NAMES[given]
         return self._concrete(given) if isinstance(given, SymInt | SymFloat | SymBool) else given
@@ -313,7 +314,7 @@ class _Reader:
     def _concrete(self, value: Any) -> Any:
         if not isinstance(value, SymInt | SymFloat | SymBool):
             return value
-        found = value.node.expr.xreplace(self.symbols)
+        found = cast("Any", value.node.expr.xreplace(self.symbols))
         if getattr(found, "free_symbols", None):
             raise Diagnostic(
                 f"a size in this graph depends on values ({found}){_place(self.loc)}",
@@ -334,9 +335,9 @@ class _Reader:
 
     def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
         """One op with one result."""
-        return self._emit(name, operands, [kind], attrs)[0]
+        return self.emit_many(name, operands, [kind], attrs)[0]
 
-    def _emit(
+    def emit_many(
         self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], attrs: Mapping[str, Attr]
     ) -> list[Value]:
         results = [Value(kind) for kind in kinds]
@@ -352,11 +353,6 @@ class _Reader:
             return None
         (source,) = op.inputs()
         return source, op.attrs
-
-    def emit_many(
-        self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], **attrs: Attr
-    ) -> list[Value]:
-        return self._emit(name, operands, kinds, attrs)
 
     def rand(self, shape: tuple[int, ...]) -> Value:
         """Uniform numbers in [0, 1), f32, from a key of their own."""
@@ -436,7 +432,8 @@ def _as_operand(value: Any) -> tuple[Operand, Attr]:
     if value is None or isinstance(value, Value):
         return value, None
     if isinstance(value, tuple):
-        return tuple(each if isinstance(each, Value) else None for each in value), None
+        values = cast("tuple[Any, ...]", value)
+        return tuple(each if isinstance(each, Value) else None for each in values), None
     return None, value
 
 
@@ -520,6 +517,9 @@ class _Call:
     def emit(self, name: str, *operands: Operand, kind: TensorType | None = None, **attrs: Attr) -> Value:
         return self.reader.emit(name, operands, kind or self.kind, **attrs)
 
+    def emit_as(self, name: str, operands: Sequence[Operand], attrs: Mapping[str, Attr]) -> Value:
+        return self.reader.emit_many(name, operands, [self.kind], attrs)[0]
+
 
 Special = Callable[[_Call], Any]
 
@@ -565,7 +565,7 @@ def _slice(call: _Call) -> Value:
         return call.x
     start, end = (_clamped(call.attrs.get(name), size, other) for name, other in (("start", 0), ("end", size)))
     step = {"step": call.attrs["step"]} if call.attrs.get("step", 1) != 1 else {}
-    return call.emit("aten.slice.Tensor", call.x, dim=dim, start=start, end=end, **step)
+    return call.emit_as("aten.slice.Tensor", [call.x], {"dim": dim, "start": start, "end": end, **step})
 
 
 def _clamped(at: Attr, size: int, default: int) -> int:
@@ -629,7 +629,8 @@ def _sum(call: _Call) -> Value:
     attrs = {name: value for name, value in call.attrs.items() if name != "dim"}
     if rank == 0:
         return _cast(call)
-    return call.emit("aten.sum.dim_IntList", call.x, dim=_from_front(dims, rank) if dims else every, **attrs)
+    reduced = _from_front(dims, rank) if dims else every
+    return call.emit_as("aten.sum.dim_IntList", [call.x], {"dim": reduced, **attrs})
 
 
 def _iota(call: _Call) -> Value:
@@ -646,17 +647,17 @@ def _arange(call: _Call) -> Value:
 
 def _range(call: _Call, start: Attr, end: Attr, step: Attr) -> Value:
     attrs: dict[str, Attr] = {"start": start, "end": end, **({"step": step} if step != 1 else {})}
-    return call.emit("aten.arange.start_step", dtype=call.kind.dtype, **attrs)
+    return call.emit_as("aten.arange.start_step", [], {**attrs, "dtype": call.kind.dtype})
 
 
 def _sdpa(call: _Call) -> list[Value]:
     query, key, value, mask = call.operands
-    return call.reader.emit_many("moai.sdpa", [query, key, value, mask], call.kinds, **_attention(call, query))
+    return call.reader.emit_many("moai.sdpa", [query, key, value, mask], call.kinds, _attention(call, query))
 
 
 def _sdpa_backward(call: _Call) -> list[Value]:
     query = call.operands[1]
-    return call.reader.emit_many("moai.sdpa_backward", call.operands, call.kinds, **_attention(call, query))
+    return call.reader.emit_many("moai.sdpa_backward", call.operands, call.kinds, _attention(call, query))
 
 
 def _attention(call: _Call, query: Operand) -> dict[str, Attr]:
@@ -672,12 +673,12 @@ def _attention(call: _Call, query: Operand) -> dict[str, Attr]:
 
 def _renamed(name: str) -> Special:
     """An op that is the same as another one."""
-    return lambda call: call.emit(name, *call.operands, **call.attrs)
+    return lambda call: call.emit_as(name, call.operands, call.attrs)
 
 
 def _with_number(name: str) -> Special:
     """`mul.Scalar` and the like: a number in the place of the second tensor."""
-    return lambda call: call.emit(name, *call.operands, None, **call.attrs)
+    return lambda call: call.emit_as(name, [*call.operands, None], call.attrs)
 
 
 def _as_strided(call: _Call) -> Value:
@@ -719,7 +720,7 @@ def _bernoulli(call: _Call) -> Value:
 
 
 def _dropout(call: _Call) -> list[Value]:
-    """x * (u > p) / (1 - p), and the mask."""
+    """What is kept, `x * (u > p) / (1 - p)`, and the mask."""
     p, train = call.attrs["p"], call.attrs.get("train", True)
     assert isinstance(p, int | float)
     kind, mask_kind = call.kinds
@@ -769,7 +770,8 @@ def _each(names: str, special: Special) -> dict[str, Special]:
 
 _SPECIAL: Final[Mapping[str, Special]] = {
     **_each(
-        "aten.alias aten.clone aten.detach aten.lift_fresh aten.lift_fresh_copy prims.view_of prims.clone prims.device_put",
+        """aten.alias aten.clone aten.detach aten.lift_fresh aten.lift_fresh_copy
+        prims.view_of prims.clone prims.device_put""",
         _same,
     ),
     **_each("aten._to_copy prims.convert_element_type", _cast),

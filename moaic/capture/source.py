@@ -44,7 +44,7 @@ def location(meta: Mapping[str, Any]) -> Location:
     """Where a node of the graph comes from: source line, module path and side."""
     backward = meta.get("partitioner_tag") == "is_backward"
     file, line = _frame(meta.get("stack_trace") or "")
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    stack: Any = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     return Location(file, line, _module(stack), "backward" if backward else "forward")
 
 
@@ -58,5 +58,4 @@ def _frame(trace: str) -> tuple[str, int]:
 
 
 def _module(stack: Mapping[str, Any]) -> str:
-    innermost = next(reversed(stack.values()), None) if stack else None
-    return path_of(innermost[0]) if innermost else ""
+    return path_of(list(stack.values())[-1][0]) if stack else ""

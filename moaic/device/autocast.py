@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -140,7 +140,7 @@ def _cast(value: Any, wanted: torch.dtype) -> Any:
         casts = value.is_floating_point() and value.dtype != torch.float64 and value.device.type == torch_private.NAME
         return value.to(wanted) if casts and value.dtype != wanted else value
     if isinstance(value, list | tuple):
-        return [_cast(item, wanted) for item in value]
+        return [_cast(item, wanted) for item in cast("list[Any]", value)]
     return value
 
 
@@ -173,10 +173,10 @@ def _widest(args: tuple[Any, ...]) -> torch.dtype | None:
 
 
 def _full_result(overload: Any) -> Callable[..., Any]:
-    def kernel(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def kernel(operand: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch_private.without_key(_KEY):
-            low = input.dtype in SUPPORTED and kwargs.get("dtype") is None and not _has_dtype(args)
-            return overload(input.float() if low else input, *args, **kwargs)
+            low = operand.dtype in SUPPORTED and kwargs.get("dtype") is None and not _has_dtype(args)
+            return overload(operand.float() if low else operand, *args, **kwargs)
 
     return kernel
 
@@ -187,8 +187,8 @@ def _has_dtype(args: tuple[Any, ...]) -> bool:
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise RuntimeError(
-        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: combine the sigmoid with "
-        "the loss, torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss"
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: combine the sigmoid "
+        "with the loss, torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss"
     )
 
 

@@ -1,8 +1,9 @@
 """The entry point that `import torch` calls: makes `moai` a device, without doing anything for it yet.
 
-Where a real accelerator exists even the name would be visible (torch lets a device of this kind win over CUDA), so there
-the name is given only when the program asks for it: by `import moaic` (`register()`), `torch.compile(backend="moai")`,
-`model.to("moai")`, or MOAI_DEVICE=1 in the environment. MOAI_DEVICE=0 keeps the device out altogether.
+Where a real accelerator exists even the name would be visible (torch lets a device of this kind win over CUDA), so
+there the name is given only when the program asks for it: through `register()`, which `import moaic` and
+`torch.compile(backend="moai")` may call, by `model.to("moai")`, or with MOAI_DEVICE=1 in the environment.
+MOAI_DEVICE=0 keeps the device out altogether.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ def real_accelerator() -> bool:
 
 def _register_on_request() -> None:
     """Give the device its name when a module is moved to it."""
-    module: Any = torch.nn.Module
-    real_to = module.to
 
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = args[0] if args else kwargs.get("device")
-        if isinstance(wanted, str) and wanted.split(":", maxsplit=1)[0] == torch_private.NAME:
-            module.to = real_to
-            register()
-        return real_to(self, *args, **kwargs)
+    def make(real: Any) -> Any:
+        def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = args[0] if args else kwargs.get("device")
+            if isinstance(wanted, str) and wanted.split(":", maxsplit=1)[0] == torch_private.NAME:
+                register()
+            return real(self, *args, **kwargs)
 
-    module.to = to
+        return to
+
+    torch_private.MODULE_TO.take_over(make)

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import torch
 
-NAME: Final = "moai"
+from moaic.device import torch_private
+
+NAME: Final = torch_private.NAME
 
 IN_USE: Final = threading.Event()
 """Set when the program uses the device for the first time; until then torch must behave as if it were not installed."""
@@ -27,94 +29,115 @@ def is_moai(device: Any) -> bool:
 @cache
 def install() -> None:
     """Put the hooks in place, once."""
-    _hook_storages()
-    _hook_modules()
-    _hook_generators()
-    _hook_accelerator()
+    torch_private.STORAGE_NEW.take_over(_storage_new)
+    torch_private.STORAGE_COPY.take_over(_storage_copy)
+    torch_private.STORAGE_WRITE.take_over(_storage_write)
+    torch_private.STORAGE_READ.take_over(_storage_read)
+    torch_private.STORAGE_ITEM.take_over(_storage_item)
+    torch_private.STORAGE_SWAP.take_over(_storage_swap)
+    torch_private.MODULE_APPLY.take_over(_module_apply)
+    torch_private.GENERATOR_NEW.take_over(_generator_new)
+    torch_private.CURRENT_ACCELERATOR.take_over(_current_accelerator)
     torch.serialization.register_package(9, _tag, _restore)
 
 
-def _hook_storages() -> None:
-    storage: Any = torch.UntypedStorage
-    real_new, real_copy = storage.__new__, storage.copy_
-    real_write, real_read = storage._write_file, storage._set_from_file
-
+def _storage_new(real: Any) -> Any:
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_moai(kwargs.get("device")):
-            return real_new(cls, *args, **kwargs)
+            return real(cls, *args, **kwargs)
         from moaic.device import storages
 
         return storages.new(args[0] if args else kwargs.get("size", 0))
 
+    return new
+
+
+def _storage_copy(real: Any) -> Any:
     def copy_(self: Any, source: Any, non_blocking: Any = None) -> Any:
         if self.device.type != NAME and source.device.type != NAME:
-            return real_copy(self, source, bool(non_blocking))
+            return real(self, source, bool(non_blocking))
         from moaic.device import storages
 
         if self.device.type == NAME:
             return storages.fill_from(self, source)
-        return real_copy(self, storages.fetch(source), False)
+        return real(self, storages.fetch(source), False)
 
-    def _write_file(self: Any, *args: Any) -> Any:
+    return copy_
+
+
+def _storage_write(real: Any) -> Any:
+    def write(self: Any, *args: Any) -> Any:
         if self.device.type != NAME:
-            return real_write(self, *args)
+            return real(self, *args)
         from moaic.device import storages
 
-        return real_write(storages.fetch(self), *args)
+        return real(storages.fetch(self), *args)
 
-    def _set_from_file(self: Any, *args: Any) -> Any:
+    return write
+
+
+def _storage_read(real: Any) -> Any:
+    def read(self: Any, *args: Any) -> Any:
         if self.device.type != NAME:
-            return real_read(self, *args)
+            return real(self, *args)
         from moaic.device import storages
 
         host = torch.UntypedStorage(self.nbytes(), device="cpu")
-        real_read(host, *args)
+        real(host, *args)
         return storages.fill_from(self, host)
 
-    storage.__new__ = staticmethod(new)
-    storage._set_from_file = _set_from_file
-    storage._write_file = _write_file
-    storage.copy_ = copy_
+    return read
 
 
-def _hook_modules() -> None:
-    module: Any = torch.nn.Module
-    real_apply = module._apply
+def _storage_item(real: Any) -> Any:
+    def item(self: Any, index: Any) -> Any:
+        if self.device.type != NAME:
+            return real(self, index)
+        from moaic.device import storages
 
-    def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        return real(storages.fetch(self), index)
+
+    return item
+
+
+def _storage_swap(real: Any) -> Any:
+    def byteswap(self: Any, dtype: torch.dtype) -> None:
+        if self.device.type == NAME:
+            raise NotImplementedError("the bytes of a storage on device moai cannot be swapped: fetch it with .cpu()")
+        real(self, dtype)
+
+    return byteswap
+
+
+def _module_apply(real: Any) -> Any:
+    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         from moaic.device.modules import Move
 
-        return real_apply(self, fn if isinstance(fn, Move) else Move(fn), recurse)
+        return real(self, fn if isinstance(fn, Move) else Move(fn), recurse)
 
-    module._apply = _apply
+    return apply
 
 
-def _hook_generators() -> None:
-    meta: Any = type(torch.Generator)
-    real_call = meta.__call__
-
+def _generator_new(real: Any) -> Any:
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is torch.Generator and is_moai(args[0] if args else kwargs.get("device")):
             raise NotImplementedError(
                 "device moai has no generator of its own: eager random ops draw from the CPU's, so use "
                 "torch.Generator() for tensors on moai, or torch.manual_seed()"
             )
-        return real_call(cls, *args, **kwargs)
+        return real(cls, *args, **kwargs)
 
-    meta.__call__ = call
+    return call
 
 
-def _hook_accelerator() -> None:
-    accelerator: Any = torch.accelerator
-    real_current = accelerator.current_accelerator
-
+def _current_accelerator(real: Any) -> Any:
     def current_accelerator(check_available: bool = False) -> torch.device | None:
-        found = real_current(check_available)
+        found = real(check_available)
         unused = found is not None and found.type == NAME and not IN_USE.is_set()
         return None if unused else found
 
-    current_accelerator.__doc__ = real_current.__doc__
-    accelerator.current_accelerator = current_accelerator
+    current_accelerator.__doc__ = real.__doc__
+    return current_accelerator
 
 
 def _tag(storage: Any) -> str | None:

@@ -5,8 +5,8 @@ Importing it starts nothing: `import torch` does that in every program.
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -52,13 +52,14 @@ def _check(device: Any) -> int:
 
 
 def is_available() -> bool:
-    """True. To torch itself only once the program uses the device: asked for any device at all, torch takes this one."""
+    """True; to torch itself only once the program uses the device, since torch takes any device that says so."""
     return IN_USE.is_set() or not _asked_by_torch()
 
 
 def _asked_by_torch() -> bool:
-    asker: Any = sys._getframe(2).f_globals.get("__name__", "")
-    return str(asker).partition(".")[0] == "torch"
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
+    return caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
 def is_initialized() -> bool:
@@ -126,7 +127,7 @@ def set_flavor(flavor: int) -> None:
     """Choose the number of workers; only before the first computation."""
     from moaic.runtime import session
 
-    session.set_flavor(flavor)
+    session.SESSION.set_flavor(flavor)
 
 
 def report() -> dict[str, Any]:
@@ -136,7 +137,7 @@ def report() -> dict[str, Any]:
     return backend.report()
 
 
-def _is_in_bad_fork() -> bool:
+def _is_in_bad_fork() -> bool:  # pyright: ignore[reportUnusedFunction] torch calls it
     """Whether this process was forked from one that used the device: the workers belong to the parent."""
     return bool(_FORKED)
 
@@ -199,12 +200,13 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes of all live buffers, every tensor counted once however many workers hold it."""
+    """Bytes of the buffers of all workers together: a tensor that two workers hold counts twice."""
     _check(device)
     return int(memory_stats().get("allocated_bytes.all.current", 0))
 
 
 def max_memory_allocated(device: Any = None) -> int:
+    """The largest value that any question about memory has been answered with."""
     _check(device)
     return int(memory_stats().get("allocated_bytes.all.peak", 0))
 

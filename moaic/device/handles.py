@@ -104,11 +104,13 @@ def view_of(tensor: torch.Tensor) -> View:
 
     Raises TypeError for a tensor of another device.
     """
+    storage: Any = tensor.untyped_storage()
     try:
-        buffer: Buffer = tensor.untyped_storage().moai  # type: ignore[attr-defined]
+        buffer: Buffer = storage.moai
     except AttributeError:
         raise TypeError(f"expected a tensor on device moai, got one on {tensor.device}") from None
-    return View(buffer, tensor.shape, tensor.stride(), tensor.storage_offset())
+    offset: Any = tensor.storage_offset()
+    return View(buffer, tensor.shape, tensor.stride(), offset)
 
 
 def is_ours(tensor: torch.Tensor) -> bool:

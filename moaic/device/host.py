@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -35,16 +35,12 @@ def must_see_values(signature: Signature) -> bool:
     """Whether the op's results cannot be described without its operands' values."""
     if signature.name == "aten._linalg_check_errors":
         return True
-    return bool(signature.tags & {"dynamic_output_shape", "data_dependent_output"}) or not _gives_tensors(signature)
-
-
-def _gives_tensors(signature: Signature) -> bool:
-    return all("Tensor" in str(result.type) for result in signature.overload._schema.returns)
+    return bool(signature.tags & {"dynamic_output_shape", "data_dependent_output"}) or not signature.gives_tensors
 
 
 def _gives_results(signature: Signature) -> bool:
     """Whether the op gives tensors; one that gives none only asks."""
-    return bool(signature.returns) and _gives_tensors(signature)
+    return bool(signature.returns) and signature.gives_tensors
 
 
 def needs_values(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -95,7 +91,7 @@ def _fetch(value: Any, fetched: dict[int, torch.Tensor], blank: bool) -> Any:
             fetched[id(value)] = _blank(value) if blank else to_host(value)
         return fetched[id(value)]
     if isinstance(value, list | tuple):
-        return [_fetch(item, fetched, blank) for item in value]
+        return [_fetch(item, fetched, blank) for item in cast("list[Any]", value)]
     return value
 
 
@@ -104,7 +100,8 @@ def _blank(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write_back(written: Any, fetched: dict[int, torch.Tensor]) -> None:
-    for tensor in written if isinstance(written, list | tuple) else (written,):
+    listed = cast("list[Any]", written if isinstance(written, list | tuple) else [written])
+    for tensor in listed:
         values = fetched.get(id(tensor))
         if values is None:
             continue
@@ -116,19 +113,19 @@ def _write_back(written: Any, fetched: dict[int, torch.Tensor]) -> None:
 def _bring_back(signature: Signature, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not signature.returns:
         return None
-    listed = results if isinstance(results, tuple) and len(signature.returns) > 1 else (results,)
+    listed = cast("list[Any]", results if len(signature.returns) > 1 else [results])
     brought = tuple(
         _bring(result) if at is None else signature.argument(at, args, kwargs)
         for result, at in zip(listed, signature.returns, strict=True)
     )
-    return brought if len(brought) > 1 else brought[0]
+    return brought if len(brought) > 1 else next(iter(brought))
 
 
 def _bring(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return to_device(result)
     if isinstance(result, list | tuple):
-        return [_bring(item) for item in result]
+        return [_bring(item) for item in cast("list[Any]", result)]
     return result
 
 

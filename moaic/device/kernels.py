@@ -7,12 +7,12 @@ every step costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from moaic.device import host
+from moaic.device import host, torch_private
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
 from moaic.device.signature import Kind, Signature
 from moaic.runtime import session
@@ -91,15 +91,30 @@ def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
         sent.append(value)
         key.append(type(value))
     elif kind is _TENSORS:
-        views: list[Any] = []
-        key.append(-1 if value is None else len(value))
-        for tensor in value or ():
-            _pack(_TENSOR, tensor, views, key)
-        sent.append(None if value is None else views)
+        sent.append(_pack_list(value, key))
     else:
-        plain = tuple(value) if type(value) is list else value
+        plain: Any = tuple(cast("list[Any]", value)) if type(value) is list else value
         sent.append(plain)
         key.append(plain)
+
+
+def _pack_list(tensors: Sequence[Any] | None, key: list[Any]) -> list[Any] | None:
+    if tensors is None:
+        key.append(None)
+        return None
+    key.append(len(tensors))
+    views: list[Any] = []
+    for tensor in tensors:
+        _pack(_TENSOR, tensor, views, key)
+    return views
+
+
+def pack_views(tensors: Sequence[Any]) -> list[Any]:
+    """The views of a list of tensors, for ops that need no key: the inner loop of an optimizer's step."""
+    try:
+        return [View(t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset()) for t in tensors]
+    except AttributeError:
+        return _pack_list(tensors, []) or []
 
 
 def _odd_operand(value: Any, key: list[Any]) -> Any:
@@ -148,19 +163,33 @@ def functional(signature: Signature) -> Kernel:
     return kernel
 
 
+def in_place_on_lists(signature: Signature) -> Kernel:
+    """The kernel of an op that writes lists of tensors and gives nothing back: there is nothing to find out."""
+    name = signature.name
+
+    def kernel(*args: Any, **kwargs: Any) -> None:
+        sent: list[Any] = []
+        for kind, value in zip(signature.kinds, args, strict=False):
+            if kind is _TENSORS and value is not None:
+                sent.append(pack_views(value))
+            else:
+                _pack(kind, value, sent, [])
+        named = pack(signature, (), kwargs)[1] if kwargs else kwargs
+        session.accelerator().launch(name, tuple(sent), named, ())
+
+    kernel.__name__ = str(signature.overload)
+    return kernel
+
+
 def mutating(signature: Signature) -> Kernel:
     """The kernel of an op that writes into its arguments; what else it gives back is new."""
     name = signature.name
     plans: dict[tuple[Any, ...], Plan] = {}
     outs = tuple(signature.names[i] for i in signature.written if _is_out(signature, i))
-    known_beforehand = signature.has_lists and signature.fresh and not signature.returns
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         sent, named, key = pack(signature, args, kwargs)
-        if known_beforehand:  # a list op without results: nothing to find out
-            session.accelerator().launch(name, sent, named, ())
-            return None
         known = tuple(key)
         plan = plans.get(known)
         if plan is None:
@@ -186,7 +215,7 @@ def mutating(signature: Signature) -> Kernel:
 
 
 def _is_out(signature: Signature, position: int) -> bool:
-    return bool(signature.overload._schema.arguments[position].is_out)
+    return bool(torch_private.schema_of(signature.overload).arguments[position].is_out)
 
 
 def _grow(signature: Signature, plan: Plan, outs: tuple[str, ...], kwargs: dict[str, Any]) -> bool:
@@ -214,7 +243,7 @@ def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
     buffers: list[Any] = []
     for output in outputs:
         if isinstance(output, list):
-            buffers += [view_of(tensor).buffer for tensor in output]
+            buffers += [view_of(tensor).buffer for tensor in cast("list[torch.Tensor]", output)]
         elif output is not None:
             buffers.append(view_of(output).buffer)
     return buffers
@@ -231,7 +260,8 @@ def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[st
             results = signature.overload(*(_meta(value) for value in args), **_meta_kwargs(signature, kwargs))
         except NotImplementedError:
             return None
-    listed = results if isinstance(results, tuple) else (results,) if signature.returns else ()
+    count = len(signature.returns)
+    listed = cast("tuple[Any, ...]", results if count > 1 else (results,) if count else ())
     made = tuple(_made(result) for result in listed)
     first = made[0] if len(made) == 1 else None
     return Plan(first if isinstance(first, Geometry) else None, made)
@@ -257,7 +287,7 @@ def _meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return meta_of(value)
     if isinstance(value, list | tuple):
-        return [_meta(item) for item in value]
+        return [_meta(item) for item in cast("list[Any]", value)]
     return value
 
 

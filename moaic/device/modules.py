@@ -39,7 +39,9 @@ class Move:
             fresh.grad = self.convert(gradient).detach()
         if parameter.requires_grad:
             _forbid_backward(parameter)
+        hooks = torch_private.hooks_of(parameter)
         torch_private.swap_tensor_impl(parameter, fresh)
+        torch_private.set_hooks(parameter, hooks)
 
 
 def _forbid_backward(parameter: torch.nn.Parameter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -137,7 +136,7 @@ def _copy_through(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.is_conj():
         target.conj().copy_(source.conj())
     else:
-        torch._neg_view(target).copy_(-source)
+        aten._neg_view.default(target).copy_(-source)
 
 
 def _check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -233,11 +232,8 @@ def set_storage_offset(
 
 
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return set_storage_offset(tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
-
-
-class Reinterpreted(NotImplementedError):
-    """Memory of one element type was asked for as another."""
+    offset: Any = source.storage_offset()
+    return set_storage_offset(tensor, source.untyped_storage(), offset, source.shape, source.stride())
 
 
 def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -277,7 +273,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batch_norm(
-    input: torch.Tensor,
+    x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     running_mean: torch.Tensor | None,
@@ -288,12 +284,12 @@ def batch_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
     if running_mean is None or running_var is None:
-        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
-    return functional_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    return functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def functional_batch_norm(
-    input: torch.Tensor,
+    x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     running_mean: torch.Tensor,
@@ -304,12 +300,12 @@ def functional_batch_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
     if not training:
-        return evaluating_batch_norm(input, weight, bias, running_mean, running_var, eps)
-    return _training_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
+    return _training_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def evaluating_batch_norm(
-    input: torch.Tensor,
+    x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     running_mean: torch.Tensor,
@@ -317,10 +313,10 @@ def evaluating_batch_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Batch norm with given statistics; like the CPU's it saves none."""
-    made = geometry(input.dtype, input.shape, torch.empty_like(_meta(input)).stride())
+    made = geometry(x.dtype, x.shape, torch.empty_like(_meta(x)).stride())
     accelerator = session.accelerator()
-    outputs = [new_tensor(made), *(new_tensor(geometry(input.dtype, (0,), (1,))) for _ in range(2))]
-    operands = tuple(None if t is None else view_of(t) for t in (input, weight, bias, running_mean, running_var))
+    outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
+    operands = tuple(None if t is None else view_of(t) for t in (x, weight, bias, running_mean, running_var))
     accelerator.launch(
         "aten._native_batch_norm_legit_no_training",
         (*operands, 0.0, eps),
@@ -408,6 +404,7 @@ COMPOSITE: Final = frozenset(
         "rand",
         "randn",
         "randint",
+        "_pack_padded_sequence",
         "is_same_size",
         "is_pinned",
         "sparse_dim",

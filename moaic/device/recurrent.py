@@ -81,8 +81,8 @@ def gru_cell_backward(
     d_r = d_n * hn * r * (1 - r)
     given = torch.cat([d_r, d_z, d_n], 1)
     hidden = torch.cat([d_r, d_z, d_n * r], 1)
-    biases = (_sum_rows(given), _sum_rows(hidden)) if has_bias else (None, None)
-    return given, hidden, grad_hy * z, *biases
+    given_bias, hidden_bias = (_sum_rows(given), _sum_rows(hidden)) if has_bias else (None, None)
+    return given, hidden, grad_hy * z, given_bias, hidden_bias
 
 
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, Final
 
 import torch
 
-from moaic.device import face
+from moaic.device import face, torch_private
 from moaic.device.early import NAME
 
 _ACCELERATOR: Final = {"synchronize": face.synchronize, "get_device_capability": face.get_device_capability}
@@ -32,32 +33,27 @@ _MEMORY: Final = {
 def install_in_use() -> None:
     """Called when the device starts."""
     _take_over_accelerator()
-    _take_over_pinning()
-    _take_over_printing()
+    torch_private.PIN.take_over(_pin)
+    torch_private.PRINT.take_over(_print)
 
 
 def _take_over_accelerator() -> None:
-    accelerator: Any = torch.accelerator
     for name, ours in (_ACCELERATOR | _MEMORY).items():
-        wrapped = _for_moai(getattr(accelerator, name), ours)
-        setattr(accelerator, name, wrapped)
-        if name in _MEMORY:
-            setattr(accelerator.memory, name, wrapped)
+        for seam in torch_private.accelerator_seams(name):
+            seam.take_over(partial(_for_moai, ours))
 
 
-def _for_moai(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _for_moai(ours: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         current = torch.accelerator.current_accelerator()
         return (ours if current is not None and current.type == NAME else real)(*args, **kwargs)
 
-    call.__name__, call.__doc__ = real.__name__, real.__doc__
     return call
 
 
-def _take_over_pinning() -> None:
+def _pin(real: Any) -> Any:
     """Workers copy what they are sent, so pinned memory would gain nothing: a host tensor stays as it is."""
-    tensor: Any = torch.Tensor
-    real = tensor.pin_memory
 
     def pin_memory(self: Any, device: Any = None) -> Any:
         if self.device.type == NAME:
@@ -66,15 +62,13 @@ def _take_over_pinning() -> None:
             return real(self, device)
         return real(self, "cuda") if torch.cuda.is_available() else self
 
-    tensor.pin_memory = pin_memory
+    return pin_memory
 
 
-def _take_over_printing() -> None:
+def _print(real: Any) -> Any:
     """A tensor is fetched once to be printed, instead of once per element."""
-    printer: Any = torch._tensor_str
-    real = printer._tensor_str
 
-    def _tensor_str(self: Any, indent: int) -> str:
+    def tensor_str(self: Any, indent: int) -> str:
         return real(self.detach().cpu() if self.device.type == NAME else self, indent)
 
-    printer._tensor_str = _tensor_str
+    return tensor_str

@@ -7,8 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-import torch
-
+from moaic.device import torch_private
 from moaic.runtime.schema import op_name
 
 
@@ -38,9 +37,8 @@ class Signature:
     """Positions of the arguments that the op writes."""
     returns: tuple[int | None, ...]
     """For each result the position of the argument that it is, None for a fresh one."""
-    list_returns: tuple[bool, ...]
-    views: bool
-    """Whether a result shares memory with an argument that is not written."""
+    gives_tensors: bool
+    """Whether all results are tensors or lists of them."""
 
     @cached_property
     def by_name(self) -> dict[str, Kind]:
@@ -51,11 +49,6 @@ class Signature:
         return Kind.TENSORS in self.kinds
 
     @cached_property
-    def fresh(self) -> bool:
-        """Whether every result is a new tensor."""
-        return all(position is None for position in self.returns)
-
-    @cached_property
     def tags(self) -> frozenset[str]:
         return frozenset(tag.name for tag in self.overload.tags)
 
@@ -64,9 +57,10 @@ class Signature:
         return args[position] if position < len(args) else kwargs.get(self.names[position])
 
 
-def signature_of(overload: torch._ops.OpOverload) -> Signature:
-    arguments: list[Any] = list(overload._schema.arguments)
-    results: list[Any] = list(overload._schema.returns)
+def signature_of(overload: Any) -> Signature:
+    schema = torch_private.schema_of(overload)
+    arguments: list[Any] = list(schema.arguments)
+    results: list[Any] = list(schema.returns)
     creates = not any("Tensor" in str(argument.type) for argument in arguments)
     written = [i for i, argument in enumerate(arguments) if _writes(argument)]
     return Signature(
@@ -76,8 +70,7 @@ def signature_of(overload: torch._ops.OpOverload) -> Signature:
         kinds=tuple(_kind(argument, creates) for argument in arguments),
         written=tuple(written),
         returns=tuple(_source(result, arguments, written) for result in results),
-        list_returns=tuple("List" in str(result.type) for result in results),
-        views=any(result.alias_info is not None and not result.alias_info.is_write for result in results),
+        gives_tensors=all("Tensor" in str(result.type) for result in results),
     )
 
 

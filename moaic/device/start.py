@@ -10,7 +10,7 @@ import torch
 
 from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
 from moaic.device.handles import is_ours
-from moaic.device.signature import signature_of
+from moaic.device.signature import Signature, signature_of
 from moaic.device.transfer import plain, to_device
 
 _SKIPPED: Final = re.compile("sparse|quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
@@ -86,11 +86,19 @@ def _build(name: str) -> Any:
     signature = signature_of(torch_private.overload_of(name))
     if host.is_random(signature) or (host.must_see_values(signature) and signature.name != "aten.index.Tensor"):
         return host.kernel(signature)
-    kernel = kernels.mutating(signature) if signature.written else kernels.functional(signature)
+    kernel = _generic(signature)
     packet = name.partition(".")[0]
     if packet in _INDEXING:
         return _indexing(kernel)
     return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
+
+
+def _generic(signature: Signature) -> Any:
+    if not signature.written:
+        return kernels.functional(signature)
+    if signature.has_lists and not signature.returns:
+        return kernels.in_place_on_lists(signature)
+    return kernels.mutating(signature)
 
 
 def _indexing(kernel: Any) -> Any:

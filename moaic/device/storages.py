@@ -55,7 +55,7 @@ def _settle_bytes(storage: Any, dtype: torch.dtype) -> None:
 
 def new(size: Any) -> Any:
     """A storage of the device: of `size` bytes, undefined, or holding the bytes of a sequence."""
-    face._lazy_init()
+    face.init()
     if isinstance(size, int):
         storage = new_storage(size)
         storage.moai_bytes = Bytes()

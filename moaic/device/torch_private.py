@@ -5,8 +5,8 @@ Measured on PyTorch 2.13; every symbol exists in 2.11 too. What each of them mus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -14,8 +14,9 @@ from torch.utils import backend_registration
 
 NAME: Final = "moai"
 
-_C: Final[Any] = torch._C
-_storage_class: Final[Any] = torch.UntypedStorage
+_torch: Final[Any] = torch
+_C: Final[Any] = _torch._C
+_registration: Final[Any] = backend_registration
 
 construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construct_storage_from_data_pointer
 """A storage on an address that is never read, of so many bytes. Attributes set on it live as long as the storage."""
@@ -32,7 +33,8 @@ swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap
 
 def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
-    return torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+    overload: Any = torch.ops.aten.set_.source_Storage_storage_offset
+    return overload._handle.redispatch_boxed
 
 
 def metadata_kernel(overload: Any) -> Callable[..., Any]:
@@ -69,8 +71,7 @@ def backend_name() -> str:
 
 def register_device(module: Any) -> None:
     """Rename PrivateUse1 to `moai`, with `module` as `torch.moai`; raises RuntimeError where another device took it."""
-    setup: Any = backend_registration._setup_privateuseone_for_python_backend
-    setup(NAME, backend_module=module)
+    _registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
 
 
 def aten_ops() -> list[str]:
@@ -87,6 +88,11 @@ def gives_views(name: str) -> bool:
     packet, _, overload = name.partition(".")
     results: list[Any] = _C._get_schema(packet, overload).returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+def schema_of(overload: Any) -> Any:
+    """An overload's arguments and results."""
+    return overload._schema
 
 
 def overload_of(name: str) -> Any:
@@ -123,16 +129,29 @@ class Registry:
         self.library.fallback(self.key, kernel)
 
 
-@contextmanager
-def without_key(key: str) -> Iterator[None]:
-    """Dispatch as if no tensor had `key`."""
-    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, key))):
-        yield
+def without_key(key: str) -> Any:
+    """A context in which ops are dispatched as if no tensor had `key`."""
+    return _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, key)))
 
 
 def accumulate_node(parameter: torch.Tensor) -> Any:
     """The node by which backward adds to `parameter.grad`."""
     return torch.autograd.graph.get_gradient_edge(parameter).node
+
+
+_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def hooks_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """The hooks on a tensor's gradient."""
+    return {name: getattr(parameter, name) for name in _HOOKS}
+
+
+def set_hooks(parameter: torch.Tensor, hooks: dict[str, Any]) -> None:
+    """Hang hooks that another implementation of the tensor had on the one that it has now."""
+    for name, value in hooks.items():
+        if value:
+            setattr(parameter, name, value)
 
 
 def backward_on_calling_thread() -> None:
@@ -141,3 +160,54 @@ def backward_on_calling_thread() -> None:
     It also ends a race of torch's: a thread of the engine that lets go of a graph while Python shuts down aborts.
     """
     _C._set_multithreading_enabled(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A function of torch that cannot know of a device made in Python, and is replaced for its sake."""
+
+    owner: Any
+    name: str
+
+    def take_over(self, make: Callable[[Any], Any]) -> None:
+        """Put what `make` makes of the real function in its place."""
+        real = getattr(self.owner, self.name)
+        ours = make(real)
+        setattr(self.owner, self.name, staticmethod(ours) if self.name == "__new__" else ours)
+
+
+STORAGE_NEW: Final = Seam(torch.UntypedStorage, "__new__")
+"""Crashes where a device has no allocator in C++."""
+
+STORAGE_COPY: Final = Seam(torch.UntypedStorage, "copy_")
+
+STORAGE_WRITE: Final = Seam(torch.UntypedStorage, "_write_file")
+"""Behind pickle: makes a second storage on the first one's address."""
+
+STORAGE_READ: Final = Seam(torch.UntypedStorage, "_set_from_file")
+
+STORAGE_ITEM: Final = Seam(torch.UntypedStorage, "__getitem__")
+"""Reads bytes where they stand."""
+
+STORAGE_SWAP: Final = Seam(torch.UntypedStorage, "byteswap")
+"""Reads and writes bytes where they stand."""
+
+MODULE_APPLY: Final = Seam(torch.nn.Module, "_apply")
+"""Behind every move of a module."""
+
+MODULE_TO: Final = Seam(torch.nn.Module, "to")
+
+GENERATOR_NEW: Final = Seam(type(torch.Generator), "__call__")
+
+PIN: Final = Seam(torch.Tensor, "pin_memory")
+
+PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
+"""Reads a tensor element by element."""
+
+CURRENT_ACCELERATOR: Final = Seam(torch.accelerator, "current_accelerator")
+
+
+def accelerator_seams(name: str) -> tuple[Seam, ...]:
+    """The places where torch.accelerator keeps a function."""
+    modules = (torch.accelerator, torch.accelerator.memory)
+    return tuple(Seam(module, name) for module in modules if hasattr(module, name))

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Final
+
+from moaic.runtime import session
+
+
+class Peak:
+    """The largest sum of all workers' buffers that was seen when somebody asked."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+_PEAK: Final = Peak()
 
 
 def memory_stats() -> OrderedDict[str, Any]:
-    return OrderedDict()
+    """Buffers of all workers together, once they have done all that was asked for; in bytes."""
+    if not session.SESSION.is_running():
+        return OrderedDict()
+    workers = session.accelerator().stats().workers
+    current = sum(worker.bytes for worker in workers)
+    _PEAK.bytes = max(_PEAK.bytes, current)
+    return OrderedDict(
+        {
+            "active.all.current": sum(worker.buffers for worker in workers),
+            "allocated_bytes.all.current": current,
+            "allocated_bytes.all.peak": _PEAK.bytes,
+            "pss_bytes.all.current": sum(worker.pss for worker in workers),
+        }
+    )
 
 
 def reset_peak() -> None:
-    return None
+    """Forget the largest value seen."""
+    _PEAK.bytes = 0

@@ -31,7 +31,7 @@ NOTHING_SPLITS = frozenset(
 """Ops whose rule holds every dim whole."""
 
 PROFILE = settings(
-    max_examples=400,
+    max_examples=200,
     derandomize=False,
     database=None,
     deadline=None,
