@@ -8,7 +8,7 @@ from enum import Enum
 from math import prod
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Op
+from moaic.ir.graph import Op, Value
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
@@ -100,11 +100,11 @@ def linear_sets(op: Op, linear: Iterable[tuple[int, ...]]) -> tuple[LinearSet, .
         )
         starts.append(tuple(range(count, count + width)))
         count += width
-    sets: list[LinearSet] = []
-    for positions in linear:
-        if all(p < len(starts) and starts[p] for p in positions):
-            sets.append(frozenset(i for p in positions for i in starts[p]))
-    return tuple(sets)
+    return tuple(
+        frozenset(i for p in positions for i in starts[p])
+        for positions in linear
+        if all(p < len(starts) and starts[p] for p in positions)
+    )
 
 
 def whole_rule(op: Op) -> Rule:
@@ -170,7 +170,7 @@ def _elementwise(*linear: tuple[int, ...]) -> RuleMaker:
 
 def _cast(op: Op) -> Rule:
     source, target = op.operands[0], op.results[0].type.dtype
-    assert not isinstance(source, tuple) and source is not None
+    assert isinstance(source, Value)
     widens = {source.type.dtype, target} <= FLOATING and DTYPE_BYTES[target] > DTYPE_BYTES[source.type.dtype]
     return _elementwise(*([(0,)] if widens or source.type.dtype == target else []))(op)
 
@@ -276,7 +276,7 @@ def _equal_parts(op: Op, dim: int, whole: TensorType, part: int) -> tuple[Dims, 
     """Dims of a tensor cut into equal parts along `dim`, and of one part: `a (p! r)` and `a r`."""
     sizes = {f"d{i}": size for i, size in enumerate(whole.shape) if i != dim and size != 1}
     sizes |= {"p": whole.shape[dim] // part, "r": part}
-    outer = [(f"d{i}",) if size != 1 else () for i, size in enumerate(whole.shape)]
+    outer: list[tuple[str, ...]] = [(f"d{i}",) if size != 1 else () for i, size in enumerate(whole.shape)]
     inner = list(outer)
     outer[dim] = tuple(f for f in ("p", "r") if sizes[f] != 1)
     inner[dim] = ("r",) if part != 1 else ()
@@ -356,7 +356,8 @@ def _gather(op: Op) -> Rule:
 def _indexed(op: Op) -> tuple[list[str], list[str], list[list[str]]] | None:
     """Factor names of (data, indexed result, indices) for advanced indexing; None where only the whole rule holds."""
     data, indices = op.operands[0], op.operands[1]
-    assert data is not None and not isinstance(data, tuple) and isinstance(indices, tuple)
+    assert isinstance(data, Value)
+    assert isinstance(indices, tuple)
     given = [(i, index) for i, index in enumerate(indices) if index is not None]
     if any(index.type.dtype == "bool" for _, index in given):
         return None
@@ -383,7 +384,7 @@ def _index_put(op: Op) -> Rule:
     """Accumulating: the index dims are summed over, so base and values are pending sums together."""
     found = _indexed(op)
     values = op.operands[2]
-    assert values is not None and not isinstance(values, tuple)
+    assert isinstance(values, Value)
     if found is None:
         return whole_rule(op)
     names, out, indices = found
@@ -396,7 +397,7 @@ def _index_put(op: Op) -> Rule:
     rule = _make(op, [names, *indices, out[len(out) - rank :]], [names], *([(0, 2)] if accumulate else []))
     if not accumulate:
         return rule
-    # Splitting an index dim would add the base once per rank; only a pending base allows it, which one factor cannot say.
+    # Splitting an index dim would add the base once per rank: that takes a pending base, which no factor can say.
     summed = {n for index in indices for n in index}
     return Rule(rule.operands, rule.results, rule.sizes, rule.whole | summed, rule.linear)
 
@@ -536,14 +537,14 @@ def _same(names: str, make: RuleMaker, kind: Kind = Kind.LIGHT) -> list[OpDecl]:
     return [OpDecl(f"aten.{name}", make, kind) for name in names.split()]
 
 
-_NONLINEAR = """abs acos acosh asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor bitwise_not
-    bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_min
-    clamp_max cos cosh elu eq.Scalar eq.Tensor erf erfinv exp exp2 expm1 floor fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardtanh isinf isnan
-    le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor
-    maximum minimum ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu
-    remainder.Scalar remainder.Tensor round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc floor_divide
-    div.Tensor_mode div.Scalar_mode silu softplus mish hardswish hardsigmoid log_sigmoid_forward isfinite square add.Scalar
-    sub.Scalar rsub.Scalar nan_to_num"""
+_NONLINEAR = """abs acos acosh add.Scalar asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor
+    bitwise_not bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor ceil clamp clamp.Tensor
+    clamp_max clamp_min cos cosh div.Scalar_mode div.Tensor_mode elu eq.Scalar eq.Tensor erf erfinv exp exp2 expm1
+    floor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardsigmoid hardswish
+    hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 log_sigmoid_forward
+    logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor maximum minimum mish nan_to_num ne.Scalar
+    ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu remainder.Scalar remainder.Tensor round
+    rsqrt rsub.Scalar sigmoid sign silu sin sinh softplus sqrt square sub.Scalar tan tanh trunc"""
 
 _LINEAR_IN_GRADIENT = """gelu_backward tanh_backward sigmoid_backward threshold_backward silu_backward elu_backward
     hardtanh_backward leaky_relu_backward native_dropout_backward"""
@@ -606,9 +607,9 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
     *[
         OpDecl(f"moai.{name}", _elementwise((0,)), kind=Kind.INSTRUCTION)
-        for name in "all_reduce reduce_scatter all_gather all_to_all shard first".split()
+        for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shard", "first")
     ],
-    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in "part accumulate join".split()],
+    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in ("part", "accumulate", "join")],
     OpDecl("call", whole_rule, kind=Kind.INSTRUCTION),
 )
 """Every op that moaic knows by name."""
@@ -627,6 +628,6 @@ def check_known(op: Op) -> None:
     if op.name in OPS:
         return
     base = op.name.split(".")[1] if "." in op.name else op.name
-    in_place = base.endswith("_") and not base.endswith("__")
+    in_place = base.startswith("__i") if base.startswith("__") else base.endswith("_")
     if base.startswith(_RANDOM) or in_place:
         raise Diagnostic(f"{op.name} has no sharding rule and is random or writes in place: it cannot be planned")

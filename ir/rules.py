@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
@@ -68,7 +69,7 @@ class Rule:
         return WHOLE
 
     def by_linearity(self, operands: LinearSet) -> Strategy:
-        """The strategy in which the operands of one linear set are pending sums and so are the results that read them."""
+        """The strategy in which the operands of a linear set are pending sums, as are the results that read them."""
         states: tuple[State, ...] = tuple(PENDING if i in operands else WHOLE for i in range(len(self.operands)))
         results: tuple[State, ...] = tuple(
             PENDING if self.reads_of(i) & operands else WHOLE for i in range(len(self.results))
@@ -151,26 +152,37 @@ def rule_from_text(
 ) -> Rule:
     """The rule that `text` spells, its factors bound to the sizes of these tensors.
 
-    Sizes of grouped factors must be given where no ungrouped dim shows them. A dim of size one carries no factor.
+    Sizes of grouped factors must be given where no dim shows them alone. A dim of size one carries no factor.
     """
     left, right = text.split("->")
     sides = [[parse_dims(part) for part in side.split(",") if part.strip()] for side in (left, right)]
     whole = frozenset[str]().union(*(marked for side in sides for _, marked in side))
     bound = dict(sizes or {})
-    specs: list[list[Dims]] = []
-    for side, tensors in zip(sides, (operands, results), strict=True):
-        specs.append([_bind(dims, tensor.shape, bound) for (dims, _), tensor in zip(side, tensors, strict=True)])
-    return Rule(tuple(specs[0]), tuple(specs[1]), bound, whole, linear)
+    pairs = [
+        [(dims, tensor.shape) for (dims, _), tensor in zip(side, tensors, strict=True)]
+        for side, tensors in zip(sides, (operands, results), strict=True)
+    ]
+    for dims, shape in (*pairs[0], *pairs[1]):
+        _bind_sizes(dims, shape, bound)
+    left_dims, right_dims = (tuple(_bound(dims, shape, bound) for dims, shape in side) for side in pairs)
+    return Rule(left_dims, right_dims, bound, whole, linear)
 
 
-def _bind(dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> Dims:
+def _bind_sizes(dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     assert len(dims) == len(shape), (dims, shape)
-    bound: list[tuple[str, ...]] = []
     for factors, size in zip(dims, shape, strict=True):
         if len(factors) == 1 and size != 1:
             assert sizes.setdefault(factors[0], size) == size, (dims, shape, sizes)
-        bound.append(() if size == 1 else tuple(f for f in factors if sizes[f] != 1))
-    return tuple(bound)
+
+
+def _bound(dims: Dims, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Dims:
+    """`dims` without the factors of size one: those that no tensor shows longer."""
+    bound = tuple(
+        () if size == 1 else tuple(f for f in factors if sizes.get(f, 1) != 1)
+        for factors, size in zip(dims, shape, strict=True)
+    )
+    assert tuple(prod(sizes[f] for f in factors) for factors in bound) == shape, (dims, shape, sizes)
+    return bound
 
 
 def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
@@ -180,9 +192,7 @@ def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, d
     """
     cuts = sorted({*_cuts(left), *_cuts(right)})
     whole_spans = [span for span in _spans(_cuts(left), _cuts(right)) if not _is_chain(_within(cuts, *span))]
-    free = [
-        (lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False) if not any(a <= lo and hi <= b for a, b in whole_spans)
-    ]
+    free = [(lo, hi) for lo, hi in pairwise(cuts) if not any(a <= lo and hi <= b for a, b in whole_spans)]
     names = {lo: f"f{i}" for i, (lo, _) in enumerate(free)}
     sizes = {names[lo]: hi // lo for lo, hi in free}
     whole: set[str] = set()
@@ -207,7 +217,7 @@ def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, d
 
 def _spans(left: list[int], right: list[int]) -> list[tuple[int, int]]:
     common = sorted({*left} & {*right})
-    return list(zip(common, common[1:], strict=False))
+    return list(pairwise(common))
 
 
 def _within(cuts: list[int], lo: int, hi: int) -> list[int]:
@@ -222,7 +232,7 @@ def _cuts(shape: tuple[int, ...]) -> list[int]:
 
 
 def _is_chain(cuts: list[int]) -> bool:
-    return all(hi % lo == 0 for lo, hi in zip(cuts, cuts[1:], strict=False))
+    return all(hi % lo == 0 for lo, hi in pairwise(cuts))
 
 
 def fits(type_: TensorType, axis: str, state: State, mesh: Mesh) -> bool:

@@ -15,7 +15,7 @@ from moaic.capture.from_fx import Captured, FxProgram
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
-from moaic.planning import Planning, request_of
+from moaic.planning import Planning, prepare, request_of
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
@@ -32,21 +32,27 @@ def moai(
     and MOAI_PLAN in the environment names them too. Raises Diagnostic for what no plan can do.
     """
     request = request_of(options or {})
-    report = Report.current()
-    with report.timed("capture_s"):
+    prepare()
+    with Report.current().timed("capture_s"):
         return capture_backend(graph_module, examples, lambda program: GraphEngine(program, request))
 
 
 def report() -> dict[str, object]:
     """What the last planned step got, and how long capture, planning and compiling took."""
-    return Report.current().as_dict()
+    found = Report.current()
+    if session.SESSION.is_running():
+        workers = session.accelerator().stats().workers
+        found.timings["compile_s"] = max(
+            sum(sum(program.compile.values()) for program in worker.programs.values()) for worker in workers
+        )
+    return found.as_dict()
 
 
 class GraphEngine:
     """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
 
     def __init__(self, program: FxProgram, request: Request) -> None:
-        self._planning = Planning(request)
+        self._request = request
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
         self._calls: dict[int, Call] = {}
@@ -72,7 +78,7 @@ class GraphEngine:
         """Handles for the gradients; tensors of the host where the forward's arguments lay there."""
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
-        given = [None if tensor is None else _buffer(accelerator, tensor) for tensor in tangents]
+        given = [_buffer(accelerator, tensor) for tensor in tangents]
         grads = step.backward(self._calls[call], given)
         values = captured.function.results[captured.forward_results :]
         host = self._on_host[call]
@@ -90,7 +96,8 @@ class GraphEngine:
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
-            self._steps[captured] = Step(captured.function, accelerator, self._planning.plan)
+            planning = Planning(self._request, strict=not self._steps)
+            self._steps[captured] = Step(captured.function, accelerator, planning.plan)
             self._constants[captured] = [_upload(accelerator, tensor) for tensor in captured.constants]
         return self._steps[captured]
 

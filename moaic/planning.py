@@ -13,6 +13,7 @@ from moaic.cache_folder import cache_folder
 from moaic.ir.graph import Module
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
+from moaic.passes.candidates import fitting
 from moaic.passes.config import Config, Request, parse_request, request_from
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine
@@ -32,15 +33,21 @@ def request_of(options: Mapping[str, object]) -> Request:
     return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})
 
 
-class Planning:
-    """Plans the variants of one captured graph alike."""
+def prepare() -> None:
+    """Has planner processes and this machine's measures ready, before anything is pending that measuring would run."""
+    logging_setup.install(os.environ)
+    _pool()
+    _machine()
 
-    def __init__(self, request: Request) -> None:
-        logging_setup.install(os.environ)
+
+class Planning:
+    """Plans the variants of one step, of one captured graph at concrete sizes, alike."""
+
+    def __init__(self, request: Request, *, strict: bool) -> None:
+        """A request that the batch cannot follow is an error if `strict`, else (a last, partial batch) let go."""
         self.request = request
+        self._strict = strict
         self._config: Config | None = None
-        _pool()
-        _machine()
 
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
@@ -52,7 +59,8 @@ class Planning:
         return plan
 
     def _search(self, step: Module) -> Plan:
-        selection = search_cached(step, _machine(), self.request, pool=_pool(), folder=cache_folder(os.environ))
+        request = self.request if self._strict else fitting(step, self.request)
+        selection = search_cached(step, _machine(), request, pool=_pool(), folder=cache_folder(os.environ))
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         return selection.plan
@@ -66,5 +74,5 @@ def _pool() -> ProcessPool:
 
 @cache
 def _machine() -> Machine:
-    """This machine, measured once and remembered on disk; asked for while nothing is pending that measuring would run."""
+    """This machine, measured once and remembered on disk."""
     return machines.from_text(measured(session.accelerator(), cache_folder(os.environ)))

@@ -60,7 +60,12 @@ def is_training(step: Module) -> bool:
 
 def relaxed(step: Module, request: Request) -> Request:
     """`request` without a split of the batch that a step of no gradients cannot follow."""
-    if is_training(step) or batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
+    return request if is_training(step) else fitting(step, request)
+
+
+def fitting(step: Module, request: Request) -> Request:
+    """`request` without a split that the batch of `step` cannot follow."""
+    if batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
         return request
     return replace(request, dp=None, micro_batches=None)
 

@@ -82,7 +82,7 @@ def split_does_not_fit(memory: Memory, limit: int) -> None:
 
 def relaxed(step: Module) -> None:
     LOGGER.warning(
-        "A batch of %d does not divide as was asked for; without gradients to compute it is split otherwise.",
+        "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
     )
 

@@ -92,7 +92,7 @@ def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Trainable:
-    """Types of a parameter at rest and of its gradient, both as the plan lays them. Optimizer state lies as the latter."""
+    """Types of a parameter at rest and of its gradient as the plan lays them. Optimizer state lies as the gradient."""
 
     parameter: TensorType
     gradient: TensorType

@@ -67,7 +67,10 @@ def _with_params(timed: Timed, positions: Sequence[int]) -> Timed:
 
 
 def _inlined(module: Module, made: Segments) -> Module:
-    """The main function with every called function that holds instructions spelled out as segments and instructions."""
+    """The main function with every called function that holds instructions spelled out as segments and instructions.
+
+    The functions that it then calls are those of one micro-batch.
+    """
     bodies: dict[str, Function] = {}
     for function in module.functions[:-1]:
         if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
@@ -77,7 +80,7 @@ def _inlined(module: Module, made: Segments) -> Module:
             made.by_key[function.name] = function
     for key, function in made.by_key.items():
         made.by_key[key] = function_of_part(function, "mb", module.mesh)
-    return Module((*module.functions[:-1], _expand(module.main, bodies)), module.mesh)
+    return Module((*made.functions, _expand(module.main, bodies)), module.mesh)
 
 
 def _expand(function: Function, bodies: dict[str, Function]) -> Function:

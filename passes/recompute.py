@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import networkx as nx
 
@@ -122,7 +123,8 @@ def _minimum_cut(function: Function, needed: Sequence[Value], entering: Sequence
         graph.add_edge((value, 1), "sink")
     if not needed:
         return set()
-    reached: set[tuple[Value, int] | str] = nx.minimum_cut(graph, "source", "sink")[1][0]
+    cut: Any = nx.minimum_cut(graph, "source", "sink")
+    reached: set[tuple[Value, int] | str] = cut[1][0]
     return {value for value in function.values() if (value, 0) in reached and (value, 1) not in reached}
 
 

@@ -6,11 +6,12 @@ finished sum). Pre runs once, body once per part, post once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Layout, Mesh
-from moaic.ir.local import refit
+from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value
+from moaic.ir.layout import PENDING, WHOLE, Mesh
+from moaic.ir.local import local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 
 PRE, POST = -1, -2
@@ -25,21 +26,6 @@ class Timed:
     phases: tuple[int, ...]
 
 
-def one_part(type_: TensorType, axis: str, mesh: Mesh) -> TensorType:
-    """Type of one part over `axis`, whose other axes stay as they are."""
-    split = type_.layout.split_of(axis)
-    rest = type_.layout.without(axis)
-    if split is None:
-        return type_.with_layout(rest)
-    n = mesh.size(axis)
-    shape = tuple(size // n if dim == split.dim else size for dim, size in enumerate(type_.shape))
-    inner = tuple(
-        replace(other, stride=other.stride // n) if other.dim == split.dim and other.stride > split.stride else other
-        for other in rest.splits
-    )
-    return TensorType(type_.dtype, shape, Layout(inner, rest.pending))
-
-
 def is_timed(op: Op, axis: str) -> bool:
     """Whether an op is done once per part over `axis`."""
     values = (*op.inputs(), *op.results)
@@ -47,21 +33,17 @@ def is_timed(op: Op, axis: str) -> bool:
 
 
 def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
-    """A called function as it runs for one part over `axis`."""
-    mapping = {value: Value(one_part(value.type, axis, mesh), value.name) for value in function.values()}
-    return Function(
-        function.name,
-        tuple(mapping[param] for param in function.params),
-        tuple(
-            refit(op, replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results)))
-            for op in function.ops
-        ),
-        tuple(mapping[result] for result in function.results),
-    )
+    """A function of compute ops as it runs for one part over `axis`.
+
+    Takes the part's number as a further parameter, i64 of one element, if it draws random numbers for the part.
+    """
+    local = localize(function, mesh, (axis,))
+    # The number is an operand like any other: only what differs between ranks is supplied by those who run a program.
+    return replace(local, param_roles=function.param_roles and (*function.param_roles, NO_ROLE))
 
 
 def unroll(module: Module, axis: str = "mb") -> Timed:
-    """The main function of `module` (calls already inlined) without the axis `mb`."""
+    """The main function of `module` without the axis `mb`; what it calls are functions of one part."""
     mesh = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
     work = _Unroller(module, axis)
     function = work.run()
@@ -74,10 +56,13 @@ class _Unroller:
         self.mesh = module.mesh
         self.count = module.mesh.size(axis)
         self.old = module.main
+        self.functions = {function.name: function for function in module.functions[:-1]}
         self.ops: list[Op] = []
         self.phases: list[int] = []
         self.whole: dict[Value, Value] = {}
         self.parts: dict[Value, list[Value]] = {}
+        self.all_numbers: Value | None = None
+        self.numbers: dict[int, Value] = {}
         self.late = self._late_ops()
         self.body = self._body_ops()
         self.sums = {
@@ -149,15 +134,42 @@ class _Unroller:
         mapping = {
             value: self.parts[value][index] if value in self.parts else self.whole[value] for value in op.inputs()
         }
-        results = tuple(Value(one_part(result.type, self.axis, self.mesh), result.name) for result in op.results)
-        self._append(refit(op, replace(op.with_operands(mapping), results=results)), index)
-        for old, new in zip(op.results, results, strict=True):
+        new_op = self._drawn(op, mapping, index) if op.name == "moai.rand" else self._computed(op, mapping, index)
+        self._append(new_op, index)
+        for old, new in zip(op.results, new_op.results, strict=True):
             self.parts.setdefault(old, []).append(new)
             if old.type.layout.state(self.axis) == WHOLE:
                 # Every part makes it alike: what comes after the last one reads the last.
                 self.whole[old] = new
             if old in self.sums:
                 self._accumulate(self.sums[old], new, index)
+
+    def _computed(self, op: Op, mapping: Mapping[Value, Value], index: int) -> Op:
+        results = tuple(Value(local_type(result.type, self.mesh, (self.axis,)), result.name) for result in op.results)
+        new = refit(op, replace(op.with_operands(mapping), results=results))
+        wants_number = op.name == "call" and len(self.functions[op.callee].params) > len(op.operands)
+        return replace(new, operands=(*new.operands, self._number(index))) if wants_number else new
+
+    def _drawn(self, op: Op, mapping: Mapping[Value, Value], index: int) -> Op:
+        """A random op of the main function: told where in the whole its part lies."""
+        keys = tuple(op.inputs())
+        local = function_of_part(Function(op.name, keys, (op,), op.results), self.axis, self.mesh)
+        given = [mapping[key] for key in keys]
+        if len(local.params) > len(keys):
+            given.append(self._number(index))
+        return local.ops[0].with_operands(dict(zip(local.params, given, strict=True)))
+
+    def _number(self, index: int) -> Value:
+        """The part's number, as a cut of all of them: a constant would make every part a segment of its own."""
+        if index not in self.numbers:
+            if self.all_numbers is None:
+                self.all_numbers = Value(TensorType("i64", (self.count,)), self.axis)
+                self._append(Op("aten.arange", (), (self.all_numbers,), {"end": self.count}), PRE)
+            number = Value(TensorType("i64", (1,)), self.axis)
+            attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": 0, "stride": 1}
+            self._append(Op("moai.part", (self.all_numbers,), (number,), attrs), index)
+            self.numbers[index] = number
+        return self.numbers[index]
 
     def _cut(self, op: Op, index: int) -> None:
         (result,) = op.results
@@ -166,7 +178,7 @@ class _Unroller:
         (source,) = op.inputs()
         stride = result.type.layout.local_stride(split, self.mesh)
         attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": split.dim, "stride": stride}
-        part = Value(one_part(result.type, self.axis, self.mesh), result.name)
+        part = Value(local_type(result.type, self.mesh, (self.axis,)), result.name)
         self._append(Op("moai.part", (self.whole[source],), (part,), attrs, op.loc), index)
         self.parts.setdefault(result, []).append(part)
 

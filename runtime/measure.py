@@ -6,6 +6,7 @@ measured runs as programs like any other, through the accelerator, uncompiled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -39,7 +40,7 @@ USABLE: Final = 0.9
 """Share of the machine's memory that workers may take."""
 
 BUSY: Final = 2.0
-"""Waiting processes per core from which on measurements are not kept."""
+"""Processes that want to run, per core, from which on measurements are not to be trusted for long."""
 
 MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
@@ -58,40 +59,20 @@ class Probe:
 
 
 def measured(accelerator: Accelerator, folder: Path | None) -> str:
-    """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there."""
-    known = found(accelerator, folder)
-    if known is not None:
-        return known
-    # What a machine under load lets us measure serves for now, and is measured anew next time.
+    """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there.
+
+    What a machine under load let us measure serves until it is asked for at a quieter time.
+    """
+    path = None if folder is None else folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
     is_busy = os.getloadavg()[0] > BUSY * cores()
-    text = json.dumps(measure(accelerator), indent=1)
-    if folder is not None and not is_busy:
-        _keep(_path(folder, accelerator), text)
+    if path is not None and path.exists():
+        known = path.read_text(encoding="utf-8")
+        if is_busy or not json.loads(known)["is_busy"]:
+            return known
+    text = json.dumps({**measure(accelerator), "is_busy": is_busy}, indent=1)
+    if path is not None:
+        _keep(path, text)
     return text
-
-
-def found(accelerator: Accelerator, folder: Path | None) -> str | None:
-    """What was measured before, if it was."""
-    path = None if folder is None else _path(folder, accelerator)
-    return path.read_text(encoding="utf-8") if path is not None and path.exists() else None
-
-
-def assumed(accelerator: Accelerator) -> str:
-    """The machine as JSON without measuring: for a plan that competes with no other. Only the memory is real."""
-    return json.dumps(
-        {
-            "name": _processor(),
-            "workers": accelerator.flavor,
-            "memory": _memory_per_worker(accelerator),
-            "bandwidth": [10e9, "assumed"],
-            "call_overhead": [10e-6, "assumed"],
-            "flops": {"mm.f32": [50e9, "assumed"]},
-        }
-    )
-
-
-def _path(folder: Path, accelerator: Accelerator) -> Path:
-    return folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
 
 
 def measure(accelerator: Accelerator) -> dict[str, Any]:
@@ -183,17 +164,24 @@ def _moved(probe: Probe, mesh: Mesh) -> Module:
 
 
 def _arithmetic() -> list[Probe]:
-    wide, narrow, double = (TensorType(dtype, (1024, 1024)) for dtype in ("f32", "bf16", "f64"))
-    products = [
-        Probe(f"mm.{kind.dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * 1024**3, repeats)
-        for kind, repeats in ((wide, 4), (narrow, 4), (double, 1))
-    ]
     tile = TensorType("f32", (256, 256))
-    light = [
+    return [
+        *(
+            _product(dtype, size, repeats)
+            for dtype, size, repeats in (("f32", 1024, 2), ("bf16", 1024, 2), ("f64", 512, 2))
+        ),
+        *_attention("f32"),
+        *_attention("bf16"),
+        _convolution(),
+        # What Inductor fuses is made of such ops.
         Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), 256.0**2, 100),
         Probe("costly.f32", "aten.exp", (tile,), (tile,), 256.0**2, 100),
     ]
-    return [*products, *_attention("f32"), *_attention("bf16"), _convolution(), *light]
+
+
+def _product(dtype: str, size: int, repeats: int) -> Probe:
+    kind = TensorType(dtype, (size, size))
+    return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
 
 
 def _attention(dtype: str) -> list[Probe]:
@@ -315,4 +303,5 @@ def _keep(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()

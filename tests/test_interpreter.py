@@ -280,6 +280,15 @@ def test_compiled_is_interpreted(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_copy_is_a_copy() -> None:
+    x = Value(TensorType("f32", (3,)))
+    y, z, own = (Value(x.type) for _ in range(3))
+    ops = (Op("aten.neg", (x,), (y,)), Op("aten.clone", (y,), (z,)), Op("aten.clone", (x,), (own,)))
+    given = torch.ones(3)
+    results = compile_function(Function("f", (x,), ops, (y, z, own)), compiled=True)([given])
+    assert len({tensor.data_ptr() for tensor in (given, *results)}) == 4
+
+
 def test_compiled_takes_any_strides() -> None:
     f = COMPILED["transposed"]
     x = numbers(5, 3).float().t()

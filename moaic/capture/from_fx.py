@@ -218,6 +218,7 @@ class _Reader:
         self.read: dict[fx.Node, Any] = {}
         self.ops: list[Op] = []
         self.producers: dict[Value, Op] = {}
+        self.owned: set[Value] = set()
         self.constants: list[tuple[Value, Tensor]] = []
         self.key = Value(TensorType("i64", (2,)), "key")
         self.draws = 0
@@ -412,11 +413,29 @@ class _Reader:
             value = self.read[node] if isinstance(node, fx.Node) else self._concrete(node)
             if isinstance(value, Value):
                 slots.append(("result", len(results)))
-                results.append(value)
+                results.append(self._own(value))
                 roles.append(self.program.output_role(description, position))
             else:
                 slots.append(value)
         return tuple(slots)
+
+    def _own(self, value: Value) -> Value:
+        """A result whose memory nobody else has: what it shares may be written in place once the program is over."""
+        root = value
+        while (op := self.producers.get(root)) is not None and op.name in _VIEWS:
+            root = next(op.inputs())
+        if root in self.producers and root not in self.owned:
+            self.owned.add(root)
+            return value
+        made = self.producers.get(value)
+        self.loc = Location() if made is None else made.loc
+        return self.emit("aten.clone", [value], value.type)
+
+
+_VIEWS: Final = frozenset(
+    {"aten.view", "aten.permute", "aten.expand", "aten.slice.Tensor", "aten.select.int", "aten.split_with_sizes"}
+)
+"""Ops whose results may lie in their operand's memory."""
 
 
 def _place_of(update: Role, params: Sequence[Role]) -> int:

@@ -38,6 +38,7 @@ def install() -> None:
     torch_private.MODULE_APPLY.take_over(_module_apply)
     torch_private.GENERATOR_NEW.take_over(_generator_new)
     torch_private.CURRENT_ACCELERATOR.take_over(_current_accelerator)
+    torch_private.ANY_ACCELERATOR.take_over(_any_accelerator)
     torch.serialization.register_package(9, _tag, _restore)
 
 
@@ -138,6 +139,14 @@ def _current_accelerator(real: Any) -> Any:
 
     current_accelerator.__doc__ = real.__doc__
     return current_accelerator
+
+
+def _any_accelerator(real: Any) -> Any:
+    def any_accelerator(check: bool = False) -> torch.device:
+        found = real(check)
+        return torch.device("cpu") if found.type == NAME and not IN_USE.is_set() else found
+
+    return any_accelerator
 
 
 def _tag(storage: Any) -> str | None:

@@ -96,6 +96,8 @@ def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
         plain: Any = tuple(cast("list[Any]", value)) if type(value) is list else value
         sent.append(plain)
         key.append(plain)
+        if type(plain) is float:  # arange(6.0) is not arange(6), though 6.0 == 6
+            key.append(float)
 
 
 def _pack_list(tensors: Sequence[Any] | None, key: list[Any]) -> list[Any] | None:

@@ -206,6 +206,9 @@ PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
 
 CURRENT_ACCELERATOR: Final = Seam(torch.accelerator, "current_accelerator")
 
+ANY_ACCELERATOR: Final = Seam(_C, "_get_accelerator")
+"""The same for torch.distributed and others, with the CPU where there is none."""
+
 
 def accelerator_seams(name: str) -> tuple[Seam, ...]:
     """The places where torch.accelerator keeps a function."""

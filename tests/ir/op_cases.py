@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from torch import Tensor
 
-from moaic.ir.graph import Attr, Op, Value
+from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.printer import render_op
 from moaic.ir.types import TensorType
@@ -48,18 +48,18 @@ class Case:
         printer.text(f"{render_op(self.op, names, Mesh())} given {inputs}")
 
 
-def case(name: str, *tensors: Given, results: Sequence[TensorType] = (), defined: bool = True, **attrs: Attr) -> Case:
-    """The case of one op on these tensors; the types of its results are those that it gives."""
-    operands = tuple(
-        tuple(None if t is None else _value(t) for t in each) if isinstance(each, list) else _value(each)
-        for each in tensors
-    )
-    kinds = results or [_type(each) for each in run_op(Op(name, operands, (), attrs), tensors)]
-    return Case(Op(name, operands, tuple(Value(kind) for kind in kinds), attrs), tensors, defined)
+def case(name: str, *tensors: Given, **attrs: Attr) -> Case:
+    """The case of one op on these tensors; its results are of the types that it gives."""
+    operands = operands_like(tensors)
+    kinds = [_type(tensor) for tensor in run_op(Op(name, operands, (), attrs), tensors)]
+    return Case(Op(name, operands, tuple(Value(kind) for kind in kinds), attrs), tensors)
 
 
-def _value(tensor: Given) -> Value | None:
-    assert not isinstance(tensor, list)
+def operands_like(tensors: Sequence[Given]) -> tuple[Operand, ...]:
+    return tuple(tuple(map(_value, each)) if isinstance(each, list) else _value(each) for each in tensors)
+
+
+def _value(tensor: Tensor | None) -> Value | None:
     return None if tensor is None else Value(_type(tensor))
 
 
@@ -151,58 +151,55 @@ def cases(names: str) -> Callable[[Make], Make]:
 
 # Elementwise: kinds of the operands, then attributes. `r` has ties, `u` lies in (0, 1), `i` are integers, `b` truths.
 
-ELEMENTWISE: Mapping[str, tuple[str, Mapping[str, Attr]]] = {
-    **dict.fromkeys(
-        """abs asinh atan ceil cos cosh erf exp exp2 expm1 floor isinf isnan isfinite logical_not neg relu round sigmoid
-        sign sin sinh tan tanh trunc elu gelu hardtanh leaky_relu silu softplus mish hardswish hardsigmoid square
-        nan_to_num clone alias detach lift_fresh_copy zeros_like ones_like log_sigmoid_forward""".split(),
-        ("r", {}),
-    ),
-    **dict.fromkeys("acos asin atanh erfinv log log10 log1p log2 sqrt rsqrt reciprocal".split(), ("u", {})),
-    **dict.fromkeys("atan2 maximum minimum clamp.Tensor copy".split(), ("rr", {})),
-    **dict.fromkeys("eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor".split(), ("rr", {})),
-    **dict.fromkeys("logical_and logical_or logical_xor".split(), ("br", {})),
-    **dict.fromkeys("eq.Scalar ne.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar".split(), ("r", {"other": 0.25})),
-    **dict.fromkeys("mul.Scalar div.Scalar add.Scalar sub.Scalar rsub.Scalar".split(), ("r", {"other": 1.5})),
-    **dict.fromkeys("fmod.Scalar remainder.Scalar".split(), ("r", {"other": 0.75})),
-    **dict.fromkeys("fmod.Tensor remainder.Tensor pow.Tensor_Tensor floor_divide".split(), ("uu", {})),
-    **dict.fromkeys("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor".split(), ("ii", {})),
-    **dict.fromkeys("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar".split(), ("i", {"other": 5})),
-    "acosh": ("i", {}),
-    "bitwise_not": ("i", {}),
-    "clamp": ("r", {"min": -0.5, "max": 1.0}),
-    "clamp_min": ("r", {"min": -0.5}),
-    "clamp_max": ("r", {"max": 0.5}),
-    "pow.Scalar": ("r", {"self": 2.0}),
-    "pow.Tensor_Scalar": ("r", {"exponent": 3}),
-    "div.Tensor_mode": ("uu", {"rounding_mode": "floor"}),
-    "div.Scalar_mode": ("r", {"other": 0.75, "rounding_mode": "trunc"}),
-    "masked_fill.Scalar": ("rb", {"value": 2.0}),
-    "full_like": ("r", {"fill_value": 2.5}),
-    "_to_copy": ("f", {"dtype": "f32"}),
-    "where.self": ("brr", {}),
-    **dict.fromkeys("gelu_backward tanh_backward sigmoid_backward silu_backward".split(), ("rr", {})),
-    "threshold_backward": ("rr", {"threshold": 0}),
-    "hardtanh_backward": ("rr", {"min_val": -1.0, "max_val": 1.0}),
-    "leaky_relu_backward": ("rr", {"negative_slope": 0.1, "self_is_result": False}),
-    "elu_backward": ("rr", {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0, "is_result": False}),
-    "native_dropout_backward": ("rb", {"scale": 2.0}),
-}
 
-ALIKE = frozenset(
-    """copy gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward hardtanh_backward
-    leaky_relu_backward elu_backward native_dropout_backward""".split()
-)
-"""Elementwise ops whose first operand has the shape of the result."""
+def alike(names: str, kinds: str, **attrs: Attr) -> dict[str, tuple[str, Mapping[str, Attr]]]:
+    return dict.fromkeys(names.split(), (kinds, attrs))
+
+
+ELEMENTWISE: Mapping[str, tuple[str, Mapping[str, Attr]]] = {
+    **alike("abs asinh atan ceil cos cosh erf exp exp2 expm1 floor isinf isnan isfinite logical_not neg", "r"),
+    **alike("relu round sigmoid sign sin sinh square tan tanh trunc elu gelu hardtanh leaky_relu silu softplus", "r"),
+    **alike("mish hardswish hardsigmoid log_sigmoid_forward nan_to_num zeros_like ones_like", "r"),
+    **alike("clone alias detach lift_fresh_copy", "r"),
+    **alike("acos asin atanh erfinv log log10 log1p log2 sqrt rsqrt reciprocal", "u"),
+    **alike("acosh bitwise_not", "i"),
+    **alike("atan2 maximum minimum clamp.Tensor copy", "rr"),
+    **alike("eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor", "rr"),
+    **alike("eq.Scalar ne.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar", "r", other=0.25),
+    **alike("mul.Scalar div.Scalar add.Scalar sub.Scalar rsub.Scalar", "r", other=1.5),
+    **alike("logical_and logical_or logical_xor", "br"),
+    **alike("fmod.Scalar remainder.Scalar", "r", other=0.75),
+    **alike("fmod.Tensor remainder.Tensor pow.Tensor_Tensor floor_divide", "uu"),
+    **alike("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor", "ii"),
+    **alike("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar", "i", other=5),
+    **alike("clamp", "r", min=-0.5, max=1.0),
+    **alike("clamp_min", "r", min=-0.5),
+    **alike("clamp_max", "r", max=0.5),
+    **alike("pow.Scalar", "r", self=2.0),
+    **alike("pow.Tensor_Scalar", "r", exponent=3),
+    **alike("div.Tensor_mode", "uu", rounding_mode="floor"),
+    **alike("div.Scalar_mode", "r", other=0.75, rounding_mode="trunc"),
+    **alike("masked_fill.Scalar", "rb", value=2.0),
+    **alike("full_like", "r", fill_value=2.5),
+    **alike("_to_copy", "f", dtype="f32"),
+    **alike("where.self", "brr"),
+    **alike("gelu_backward tanh_backward sigmoid_backward silu_backward", "rr"),
+    **alike("threshold_backward", "rr", threshold=0),
+    **alike("hardtanh_backward", "rr", min_val=-1.0, max_val=1.0),
+    **alike("leaky_relu_backward", "rr", negative_slope=0.1, self_is_result=False),
+    **alike("elu_backward", "rr", alpha=1.0, scale=1.0, input_scale=1.0, is_result=False),
+    **alike("native_dropout_backward", "rb", scale=2.0),
+}
 
 
 @cases(" ".join(ELEMENTWISE))
 def elementwise(d: Drawn, name: str) -> Case:
     kinds, attrs = ELEMENTWISE[name.removeprefix("aten.")]
     shape = d.shape()
-    shapes = [shape, *(shape if name.endswith("backward") else d.narrower(shape) for _ in kinds[1:])]
-    if name.removeprefix("aten.") not in ALIKE:
-        shapes = shapes[::-1] if d.pick(False, True) else shapes
+    backward = name.endswith("backward")
+    shapes = [shape, *(shape if backward else d.narrower(shape) for _ in kinds[1:])]
+    if name != "aten.copy" and d.pick(False, True):
+        shapes.reverse()
     return case(name, *(d.values(kind, each) for kind, each in zip(kinds, shapes, strict=True)), **attrs)
 
 
@@ -228,7 +225,11 @@ def arithmetic(d: Drawn, name: str) -> Case:
 def constants(d: Drawn, name: str) -> Case:
     filled: dict[str, Attr] = {"fill_value": d.pick(0, 2.5)} if name == "aten.full" else {}
     dtype = d.pick("f64", "i64", "bool")
-    return case(name, size=d.shape(), dtype=dtype, defined=name != "aten.empty.memory_format", **filled)
+    attrs: dict[str, Attr] = {"size": d.shape(), "dtype": dtype, **filled}
+    if name == "aten.empty.memory_format":
+        made = case(name, **attrs)
+        return Case(made.op, made.tensors, defined=False)
+    return case(name, **attrs)
 
 
 @cases("scalar_tensor")
@@ -255,7 +256,9 @@ def fold_key(d: Drawn, name: str) -> Case:
 
 @cases("moai.rand")
 def rand(d: Drawn, name: str) -> Case:
-    return case(name, d.ints(2, low=0, high=2**31), results=[TensorType(d.pick("f32", "f64"), d.shape())])
+    kind = TensorType(d.pick("f32", "f64"), d.shape())
+    key = d.ints(2, low=0, high=2**31)
+    return Case(Op(name, operands_like([key]), (Value(kind),)), (key,))
 
 
 # Views.
@@ -673,9 +676,10 @@ def attention(d: Drawn) -> tuple[list[Tensor | None], dict[str, Attr]]:
     shape = d.pick(
         (b, 1, rows, columns), (b, h, rows, columns), (1, 1, rows, columns), (1, h, 1, columns), (rows, columns)
     )
-    given = {"truths": lambda: d.bools(*shape), "numbers": lambda: d.fine(*shape)}.get(mask, lambda: None)()
+    given = d.fine(*shape) if mask == "numbers" else None
     if mask == "truths":
-        given[..., 0] = True
+        # Every row may look at something.
+        given = d.bools(*shape) | (torch.arange(columns) == 0)
     query, key, value = d.fine(b, h, rows, width), d.fine(b, h, columns, width), d.fine(b, h, columns, wide)
     return [query, key, value, given], {"is_causal": mask == "causal", "scale": d.pick(0.5, 0.25)}
 

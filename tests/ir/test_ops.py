@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -11,24 +11,48 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Layout, Mesh, State
+from moaic.ir.layout import WHOLE, Layout, Mesh, State
 from moaic.ir.local import localize, refit
 from moaic.ir.ops import OPS, Kind, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
 from moaic.ir.types import TensorType
 from moaic.runtime.tiles import assemble, local_part
-from moaic.runtime.to_fx import run_op, run_ops
+from moaic.runtime.to_fx import example, run_op, run_ops
 from tests.ir.op_cases import CASES, Case, drawn
 
 COMPUTE = [name for name, declaration in OPS.items() if declaration.kind is not Kind.INSTRUCTION]
 
 NOTHING_SPLITS = frozenset(
-    """aten.all aten.any aten.prod aten.arange aten.arange.start aten.arange.start_step aten.tril_indices
-    aten.triu_indices aten.scalar_tensor moai.fold_key""".split()
+    {
+        "aten.all",
+        "aten.any",
+        "aten.prod",
+        "aten.arange",
+        "aten.arange.start",
+        "aten.arange.start_step",
+        "aten.tril_indices",
+        "aten.triu_indices",
+        "aten.scalar_tensor",
+        "moai.fold_key",
+    }
 )
 """Ops whose rule holds every dim whole."""
+
+OF_MODELS = """
+    aten._log_softmax aten._softmax aten._to_copy aten.add.Tensor aten.arange.start_step aten.bitwise_and.Tensor
+    aten.bitwise_not aten.bmm aten.cat aten.constant_pad_nd aten.convolution aten.convolution_backward aten.cos
+    aten.div.Scalar aten.div.Tensor aten.embedding aten.embedding_dense_backward aten.eq.Scalar aten.erf aten.exp
+    aten.expand aten.full aten.gather aten.ge.Scalar aten.gelu aten.gt.Tensor aten.index.Tensor aten.le.Scalar
+    aten.le.Tensor aten.max_pool2d_with_indices aten.max_pool2d_with_indices_backward aten.mm aten.mul.Scalar
+    aten.mul.Tensor aten.native_layer_norm aten.ne.Scalar aten.neg aten.permute aten.pow.Tensor_Scalar aten.relu
+    aten.rsqrt aten.scatter.value aten.select.int aten.sigmoid aten.sin aten.slice.Tensor aten.slice_scatter
+    aten.split_with_sizes aten.sub.Tensor aten.sum.dim_IntList aten.tanh aten.view aten.where.self moai.rand moai.sdpa
+    moai.sdpa_backward
+"""
+"""What Llama, Qwen2, Mistral, GPT-2, BERT, ViT and ResNet consist of when they are trained."""
 
 PROFILE = settings(
     max_examples=25,
@@ -61,6 +85,10 @@ def one_thread() -> Iterator[None]:
 
 def test_every_op_has_a_case() -> None:
     assert set(COMPUTE) == set(CASES)
+
+
+def test_what_models_are_made_of_splits() -> None:
+    assert set(OF_MODELS.split()) - {"aten.arange.start_step"} <= set(OPS) - NOTHING_SPLITS
 
 
 @pytest.mark.parametrize("name", COMPUTE)
@@ -96,6 +124,25 @@ def test_two_axes_at_once(name: str) -> None:
         laid = [replace(one, axis="a"), replace(other, axis="b")]
         if all(fit(value, laid, index) for index, value in enumerate((*case.op.inputs(), *case.op.results))):
             check(case, run_op(case.op, case.tensors), laid)
+
+    prove()
+
+
+@pytest.mark.parametrize("name", [name for name in COMPUTE if name not in NOTHING_SPLITS])
+def test_parts_traced_have_their_shapes(name: str) -> None:
+    """What is compiled is traced first: attributes that say sizes must fit there too."""
+
+    @settings(PROFILE, max_examples=6)
+    @given(drawn(name), st.data())
+    def prove(case: Case, data: st.DataObject) -> None:
+        options = list(single_axes(case, rule_of(case.op)))
+        if not options:
+            return
+        laid = data.draw(st.sampled_from(options))
+        local = localize(annotated(case.op, [laid]), Mesh(((laid.axis, laid.size),)))
+        with FakeTensorMode():
+            results = run_ops(local, [example(value.type) for value in local.params])
+        assert [tuple(each.shape) for each in results] == [value.type.shape for value in local.results]
 
     prove()
 
@@ -173,7 +220,7 @@ def annotated(op: Op, laid: Sequence[Laid]) -> Function:
 
 def placed(whole: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:
     """What each rank holds of `whole`; pending sums are taken apart at random."""
-    summands = {key: whole for key in product(*(range(mesh.size(axis)) for axis in layout.pending))}
+    summands = dict.fromkeys(product(*(range(mesh.size(axis)) for axis in layout.pending)), whole)
     if layout.pending:
         random = torch.Generator().manual_seed(0)
         first, *others = summands
@@ -213,6 +260,36 @@ def equal(made: Tensor, wanted: Tensor) -> bool:
     finite = wanted[wanted.isfinite()].abs()
     tolerance = TOLERANCE * max(1.0, float(finite.max()) if finite.numel() else 0.0)
     return torch.allclose(made, wanted, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+WRONG: dict[str, Callable[[Rule], Rule]] = {
+    "aten._softmax": lambda rule: replace(rule, operands=rule.results, whole=frozenset()),
+    "aten.cumsum": lambda rule: replace(rule, operands=rule.results, whole=frozenset()),
+    "aten.constant_pad_nd": lambda rule: replace(rule, operands=rule.results, whole=frozenset()),
+    "aten.amax": lambda rule: replace(rule, whole=frozenset()),
+    "aten.relu": lambda rule: replace(rule, linear=(frozenset({0}),)),
+    "aten.add.Tensor": lambda rule: replace(rule, linear=(frozenset({0}),)),
+    "aten.convolution_backward": lambda rule: replace(rule, reads=()),
+}
+"""Rules spoiled on purpose."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_found_out(name: str) -> None:
+    refuted: list[int] = []
+
+    @PROFILE
+    @given(drawn(name))
+    def look(case: Case) -> None:
+        wholes = run_op(case.op, case.tensors)
+        for laid in single_axes(case, WRONG[name](rule_of(case.op))):
+            try:
+                check(case, wholes, [laid])
+            except (AssertionError, RuntimeError):
+                refuted.append(1)
+
+    look()
+    assert refuted
 
 
 # Uneven pieces.
@@ -266,7 +343,8 @@ def piece_of(tensor: Tensor, dims: Dims, rule: Rule, factor: str, start: int, le
         return tensor
     dim, at = found
     sizes = [rule.sizes[each] for each in dims[dim]]
-    return tensor.unflatten(dim, sizes).narrow(dim + at, start, length).flatten(dim, dim + len(sizes) - 1).contiguous()
+    digits = tensor.reshape(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
+    return digits.narrow(dim + at, start, length).flatten(dim, dim + len(sizes) - 1).contiguous()
 
 
 def united(parts: Sequence[Tensor], dims: Dims, rule: Rule, factor: str, index: int) -> Iterator[Tensor]:

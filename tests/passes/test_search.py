@@ -199,6 +199,19 @@ def test_a_damaged_outcome_is_made_anew(tmp_path: Path) -> None:
     assert plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path).fates == first.fates
 
 
+def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = plan_cache.search_cached(dense(), machine(), SMALL, pool=Here(), folder=tmp_path / "file")
+    assert found.plan.config == Config()
+
+
+def test_a_dump_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    step = dense()
+    with pytest.raises(Diagnostic, match="MOAI_DUMP="):
+        dump(tmp_path / "file", step, search.search(step, machine(), SMALL, pool=Here()))
+
+
 def test_the_dump_can_be_read_and_parsed(tmp_path: Path) -> None:
     step = dense()
     found = search.search(step, machine(), Request(), pool=Here())

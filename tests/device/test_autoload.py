@@ -1,0 +1,129 @@
+"""What `import torch` costs and changes, in processes of their own: nothing, until the device is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(program: str, **environment: str) -> str:
+    """What the program prints; `import torch` does not load the device by itself in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+LOOK = """
+import sys, warnings
+import torch
+{load}
+from torch.utils.data import DataLoader
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    list(DataLoader(torch.arange(4.0), pin_memory=True))
+torch.manual_seed(0)
+print([str(w.message) for w in caught], torch.rand(2).tolist())
+print(torch.accelerator.current_accelerator(), torch.accelerator.is_available(), torch.accelerator.device_count())
+print(torch._C._get_accelerator(), torch._utils._get_available_device_type())
+print(torch.nn.DataParallel(torch.nn.Linear(2, 2)).module.weight.device, torch.get_device_module().__name__)
+model = torch.nn.Linear(2, 2).half().float()
+model(torch.ones(1, 2)).sum().backward()
+print(model.weight.grad.tolist(), torch.empty(2).untyped_storage().nbytes())
+assert not any(name.startswith("moaic.runtime") for name in sys.modules)
+"""
+
+
+def test_unused_it_changes_nothing() -> None:
+    without = run(LOOK.format(load=""))
+    assert run(LOOK.format(load="from moaic.device.autoload import autoload; autoload()")) == without
+
+
+def test_it_adds_little_to_import_torch() -> None:
+    program = """
+import time
+import torch
+begin = time.process_time()
+from moaic.device.autoload import autoload
+autoload()
+print(time.process_time() - begin)
+"""
+    assert min(float(run(program)) for _ in range(3)) < 0.03
+
+
+USE = """
+import torch
+from moaic.device import autoload
+{before}
+autoload.autoload()
+{after}
+"""
+
+
+def test_beside_a_real_accelerator_the_name_waits() -> None:
+    program = USE.format(
+        before="autoload.real_accelerator = lambda: True",
+        after="""
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+assert not hasattr(torch, "moai")
+model = torch.nn.Linear(2, 2)
+model.to("cpu")
+assert not hasattr(torch, "moai")
+model.to("moai")
+print(model.weight.device, torch.moai.device_count())
+""",
+    )
+    assert run(program) == "moai:0 1"
+
+
+def test_the_environment_decides() -> None:
+    show = USE.format(before="autoload.real_accelerator = lambda: {real}", after="print(hasattr(torch, 'moai'))")
+    assert run(show.format(real=True), MOAI_DEVICE="1") == "True"
+    assert run(show.format(real=False), MOAI_DEVICE="0") == "False"
+
+
+def test_another_device_of_its_kind_is_left_alone() -> None:
+    program = USE.format(
+        before='torch.utils.rename_privateuse1_backend("other")',
+        after="""
+try:
+    autoload.register()
+except RuntimeError as error:
+    print(error)
+""",
+    )
+    assert "other has taken it" in run(program)
+
+
+def test_a_process_ends_well_right_after_backward() -> None:
+    program = USE.format(
+        before="",
+        after="""
+x = torch.ones(3, device="moai", requires_grad=True)
+(x * 2).sum().backward()
+print(x.grad.tolist())
+""",
+    )
+    assert run(program, MOAI_FLAVOR="1") == "[2.0, 2.0, 2.0]"
+
+
+def test_loaders_fork_while_the_device_is_in_use() -> None:
+    program = USE.format(
+        before="from torch.utils.data import DataLoader",
+        after="""
+x = torch.ones(3, device="moai") + 1
+loader = DataLoader(torch.arange(4.0), batch_size=2, num_workers=2, multiprocessing_context="fork")
+print([batch.to("moai").sum().item() for batch in loader], x.sum().item())
+""",
+    )
+    assert run(program, MOAI_FLAVOR="1") == "[1.0, 5.0] 6.0"

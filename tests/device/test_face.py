@@ -1,0 +1,93 @@
+"""`torch.moai`, `torch.accelerator`, and what else torch asks of a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.usefixtures("accelerator")
+
+MOAI = "moai"
+moai: Any = torch.moai  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_there_is_one_device() -> None:
+    assert moai.is_available()
+    assert moai.device_count() == 1
+    assert moai.current_device() == 0
+    assert torch.get_device_module(MOAI) is moai
+    with moai.device(0), moai.device("moai:0"), moai.device_of(torch.ones(1, device=MOAI)):
+        pass
+    with pytest.raises(RuntimeError, match="there is one device moai"):
+        moai.set_device(1)
+    with pytest.raises(ValueError, match="expected device moai"):
+        moai.synchronize("cpu")
+
+
+def test_torch_accelerator() -> None:
+    accelerator = torch.accelerator
+    assert accelerator.current_accelerator() == torch.device(MOAI)
+    assert accelerator.is_available()
+    assert accelerator.device_count() == 1
+    assert accelerator.current_device_index() == 0
+    accelerator.set_device_index(0)
+    with accelerator.device_index(0):
+        accelerator.synchronize()
+    accelerator.empty_cache()
+    free, total = accelerator.get_memory_info()
+    assert 0 < free <= total
+    assert torch.float32 in accelerator.get_device_capability()["supported_dtypes"]
+
+
+def test_memory(accelerator: str) -> None:
+    x = torch.ones(1024, device=MOAI) + 1
+    moai.synchronize()
+    assert x.sum().item() == 2048
+    assert torch.accelerator.memory_allocated() >= (4096 if accelerator == "workers" else 0)
+    assert torch.accelerator.max_memory_allocated() >= torch.accelerator.memory_reserved() >= 0
+    torch.accelerator.reset_peak_memory_stats()
+    assert isinstance(torch.accelerator.memory_stats(), dict)
+
+
+def test_seeds_and_states() -> None:
+    state = moai.get_rng_state()
+    one = torch.rand(3, device=MOAI)
+    moai.set_rng_state(state)
+    assert torch.equal(torch.rand(3, device=MOAI).cpu(), one.cpu())
+    for seed in (moai.manual_seed, moai.manual_seed_all, torch.manual_seed):
+        seed(5)
+        assert moai.initial_seed() == 5
+    with torch.random.fork_rng(device_type=MOAI):
+        inside = torch.rand(3, device=MOAI)
+    assert torch.equal(torch.rand(3, device=MOAI).cpu(), inside.cpu())
+
+
+def test_streams_and_events() -> None:
+    stream = moai.current_stream()
+    start, end = moai.Event(enable_timing=True), moai.Event(enable_timing=True)
+    with moai.stream(stream):
+        start.record()
+        torch.ones(3, device=MOAI).record_stream(torch.Stream(device=MOAI))
+        end.record()
+    stream.synchronize()
+    assert start.elapsed_time(end) >= 0
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        moai.Event().elapsed_time(end)
+    torch.Stream(device=MOAI).synchronize()
+
+
+def test_loading_data_with_pinned_memory() -> None:
+    batches = [
+        batch.to(MOAI, non_blocking=True) for batch in DataLoader(torch.arange(8.0), batch_size=4, pin_memory=True)
+    ]
+    assert [batch.sum().item() for batch in batches] == [6, 22]
+    assert torch.ones(3).pin_memory().tolist() == [1, 1, 1]
+
+
+def test_generators_of_the_host_are_untouched() -> None:
+    generator = torch.Generator()
+    assert isinstance(generator, torch.Generator)
+    assert torch.Generator("cpu").device.type == "cpu"
