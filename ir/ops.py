@@ -134,20 +134,19 @@ def _names(count: int, prefix: str = "d") -> list[str]:
 
 def _make(op: Op, operands: list[list[str]], results: list[list[str]], *linear: tuple[int, ...]) -> Rule:
     """A rule from one factor name per dim (a trailing `!` marks it whole)."""
-    text = ", ".join(" ".join(dims) for dims in operands) + " -> " + ", ".join(" ".join(dims) for dims in results)
     types, out = operand_types(op), result_types(op)
     whole = frozenset(n[:-1] for dims in (*operands, *results) for n in dims if n.endswith("!"))
     sizes: dict[str, int] = {}
 
     def bind(dims: list[str], type_: TensorType) -> Dims:
-        assert len(dims) == len(type_.shape), (op.name, text, type_)
+        assert len(dims) == len(type_.shape), (op.name, operands, results, type_)
         spec: list[tuple[str, ...]] = []
         for name, size in zip(dims, type_.shape, strict=True):
             factor = name.rstrip("!")
             if size == 1:
                 spec.append(())
                 continue
-            assert sizes.setdefault(factor, size) == size, (op.name, text, factor, size, sizes)
+            assert sizes.setdefault(factor, size) == size, (op.name, operands, results, factor, size, sizes)
             spec.append((factor,))
         return tuple(spec)
 
@@ -455,12 +454,20 @@ def _convolution(op: Op) -> Rule:
     x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
     if len(operand_types(op)) == 2:
         return _make(op, [x, w], [y], (0,), (1,))
-    x, w = ([f"{name}!" if name == "i" else name for name in dims] for dims in (x, w))
+    x, w = _held("i", x, w)
     return _make(op, [x, w, [y[1]]], [y], (0, 2), (1, 2))
 
 
+def _held(factor: str, *specs: list[str]) -> list[list[str]]:
+    """The specs with one factor marked whole."""
+    return [[f"{name}!" if name == factor else name for name in dims] for dims in specs]
+
+
 def _convolution_backward(op: Op) -> Rule:
+    """With the gradient of a bias the output channels are whole: an attribute says how many they are."""
     x, w, y = _conv_specs(op, len(operand_types(op)[0].shape) - 2)
+    if _wanted(op)[2]:
+        x, w, y = _held("o", x, w, y)
     specs = [x, w, [y[1]]]
     reads = [frozenset({0, 2}), frozenset({0, 1}), frozenset({0})]
     chosen = [i for i, wanted in enumerate(_wanted(op)) if wanted]
@@ -490,9 +497,10 @@ def _sdpa_backward(op: Op) -> Rule:
 
 
 def _rand(op: Op) -> Rule:
-    """Every element is a function of the key and its own index, so any dim splits; the key stays whole."""
+    """Every element is a function of the key and its own index, so any dim splits; key and coordinates stay whole."""
     shape = op.results[0].type.shape
-    return _make(op, [["key!"]], [_names(len(shape))])
+    _, *coordinates = operand_types(op)
+    return _make(op, [["key!"], *([f"at{i}!"] * len(t.shape) for i, t in enumerate(coordinates))], [_names(len(shape))])
 
 
 def _flops_of_factors(op: Op) -> int:

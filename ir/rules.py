@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from math import prod
 
@@ -118,6 +119,7 @@ class Rule:
 _TOKEN = re.compile(r"\(|\)|[a-z0-9]+[!@]?")
 
 
+@cache
 def parse_dims(text: str) -> tuple[Dims, frozenset[str]]:
     """`(b s) d! 1` as dims and the set of factors marked whole. An indexed factor (`v@`) is whole too."""
     dims: list[tuple[str, ...]] = []

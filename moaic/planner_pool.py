@@ -1,7 +1,8 @@
-"""The planner's processes: started early, while the graph is still being captured, and kept for the next step.
+"""The planner's processes: started early, while the graph is still being captured, and kept until the plan is made.
 
 Each runs `moaic.passes.pool` and knows no torch. They are started by `subprocess` on our own module: multiprocessing
-would run the person's unguarded script again. They end with their input, so whatever this process does, none stays.
+would run the person's unguarded script again. They end with their input, so whatever this process does, none stays;
+one that has had nothing to do for a while ends too, to give its memory back, and is started again when it is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
@@ -33,6 +35,10 @@ END_SECONDS = 1.0
 
 class Crash(Exception):
     """A pool process ended without an answer; the message is what it wrote to its error stream."""
+
+
+class _Rested(Exception):
+    """A pool process had gone to rest; a new one is there."""
 
 
 class ProcessPool:
@@ -56,8 +62,8 @@ class ProcessPool:
             member.first = request
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
-        """Whoever is free takes the next; a candidate that kills its process is a crash, with what it said."""
-        waiting = deque(configs)
+        """Whoever is free takes the next few; a candidate that kills its process is a crash, with what it said."""
+        waiting = deque(_families(configs))
         found: dict[Config, Compiled] = {}
 
         def work(member: _Member) -> None:
@@ -82,6 +88,11 @@ class ProcessPool:
 
         _at_once([_bound(work, member) for member in self._members])
         return [found[config] for config in configs]
+
+    def rest(self) -> None:
+        """Ends the processes; the next use starts them again."""
+        for member in self._members:
+            member.rest()
 
     def close(self) -> None:
         """Ends the processes; the pool is of no use afterwards."""
@@ -114,7 +125,14 @@ class _Member:
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any]) -> Any:
-        """The answer to a request; before it the step is told, if that is news. Raises Crash."""
+        """The answer to a request, from a new process if the last one has gone to rest. Raises Crash."""
+        try:
+            return self._told_and_asked(request)
+        except _Rested:
+            return self._told_and_asked(request)
+
+    def _told_and_asked(self, request: Mapping[str, Any]) -> Any:
+        """Before the request the step is told, if that is news."""
         if self._told is not self.first:
             assert self.first is not None
             self._exchange(self.first)
@@ -124,6 +142,8 @@ class _Member:
     def _exchange(self, request: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        if self._process.stdin.closed:
+            raise self._replaced()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -131,17 +151,22 @@ class _Member:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise Crash(self._replaced())
+            raise self._replaced()
         return json.loads(answer)
 
-    def _replaced(self) -> str:
+    def _replaced(self) -> Crash | _Rested:
         """Starts a new process; returns what became of the old one."""
         code = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
         self.close()
         self._start()
-        return f"{said}\na planner process ended with exit code {code}".strip()
+        return Crash(f"{said}\na planner process ended with exit code {code}".strip()) if code else _Rested()
+
+    def rest(self) -> None:
+        """Ends the process and waits for it."""
+        self.end_input()
+        self._process.wait()
 
     def end_input(self) -> None:
         assert self._process.stdin is not None
@@ -180,10 +205,19 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _taken(waiting: deque[Config]) -> Iterable[Config]:
+def _families(configs: Sequence[Config]) -> list[list[Config]]:
+    """Candidates that differ in how parameters are distributed go to one process: they share all earlier passes."""
+    families: dict[Config, list[Config]] = {}
+    for config in configs:
+        alike = replace(config, distribute_param="none", distribute_low_prec_param=False)
+        families.setdefault(alike, []).append(config)
+    return list(families.values())
+
+
+def _taken(waiting: deque[list[Config]]) -> Iterable[Config]:
     while True:
         try:
-            yield waiting.popleft()
+            yield from waiting.popleft()
         except IndexError:
             return
 

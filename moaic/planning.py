@@ -63,6 +63,7 @@ class Planning:
         selection = search_cached(step, _machine(), request, pool=_pool(), folder=cache_folder(os.environ))
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
+        _pool().rest()
         return selection.plan
 
 

@@ -119,7 +119,7 @@ class _Work:
         return self.made[key]
 
     def cut_before(self, name: str, states: tuple[State, ...]) -> tuple[State, ...]:
-        """The operand states with those split that the callee would only cut itself: the caller's cut serves all calls."""
+        """The operand states with those split that the callee would only cut itself: one cut serves all calls."""
         callee = self.specialised(name, states)
         read: dict[Value, set[State | None]] = {}
         for op in (callee.ops[i] for i in sorted(needed(callee, callee.results))):

@@ -64,17 +64,18 @@ class Builder:
         """Each pass with the decisions that it carries out."""
         mb, dp, tp = config.micro_batches, config.dp, config.tp
         level, narrow = config.distribute_param, config.distribute_low_prec_param
+        mode = config.recompute
         stages: list[tuple[dict[str, object], str, Stage]] = [
-            ({"recompute": config.recompute}, "recompute", lambda m: Made(recompute(m.module, config.recompute)))
+            ({"recompute": mode}, "recompute", _with(lambda m: recompute(m, mode)))
         ]
         if mb > 1:
             stages.append(({"micro_batches": mb}, "mb", lambda m: _timed(m, Axis("mb", mb, in_time=True))))
         if dp > 1:
-            stages.append(({"dp": dp}, "dp", lambda m: replace(m, module=follow_space(m.module, Axis("dp", dp)).module)))
+            stages.append(({"dp": dp}, "dp", _with(lambda m: follow_space(m, Axis("dp", dp)).module)))
         if tp > 1:
-            stages.append(({"tp": tp}, "tp", lambda m: replace(m, module=follow_tensor(m.module, Axis("tp", tp)).module)))
+            stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp)).module)))
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
-        stages.append((decided, "distribute", lambda m: replace(m, module=distribute(m.module, level, narrow))))
+        stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         return stages
 
     def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:
@@ -84,6 +85,11 @@ class Builder:
         if isinstance(made, Diagnostic):
             raise made
         return made
+
+
+def _with(change: Callable[[Module], Module]) -> Stage:
+    """The stage that changes the module and nothing else."""
+    return lambda made: replace(made, module=change(made.module))
 
 
 def _timed(made: Made, axis: Axis) -> Made:

@@ -1,7 +1,7 @@
 """Compiling candidates, here or in a process of the planner's pool: `python -m moaic.passes.pool`.
 
 A pool process reads one JSON object per line and answers each with one: text in, text out. It ends when its input does,
-also in the middle of a candidate.
+also in the middle of a candidate, and when its work is long done.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from moaic.passes.config import Config
 from moaic.passes.cost import Prediction, function_seconds, predict
 from moaic.passes.machine import Machine, Number, Source
 from moaic.passes.memory import Memory, fused_functions, memory_of
+
+REST_SECONDS = 10.0
+"""A process that has compiled something ends when nobody has wanted more of it for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,9 @@ class Compiler:
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
-    """Answers requests until there are none."""
+    """Answers requests until there has been none for a while after the first."""
     compiler: Compiler | None = None
-    while line := requests.get():
+    while line := _next(requests, None if compiler is None else REST_SECONDS):
         request = json.loads(line)
         if "step" in request:
             compiler = Compiler(parse(request["step"]), machines.from_text(request["machine"]))
@@ -117,6 +120,14 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
             answer = prediction_out(compiler.cost(config_in(request["cost"])))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _next(requests: queue.SimpleQueue[str], seconds: float | None) -> str:
+    """The next line; nothing if it does not come in time."""
+    try:
+        return requests.get(timeout=seconds)
+    except queue.Empty:
+        return ""
 
 
 def config_out(config: Config) -> dict[str, Any]:
@@ -151,6 +162,8 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     serve(requests, answers)
+    # The thread that reads still holds the input, which an orderly end would wait for.
+    os._exit(0)
 
 
 def _read(requests: queue.SimpleQueue[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import networkx as nx
 
@@ -123,8 +123,8 @@ def _minimum_cut(function: Function, needed: Sequence[Value], entering: Sequence
         graph.add_edge((value, 1), "sink")
     if not needed:
         return set()
-    cut: Any = nx.minimum_cut(graph, "source", "sink")
-    reached: set[tuple[Value, int] | str] = cut[1][0]
+    minimum_cut = cast("Any", nx.minimum_cut)
+    reached: set[tuple[Value, int] | str] = minimum_cut(graph, "source", "sink")[1][0]
     return {value for value in function.values() if (value, 0) in reached and (value, 1) not in reached}
 
 

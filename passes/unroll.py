@@ -16,6 +16,9 @@ from moaic.ir.types import FLOATING, TensorType
 
 PRE, POST = -1, -2
 
+NUMBER = TensorType("i64", (1,))
+"""Type of the number of a part."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -38,8 +41,15 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     Takes the part's number as a further parameter, i64 of one element, if it draws random numbers for the part.
     """
     local = localize(function, mesh, (axis,))
+    added = local.params[len(function.params) :]
     # The number is an operand like any other: only what differs between ranks is supplied by those who run a program.
-    return replace(local, param_roles=function.param_roles and (*function.param_roles, NO_ROLE))
+    numbers = {param: Value(NUMBER, axis) for param in added}
+    return replace(
+        local,
+        params=tuple(numbers.get(param, param) for param in local.params),
+        ops=tuple(op.with_operands(numbers) for op in local.ops) if numbers else local.ops,
+        param_roles=(*function.param_roles, *(NO_ROLE for _ in added)) if function.param_roles else (),
+    )
 
 
 def unroll(module: Module, axis: str = "mb") -> Timed:
@@ -165,7 +175,7 @@ class _Unroller:
             if self.all_numbers is None:
                 self.all_numbers = Value(TensorType("i64", (self.count,)), self.axis)
                 self._append(Op("aten.arange", (), (self.all_numbers,), {"end": self.count}), PRE)
-            number = Value(TensorType("i64", (1,)), self.axis)
+            number = Value(NUMBER, self.axis)
             attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": 0, "stride": 1}
             self._append(Op("moai.part", (self.all_numbers,), (number,), attrs), index)
             self.numbers[index] = number

@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moaic.ir.graph import Function
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.types import TensorType
 from moaic.runtime.to_fx import CPU, Run, run_ops, trace
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
@@ -29,6 +30,15 @@ def compile_function(function: Function, *, compiled: bool, device: torch.device
     if not compiled:
         return _interpreted(function, device)
     return _compiled(function, device)
+
+
+def warm_up(device: torch.device = CPU) -> None:
+    """Pay for what the first compilation pays beside its own work: imports, a look at the processor, shared headers.
+
+    Some seconds on an empty cache, of which little is Python: worth doing while the controller captures and plans.
+    """
+    x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
+    _compiled(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), device)
 
 
 def _interpreted(function: Function, device: torch.device) -> Run:

@@ -17,11 +17,18 @@ from moaic.runtime.log import Recorder
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.wire import Connection, Message, encode, frame, from_block, push_all, readable, uninterrupted
 
-LONG_QUEUE: Final = 2000
+LONG_QUEUE: Final = 500
 """Commands after which a queue is sent although nobody waits."""
 
 LARGE_QUEUE: Final = 32 << 20
 """Bytes of blocks after which a queue is sent although nobody waits."""
+
+BEAT_SECONDS: Final = 1.0
+"""How often a waiting controller asks itself whether the workers are alive."""
+
+SILENCE_SECONDS: Final = 20.0
+"""A worker's thread for signs of life beats every second and is delayed by no computation of ours; longer than this it
+is only when the process is stopped or stuck."""
 
 GRACE_SECONDS: Final = 1.0
 """After a first failure the others have this long to say what they know: the cause is to be told, not a consequence."""
@@ -108,8 +115,9 @@ class Pool:
         self._answers = {}
         self._send_queue([code, line, self._requests, *arguments], ranks)
         while not all(rank in self._answers for rank in ranks):
-            readable(self._connections)
+            readable(self._connections, BEAT_SECONDS)
             self._look()
+            self._listen()
         return self._answers
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
@@ -170,6 +178,14 @@ class Pool:
             if connection.closed:
                 self._fail(rank, self._ended(rank))
 
+    def _listen(self) -> None:
+        """Raises for a worker that lives and yet has stopped giving signs of life."""
+        for rank in range(self.size):
+            if self._workers.silence(rank) > SILENCE_SECONDS:
+                self._workers.workers[rank].kill()
+                error = f"it has given no sign of life for {SILENCE_SECONDS:.0f} seconds"
+                self._fail(rank, self._ended(rank, error))
+
     def _receive(self, rank: int, message: Message) -> None:
         request, kind, *data = message.body
         if kind == Answer.FAILED:
@@ -212,7 +228,7 @@ class Pool:
         line, what, error, details, is_consequence = data
         return Failure(rank, line, what, error, details, CONSEQUENCE if is_consequence else CAUSE)
 
-    def _ended(self, rank: int) -> Failure:
+    def _ended(self, rank: int, how: str = "") -> Failure:
         worker = self._workers.workers[rank]
         activity = self._workers.activity(rank)
         what = self._names(activity.code, activity.subject, activity.step)

@@ -67,6 +67,9 @@ IDLE: Final = Activity(-1, -1, -1, -1)
 FAILED: Final = 4
 """Word of a status line that is 1 once the worker has failed."""
 
+BEAT: Final = 5
+"""Word of a status line: when the worker last gave a sign of life, in nanoseconds of the system's monotonic clock."""
+
 
 def memory_bytes(ranks: int) -> int:
     return LINE * (ranks + ranks * ranks) + 2 * ROOM * ranks
@@ -89,6 +92,11 @@ class Status:
     def activity(self, rank: int) -> Activity:
         at = rank * WORDS
         return Activity(*self._words[at : at + len(IDLE)])
+
+    def silence(self, rank: int) -> float:
+        """Seconds since the last sign of life of `rank`; 0 before its first."""
+        beat = self._words[rank * WORDS + BEAT]
+        return (time.monotonic_ns() - beat) / 1e9 if beat else 0.0
 
     def close(self) -> None:
         self._words.release()
@@ -123,6 +131,10 @@ class Mailbox:
 
     def step(self, index: int) -> None:
         self._words[self.rank * WORDS + 3] = index
+
+    def beat(self) -> None:
+        """Gives a sign of life."""
+        self._words[self.rank * WORDS + BEAT] = time.monotonic_ns()
 
     def fail(self) -> None:
         """Lets no peer wait for this worker any longer."""

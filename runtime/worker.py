@@ -200,6 +200,9 @@ def proportional_bytes() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
+BEAT_MILLISECONDS: Final = 1000
+
+
 def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
     """Does what the messages say until the connection ends or something fails; then only tells what failed."""
     failure: list[Any] | None = None
@@ -245,11 +248,12 @@ def end() -> None:
     os._exit(0)
 
 
-def watch(descriptor: int) -> None:
-    """Ends this process when the other end of its socket is gone, whatever it is busy with."""
+def watch(descriptor: int, mailbox: Mailbox) -> None:
+    """Ends this process when the other end of its socket is gone, whatever it is busy with; gives signs of life."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
-    poll.poll()
+    while not poll.poll(BEAT_MILLISECONDS):
+        mailbox.beat()
     end()
 
 
@@ -264,11 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (options.socket, options.memory, *options.own_lifeline, *options.lifelines):
         os.set_inheritable(descriptor, False)
-    threading.Thread(target=watch, args=(options.socket,), name="watch", daemon=True).start()
-    torch.set_num_threads(options.threads)
-    torch.set_grad_enabled(False)
     spins = SPINS if options.ranks <= cores() else 0
     mailbox = Mailbox(options.memory, options.rank, options.ranks, options.lifelines, spins)
+    threading.Thread(target=watch, args=(options.socket, mailbox), name="watch", daemon=True).start()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
     connection = Connection(socket.socket(fileno=options.socket))
     try:
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])

@@ -14,9 +14,12 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from moaic.device import torch_private
+from moaic.device.autoload import register
 from moaic.runtime import session
 from moaic.runtime.buffer import Buffer, View
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
+
+register()  # the backend and the hooks come here first where the name has waited for a use
 
 DEVICE: Final = torch.device(torch_private.NAME, 0)
 

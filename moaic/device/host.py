@@ -6,6 +6,7 @@ CPU. Everything else that comes here costs a round trip and says so once per op.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from functools import cache
 from typing import Any, Final, cast
@@ -57,8 +58,16 @@ def _say_once(name: str) -> None:
     warnings.warn(
         f"{name} on device moai runs on the host: its operands are fetched and its result is sent back, every time",
         HostWarning,
-        stacklevel=2,
+        stacklevel=_persons_level(),
     )
+
+
+def _persons_level() -> int:
+    """How far up from the one who warns the person's own line is."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("moaic", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def run(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -20,8 +20,6 @@ _PEAK: Final = Peak()
 
 def memory_stats() -> OrderedDict[str, Any]:
     """Buffers of all workers together, once they have done all that was asked for; in bytes."""
-    if not session.SESSION.is_running():
-        return OrderedDict()
     workers = session.accelerator().stats().workers
     current = sum(worker.bytes for worker in workers)
     _PEAK.bytes = max(_PEAK.bytes, current)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moaic.device import face
 from moaic.device.autoload import register
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,9 +28,6 @@ def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         engine = Engine()
         monkeypatch.setattr("moaic.runtime.session.accelerator", lambda: engine)
     torch.manual_seed(0)
-    torch.moai.init()  # pyright: ignore[reportAttributeAccessIssue] registered when it is loaded
+    face.init()
     yield request.param
-    torch.moai.synchronize()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-pytestmark = pytest.mark.usefixtures("accelerator")
+    face.synchronize()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from moaic.runtime.buffer import Buffer, View
 from moaic.runtime.schema import DTYPES, signature
+from moaic.runtime.statistics import Statistics, WorkerStatistics
 
 
 class Engine:
@@ -24,7 +25,7 @@ class Engine:
         self.launched: list[str] = []
 
     def buffer(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
-        return Buffer(next(self.numbers), dtype, tuple(shape), tuple(strides), 0, lambda id: None)
+        return Buffer(next(self.numbers), dtype, tuple(shape), tuple(strides), 0, lambda _: None)
 
     def upload(self, buffer: Buffer, tensor: torch.Tensor) -> None:
         assert tensor.device.type == "cpu"
@@ -49,6 +50,10 @@ class Engine:
     def synchronize(self) -> None:
         return None
 
+    def stats(self) -> Statistics:
+        held = sum(tensor.nbytes for tensor in self.memory.values())
+        return Statistics((WorkerStatistics(0, 0, len(self.memory), held, {}),), 0, 0)
+
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         if buffer.id not in self.memory:
             tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=DTYPES[buffer.dtype], device="cpu")
@@ -62,7 +67,7 @@ class Engine:
         if isinstance(value, View):
             return self._see(value)
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-            return [self._argument(item) for item in value]
+            return [self._argument(item) for item in cast("list[Any]", value)]
         if isinstance(value, torch.Tensor):
             assert value.dim() == 0
             assert value.device.type == "cpu"
@@ -100,4 +105,7 @@ def _keep(op: str, results: Any, places: list[torch.Tensor]) -> None:
 
 
 def _flat(results: Any) -> list[Any]:
-    return [item for result in results for item in (result if isinstance(result, list | tuple) else [result])]
+    flat: list[Any] = []
+    for result in results:
+        flat += cast("list[Any]", result) if isinstance(result, list | tuple) else [result]
+    return flat

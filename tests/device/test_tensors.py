@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -106,8 +106,8 @@ COMPUTED: list[Callable[[str], Tensor]] = [
     ),
     lambda d: torch.sort(torch.tensor([3.0, 1.0, 2.0], device=d), descending=True).values,
     lambda d: torch.nn.functional.one_hot(torch.tensor([0, 2], device=d), 3),
-    lambda d: torch.linalg.inv(torch.eye(3, device=d) * 2),
-    lambda d: torch.fft.fft(torch.arange(8.0, device=d)).abs(),
+    lambda d: (torch.eye(3, device=d) * 2).inverse(),
+    lambda d: cast("Tensor", torch.fft.fft(torch.arange(8.0, device=d))).abs(),
     lambda d: torch.nn.functional.conv2d(torch.ones(1, 2, 4, 4, device=d), torch.ones(3, 2, 3, 3, device=d), padding=1),
     lambda d: torch.where(torch.arange(4, device=d) > 1, 1.0, torch.arange(4.0, device=d)),
     lambda d: torch.arange(4, device=d).float().var(),
@@ -186,7 +186,7 @@ def test_scalars_of_the_host_take_part_by_value() -> None:
 
 def test_tensors_of_the_host_do_not() -> None:
     with pytest.raises(RuntimeError, match=r"moai:0 and cpu! Move the tensor of shape \[3\]"):
-        torch.ones(3, device=MOAI) + torch.ones(3)
+        torch.add(torch.ones(3, device=MOAI), torch.ones(3))
 
 
 def test_resize_keeps_what_fits_and_grows() -> None:
@@ -195,7 +195,7 @@ def test_resize_keeps_what_fits_and_grows() -> None:
     assert x.tolist() == [[0, 1], [2, 3]]
     x.resize_(4, 3)
     assert x.view(-1)[:4].tolist() == [0, 1, 2, 3]
-    x.set_(torch.ones(2, device=MOAI))
+    x.set_(torch.ones(2, device=MOAI))  # pyright: ignore[reportArgumentType] the stubs know only storages
     assert x.tolist() == [1, 1]
 
 
@@ -220,9 +220,9 @@ def test_data_dependent_ops_run_on_the_host_and_say_so_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x.nonzero()
-    with pytest.warns(HostWarning):
+    with pytest.warns(HostWarning, match=r"index\.Tensor"):
         assert x[x > 0].tolist() == [1, 2]
-        assert x.unique().tolist() == [0, 1, 2]
+    with pytest.warns(HostWarning, match="masked_select"):
         assert torch.masked_select(x, x > 1).tolist() == [2]
 
 
@@ -308,5 +308,7 @@ def test_a_buffer_goes_with_its_last_tensor() -> None:
 
 
 def test_methods_named_after_the_device() -> None:
-    assert torch.ones(3).moai().is_moai  # type: ignore[attr-defined]
-    assert torch.nn.Linear(2, 2).moai().weight.device.type == MOAI  # type: ignore[attr-defined]
+    tensor: Any = torch.ones(3)
+    module: Any = torch.nn.Linear(2, 2)
+    assert tensor.moai().is_moai
+    assert module.moai().weight.device.type == MOAI

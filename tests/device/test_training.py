@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("accelerator")
 
 MOAI = "moai"
+attention: Any = F.scaled_dot_product_attention
+checkpoint: Any = getattr(torch.utils.checkpoint, "checkpoint")  # noqa: B009 untyped
 
 
 def gradients(device: str, make: Callable[[], nn.Module], *inputs: Tensor) -> list[Tensor]:
@@ -23,8 +25,8 @@ def gradients(device: str, make: Callable[[], nn.Module], *inputs: Tensor) -> li
     torch.manual_seed(0)
     module = make().to(device)
     torch.manual_seed(1)
-    out = module(*(x.to(device) for x in inputs))
-    out = out[0] if isinstance(out, tuple) else out
+    results: Any = module(*(x.to(device) for x in inputs))
+    out = cast("Tensor", results[0] if type(results) is tuple else results)
     (out * out).sum().backward()
     return [out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)]
 
@@ -56,7 +58,8 @@ def test_modules_equal_the_cpu(make: Callable[[], nn.Module], shape: tuple[int, 
 
 
 def test_batch_norm_keeps_its_statistics() -> None:
-    ours = copy.deepcopy(expected := nn.BatchNorm1d(3)).to(MOAI)
+    expected: Any = nn.BatchNorm1d(3)
+    ours = copy.deepcopy(expected).to(MOAI)
     for mode in (True, True, False):
         x = torch.randn(5, 3)
         expected.train(mode)
@@ -86,18 +89,23 @@ def test_second_derivatives() -> None:
 
 
 def test_functorch() -> None:
-    assert torch.func.grad(lambda x: (x * x).sum())(torch.ones(3, device=MOAI)).tolist() == [2, 2, 2]
-    assert torch.func.vmap(lambda x: x * 2)(torch.ones(3, 2, device=MOAI)).sum().item() == 12
+    def square(x: Tensor) -> Tensor:
+        return (x * x).sum()
+
+    functorch: Any = torch.func
+    assert functorch.grad(square)(torch.ones(3, device=MOAI)).tolist() == [2, 2, 2]
+    assert functorch.vmap(square)(torch.ones(3, 2, device=MOAI)).tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_replay_dropout(reentrant: bool) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).to(MOAI)
     found: list[Tensor] = []
-    for run in (lambda x: checkpoint(module, x, use_reentrant=reentrant), module):
+    for checkpointed in (True, False):
         x = torch.ones(3, 4, device=MOAI, requires_grad=True)
         torch.manual_seed(0)
-        run(x).sum().backward()
+        out = checkpoint(module, x, use_reentrant=reentrant) if checkpointed else module(x)
+        out.sum().backward()
         assert x.grad is not None
         found.append(x.grad.cpu())
     torch.testing.assert_close(found[0], found[1])
@@ -211,7 +219,7 @@ def test_attention_equals_the_cpu(settings: dict[str, Any]) -> None:
             k: v.detach().to(device).requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v
             for k, v in settings.items()
         }
-        out = F.scaled_dot_product_attention(*qkv, **there)
+        out = attention(*qkv, **there)
         (out * out).sum().backward()
         return [out.detach().cpu(), *(x.grad.cpu() for x in qkv if x.grad is not None)]
 
@@ -220,12 +228,12 @@ def test_attention_equals_the_cpu(settings: dict[str, Any]) -> None:
 
 def test_attention_with_fewer_key_heads_other_ranks_and_modes() -> None:
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
-    found = F.scaled_dot_product_attention(q.to(MOAI), k.to(MOAI), k.to(MOAI), enable_gqa=True)
-    torch.testing.assert_close(found.cpu(), F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
-    found = F.scaled_dot_product_attention(*(x[0].to(MOAI) for x in (k, k, k)))
-    torch.testing.assert_close(found.cpu(), F.scaled_dot_product_attention(k[0], k[0], k[0]))
+    found = attention(q.to(MOAI), k.to(MOAI), k.to(MOAI), enable_gqa=True)
+    torch.testing.assert_close(found.cpu(), attention(q, k, k, enable_gqa=True))
+    found = attention(*(x[0].to(MOAI) for x in (k, k, k)))
+    torch.testing.assert_close(found.cpu(), attention(k[0], k[0], k[0]))
     with torch.inference_mode():
-        assert F.scaled_dot_product_attention(*(k.to(MOAI) for _ in range(3))).shape == k.shape
+        assert attention(*(k.to(MOAI) for _ in range(3))).shape == k.shape
 
 
 def test_backward_in_several_threads() -> None:
@@ -238,7 +246,7 @@ def test_backward_in_several_threads() -> None:
                 (x @ x).sum().backward()
             assert x.grad is not None
             assert x.grad[0, 0].item() == 160
-        except BaseException as failure:  # noqa: BLE001 handed to the main thread
+        except BaseException as failure:
             failures.append(failure)
 
     threads = [threading.Thread(target=work) for _ in range(3)]

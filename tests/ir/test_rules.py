@@ -145,7 +145,9 @@ def test_each_result_sums_over_what_it_reads() -> None:
     rule = rule_of(op)
     assert rule.by_factor("i", 1, 2) == Strategy((WHOLE, (1, 1), (1, 1)), ((1, 1), (1, 1), WHOLE))
     assert rule.by_factor("n", 2, 2) == Strategy(((0, 2), (0, 2), WHOLE), ((0, 2), PENDING, PENDING))
-    assert rule.by_factor("o", 4, 2) == Strategy(((1, 4), WHOLE, (0, 4)), (PENDING, (0, 4), (0, 4)))
+    assert rule.by_factor("o", 4, 2) is None
+    without_bias = replace(op, results=op.results[:2], attrs={**op.attrs, "output_mask": (True, True, False)})
+    assert rule_of(without_bias).by_factor("o", 4, 2) == Strategy(((1, 4), WHOLE, (0, 4)), (PENDING, (0, 4)))
 
 
 def test_sizes_of_groups_are_found_in_dims_of_their_own() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from moaic.passes.cost import Prediction
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine, Number
 from moaic.passes.memory import Memory
-from moaic.passes.pool import Compiled, Here
+from moaic.passes.pool import Compiled, Here, serve
 from moaic.planner_pool import ProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
 
@@ -246,6 +248,28 @@ def test_a_process_that_dies_is_reported_and_replaced() -> None:
     (prediction,) = pool.cost([Config(dp=2)])
     assert prediction.seconds.value > 0
     pool.close()
+
+
+def test_a_process_that_has_gone_to_rest_is_started_again() -> None:
+    pool = ProcessPool(1)
+    pool.begin(dense(), machine())
+    (first,) = pool.compile([Config()])
+    (rested,) = pool.pids
+    # What the process does by itself after a while, done here at once.
+    pool.rest()
+    assert not _lives(rested)
+    (prediction,) = pool.cost([Config()])
+    assert prediction.seconds.value > 0
+    assert pool.compile([Config()]) == [first]
+    assert pool.pids != [rested]
+    pool.close()
+
+
+def test_a_process_rests_when_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moaic.passes.pool.REST_SECONDS", 0.01)
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    requests.put(json.dumps({"step": render(dense()), "machine": machines.to_text(machine())}))
+    serve(requests, io.StringIO())
 
 
 def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
