@@ -10,13 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function
+from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
 from moaic.runtime.buffer import Buffer, View, row_major
@@ -35,6 +35,9 @@ from moaic.runtime.schema import DTYPES
 from moaic.runtime.statistics import Statistics, statistics
 from moaic.runtime.tiles import assemble, local_part
 from moaic.runtime.wire import as_block
+
+MOST_PREPARED: Final = 10_000
+"""Eager ops that are remembered at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +147,12 @@ class Accelerator:
                 return
             self._launch(call, outputs)
 
-    def load(self, text: str, *, compiled: bool = True) -> int:
-        """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic."""
-        module = parse(text)
+    def load(self, text: str, *, compiled: bool = True, module: Module | None = None) -> int:
+        """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.
+
+        `module` is what the text says, where the caller has it at hand.
+        """
+        module = parse(text) if module is None else module
         main, mesh = module.main, module.mesh
         if mesh.ranks > self.flavor:
             raise Diagnostic(
@@ -395,6 +401,7 @@ class Accelerator:
             key, ids, _ = _key(call, outputs)
         prepared = self._prepared.get(key)
         if prepared is None:
+            self._make_room()
             prepared = self._prepared[key] = self._prepare(call, outputs)
         line = self._lines.here()
         temporary = self._gather(ids, prepared, line)
@@ -405,6 +412,13 @@ class Accelerator:
             self._pool.push([Code.FREE, line, temporary])
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
             buffer.place, buffer.host, buffer.fill = place, None, None
+
+    def _make_room(self) -> None:
+        """Forgets all eager ops once there are too many: a loop over slices makes a new one at each step."""
+        if len(self._prepared) >= MOST_PREPARED:
+            self._prepared.clear()
+            self._operations.clear()
+            self._pool.push([Code.FORGET, -1])
 
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
         """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""

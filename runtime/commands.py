@@ -17,11 +17,11 @@ class Code(IntEnum):
     FILL = 1
     """id, dtype, local shape, ranks, value or None for anything."""
     DEFINE = 2
-    """number, operation: what RUN_OPERATION of that number does (`operation.Operation`)."""
+    """number, operation: what OPERATE with that number does (`operation.Operation`)."""
     OPERATE = 3
     """number, operand ids, scalars, ids of the results."""
     PATH = 4
-    """number, conversion: what MOVE of that number does (`moves.Conversion`)."""
+    """number, conversion: what MOVE with that number does (`moves.Conversion`)."""
     MOVE = 5
     """number, source id, id of the result, which may be the same."""
     LOAD = 6
@@ -38,6 +38,8 @@ class Code(IntEnum):
     """request: every worker answers with its statistics."""
     LIST = 12
     """request: every worker answers with [id, dtype, shape, digest] of each buffer."""
+    FORGET = 13
+    """Nothing: what DEFINE said is no longer needed."""
 
 
 REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST})

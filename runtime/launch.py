@@ -58,9 +58,9 @@ class LocalWorkers:
     def activity(self, rank: int) -> Activity:
         return self.status.activity(rank)
 
-    def silence(self, rank: int) -> float:
-        """Seconds since the worker last gave a sign of life; 0 before its first."""
-        return self.status.silence(rank)
+    def beats(self, rank: int) -> int:
+        """Signs of life that the worker has given."""
+        return self.status.beats(rank)
 
     def close_sockets(self) -> None:
         """Closes our ends: in this process the workers end by that, in a forked child they do not notice."""

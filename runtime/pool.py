@@ -26,9 +26,9 @@ LARGE_QUEUE: Final = 32 << 20
 BEAT_SECONDS: Final = 1.0
 """How often a waiting controller asks itself whether the workers are alive."""
 
-SILENCE_SECONDS: Final = 20.0
-"""A worker's thread for signs of life beats every second and is delayed by no computation of ours; longer than this it
-is only when the process is stopped or stuck."""
+MISSED_BEATS: Final = 15
+"""A worker's thread for signs of life beats every second, and no computation delays it for long: a worker that misses
+this many of them, counted by a clock that stops when we are stopped, is stuck."""
 
 GRACE_SECONDS: Final = 1.0
 """After a first failure the others have this long to say what they know: the cause is to be told, not a consequence."""
@@ -64,6 +64,7 @@ class Pool:
         self._sequence = 0
         self._requests = 0
         self._answers: dict[int, Any] = {}
+        self._heard = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._recorder: Recorder | None = None
         self.closed = False
@@ -115,9 +116,9 @@ class Pool:
         self._answers = {}
         self._send_queue([code, line, self._requests, *arguments], ranks)
         while not all(rank in self._answers for rank in ranks):
-            readable(self._connections, BEAT_SECONDS)
+            if not readable(self._connections, BEAT_SECONDS):
+                self._listen()
             self._look()
-            self._listen()
         return self._answers
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
@@ -181,10 +182,13 @@ class Pool:
     def _listen(self) -> None:
         """Raises for a worker that lives and yet has stopped giving signs of life."""
         for rank in range(self.size):
-            if self._workers.silence(rank) > SILENCE_SECONDS:
+            beats = self._workers.beats(rank)
+            known, missed = self._heard[rank]
+            self._heard[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
+            if missed >= MISSED_BEATS:
+                failure = self._ended(rank, f"it has given no sign of life for {MISSED_BEATS} seconds")
                 self._workers.workers[rank].kill()
-                error = f"it has given no sign of life for {SILENCE_SECONDS:.0f} seconds"
-                self._fail(rank, self._ended(rank, error))
+                self._fail(rank, failure)
 
     def _receive(self, rank: int, message: Message) -> None:
         request, kind, *data = message.body
@@ -232,7 +236,7 @@ class Pool:
         worker = self._workers.workers[rank]
         activity = self._workers.activity(rank)
         what = self._names(activity.code, activity.subject, activity.step)
-        return Failure(rank, activity.line, what, _ending(worker), "", ENDED)
+        return Failure(rank, activity.line, what, how or _ending(worker), "", ENDED)
 
     def _text(self, failure: Failure) -> str:
         line = self._lines.line(failure.line)

@@ -56,6 +56,7 @@ class Worker:
             Code.LOAD: self._load,
             Code.RUN: self._run,
             Code.FREE: self._free,
+            Code.FORGET: self._operators.clear,
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,

@@ -776,6 +776,22 @@ def _integers(call: _Call) -> Value:
     return call.emit("aten.add.Tensor", whole, None, other=low) if low else whole
 
 
+def _uniform(call: _Call) -> Value:
+    low, high = call.attrs.get("from", 0.0), call.attrs.get("to", 1.0)
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    wide = TensorType("f32", call.kind.shape)
+    drawn = call.emit("aten.mul.Tensor", call.reader.rand(wide.shape), None, kind=wide, other=float(high - low))
+    return _cast(call, call.emit("aten.add.Tensor", drawn, None, kind=wide, other=float(low)))
+
+
+def _refuse_random(call: _Call) -> Any:
+    raise Diagnostic(
+        f"`{call.name}` draws random numbers in a way that would depend on the plan{_place(call.reader.loc)}",
+        hint="draw from torch.rand, torch.randn or dropout, or draw outside the compiled model",
+    )
+
+
 def _refuse(call: _Call) -> Any:
     raise Diagnostic(
         f"`{call.name}` gives a result whose size depends on values{_place(call.reader.loc)}",
@@ -828,6 +844,12 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten.native_dropout": _dropout,
     **_each("aten.randn aten.randn_like", _normal_numbers),
     **_each("aten.randint aten.randint.low aten.randint_like aten.randint_like.low_dtype", _integers),
+    "aten.uniform": _uniform,
+    **_each(
+        """aten.multinomial aten.exponential aten.cauchy aten.geometric aten.log_normal aten.normal_functional
+        aten.normal.Tensor_Tensor aten.poisson aten.binomial aten.randperm aten._standard_gamma""",
+        _refuse_random,
+    ),
     **_each("aten.nonzero aten.masked_select aten._unique2 aten._local_scalar_dense aten.unique_dim", _refuse),
 }
 """Calls that are more than an op of the same name."""

@@ -379,18 +379,30 @@ def test_dropout_keeps_its_share_and_scales_it(compiler: Compiler) -> None:
 def test_random_tensors(compiler: Compiler) -> None:
     def draw(x: Tensor) -> tuple[Tensor, ...]:
         return (
+            torch.empty_like(x).uniform_(-3, 5),
             torch.randn_like(x),
             torch.rand(512, 8),
             torch.randint(3, 7, (512,)),
             torch.bernoulli(torch.full_like(x, 0.2)),
         )
 
-    normal, uniform, whole, coin = compiler(draw)(torch.zeros(1 << 14))
+    spread, normal, uniform, whole, coin = compiler(draw)(torch.zeros(1 << 14))
+    assert spread.min() >= -3
+    assert spread.max() < 5
+    assert spread.mean().item() == pytest.approx(1, abs=0.1)
     assert normal.mean().item() == pytest.approx(0, abs=0.05)
     assert normal.std().item() == pytest.approx(1, abs=0.05)
     assert uniform.mean().item() == pytest.approx(0.5, abs=0.05)
     assert set(whole.tolist()) == {3, 4, 5, 6}
     assert coin.mean().item() == pytest.approx(0.2, abs=0.02)
+
+
+def test_random_numbers_of_another_kind_are_refused(compiler: Compiler) -> None:
+    def draw(x: Tensor) -> Tensor:
+        return torch.empty_like(x).exponential_() * x
+
+    with pytest.raises(Exception, match="would depend on the plan"):
+        compiler(draw)(torch.ones(4))
 
 
 def test_a_second_backward_reaches_the_engine(compiler: Compiler) -> None:

@@ -364,3 +364,14 @@ def test_results_that_nobody_holds_end_while_promised(device: Device) -> None:
     del forward.out
     assert promise.writes() == []
     promise.fulfilled()
+
+
+def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moaic.runtime.accelerator.MOST_PREPARED", 8)
+    x = torch.randn(4, 6)
+    a = device.up(x, ROWS)
+    for row in range(4):
+        for column in range(6):
+            device.launch("aten.mul_.Scalar", (View(a, (), (), 6 * row + column), row - column))
+    factors = torch.tensor([[row - column for column in range(6)] for row in range(4)])
+    assert torch.equal(device.down(a), x * factors)

@@ -252,3 +252,47 @@ def test_errors_on_another_thread_name_the_main_threads_line(script: Script) -> 
     first = script.finish().splitlines()[0]
     assert "failed in aten.index_select, asked for at" in first
     assert any(script.place(piece) in first for piece in ("thread.start()", "thread.join()"))
+
+
+INTERRUPTED = (
+    LONG
+    + """
+signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    device.synchronize()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+for value in (3, 4):
+    device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+    assert device.download(whole(x))[0, 0] == value
+device.synchronize()
+print("went on", flush=True)
+"""
+)
+
+
+@pytest.mark.timeout(60)
+def test_work_goes_on_after_an_interrupt(script: Script) -> None:
+    started(script, INTERRUPTED)
+    assert script.finish().splitlines() == ["interrupted", "went on"]
+
+
+STUCK = """
+import moaic.runtime.pool as pool
+pool.MISSED_BEATS = 2
+time.sleep(1.5)
+os.kill(pids[1], signal.SIGSTOP)
+device.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+try:
+    device.synchronize()
+except RuntimeError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_is_stuck_is_named(script: Script) -> None:
+    pids = started(script, STUCK)
+    assert script.finish().startswith("worker 1 of 2 failed in ")
+    assert gone(pids)
