@@ -63,7 +63,9 @@ def memory(block: Tensor) -> memoryview:
 
 def as_block(tensor: Tensor) -> Tensor:
     """The elements of `tensor` in row-major order as bytes, without a copy where they lie so already."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    # One element counts as contiguous whatever its stride, and no view of another type takes that.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def from_block(block: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
