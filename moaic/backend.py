@@ -15,12 +15,12 @@ from moaic.capture.from_fx import Captured, FxProgram
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
-from moaic.planning import Planning, prepare, request_of
+from moaic.planning import Planning, compiles, prepare, request_of
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, row_major
-from moaic.step import Call, Step
+from moaic.step import Call, Key, Step
 
 
 def moai(
@@ -29,12 +29,13 @@ def moai(
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
     Options are dp, tp, micro_batches, recompute, distribute_param, distribute_low_prec_param; all "auto" by default,
-    and MOAI_PLAN in the environment names them too. Raises Diagnostic for what no plan can do.
+    and MOAI_PLAN in the environment names them too. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op
+    what they would compile. Raises Diagnostic for what no plan can do.
     """
-    request = request_of(options or {})
+    request, compiled = request_of(options or {}), compiles(options or {})
     prepare()
     with Report.current().timed("capture_s"):
-        return capture_backend(graph_module, examples, lambda program: GraphEngine(program, request))
+        return capture_backend(graph_module, examples, lambda program: GraphEngine(program, request, compiled=compiled))
 
 
 def report() -> dict[str, object]:
@@ -51,14 +52,14 @@ def report() -> dict[str, object]:
 class GraphEngine:
     """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
 
-    def __init__(self, program: FxProgram, request: Request) -> None:
+    def __init__(self, program: FxProgram, request: Request, *, compiled: bool = True) -> None:
         self._request = request
+        self._compiled = compiled
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
         self._calls: dict[int, Call] = {}
         self._forgotten: deque[int] = deque()
         self._on_host: dict[int, bool] = {}
-        self._numbers = 0
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         """Handles for outputs and updates; tensors of the host where every argument lies there."""
@@ -66,7 +67,7 @@ class GraphEngine:
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         inputs = [_buffer(accelerator, tensor) for tensor in arguments] + self._constants[captured]
-        outputs, made = step.forward(inputs, self._key())
+        outputs, made = step.forward(inputs, _key(captured))
         on_host = bool(arguments) and not any(is_ours(tensor) for tensor in arguments)
         if call is not None:
             self._calls[call] = made
@@ -97,13 +98,18 @@ class GraphEngine:
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
             planning = Planning(self._request, strict=not self._steps)
-            self._steps[captured] = Step(captured.function, accelerator, planning.plan)
+            self._steps[captured] = Step(captured.function, accelerator, planning.plan, compiled=self._compiled)
             self._constants[captured] = [_upload(accelerator, tensor) for tensor in captured.constants]
         return self._steps[captured]
 
-    def _key(self) -> tuple[int, int]:
-        self._numbers += 1
-        return torch.initial_seed() & 0x7FFFFFFFFFFFFFFF, self._numbers
+
+def _key(captured: Captured) -> Key:
+    """What a call draws its random numbers from: itself drawn from the generator that `torch.manual_seed` seeds."""
+    if not captured.has_key:
+        return 0, 0
+    words = torch.randint(torch.iinfo(torch.int64).max, (2,), generator=torch.default_generator, device="cpu")
+    seed, number = words.tolist()
+    return seed, number
 
 
 _MIRRORS: weakref.WeakKeyDictionary[Tensor, tuple[int, Buffer]] = weakref.WeakKeyDictionary()

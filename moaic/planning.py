@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moaic import logging_setup
 from moaic.cache_folder import cache_folder
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
@@ -25,9 +26,23 @@ from moaic.runtime.measure import measured
 from moaic.runtime.threads import cores
 
 
+COMPILE = "compile"
+"""The option that is no decision of the plan: whether its programs are compiled."""
+
+
+def compiles(options: Mapping[str, object]) -> bool:
+    """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
+    asked = options.get(COMPILE)
+    word = str(os.environ.get("MOAI_COMPILE", True) if asked is None else asked).lower()
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if word not in words:
+        raise Diagnostic(f"compile={word} is not known", hint="choose true or false")
+    return words[word]
+
+
 def request_of(options: Mapping[str, object]) -> Request:
     """What the person fixed: options of `torch.compile`, and MOAI_PLAN for what they leave open."""
-    given = request_from(dict(options))
+    given = request_from({name: value for name, value in options.items() if name != COMPILE})
     ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
     asked = {field.name: getattr(given, field.name) for field in fields(Request)}
     return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})

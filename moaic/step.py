@@ -21,7 +21,7 @@ from moaic.runtime.buffer import Buffer, row_major
 from moaic.runtime.promise import Promise
 
 Key = tuple[int, int]
-"""Seed and number of the call: what random ops draw from."""
+"""Two words of a call: what its random ops draw from."""
 
 Planner = Callable[[Module], Plan]
 """Gives the plan of a step. Variants of one step (the same, less known zeros) get the same configuration."""
@@ -33,13 +33,14 @@ class Variant:
 
     programs: Programs
     accelerator: Accelerator
+    compiled: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: Call) -> None:
         """Run a program for `call`; parameters move to where a training program wants them, for good."""
         main = self.program(name).main
         if name not in self._numbers:
-            self._numbers[name] = self.accelerator.load(render(self.program(name)))
+            self._numbers[name] = self.accelerator.load(render(self.program(name)), compiled=self.compiled)
         has_key = any(role.kind == "key" for role in main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None
         self.accelerator.run(
@@ -89,10 +90,11 @@ class Call:
 class Step:
     """A step function and the programs that its calls have needed so far."""
 
-    def __init__(self, function: Function, accelerator: Accelerator, plan: Planner) -> None:
+    def __init__(self, function: Function, accelerator: Accelerator, plan: Planner, *, compiled: bool = True) -> None:
         self.module = Module((function,))
         self.function = function
         self.accelerator = accelerator
+        self.compiled = compiled
         self._plan = plan
         self._plans: dict[frozenset[int], Plan] = {}
         self._variants: dict[tuple[frozenset[int], frozenset[int]], Variant] = {}
@@ -195,7 +197,7 @@ class Step:
                 self._plans[zeros] = self._plan(drop_zeros(self.module, zeros))
             plan = self._plans[zeros]
             programs = lower(plan.module, unread) if unread else plan.programs
-            self._variants[key] = Variant(programs, self.accelerator)
+            self._variants[key] = Variant(programs, self.accelerator, self.compiled)
         return self._variants[key]
 
 

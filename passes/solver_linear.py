@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
-from scipy.sparse import csr_array
+from numpy.typing import NDArray
 
 from moaic.ir.layout import State
 from moaic.ir.rules import Strategy
@@ -21,11 +21,19 @@ from moaic.passes.solver_problem import Choice, Flow, Problem, Sink
 Shares = tuple[int, ...]
 """Variables whose sum is meant."""
 
+Solution = NDArray[np.float64]
+
 TIME_LIMIT = 20.0
 """Seconds after which the best solution found is taken."""
 
 GAP = 1e-4
 """Relative distance to the optimum that is close enough."""
+
+SCALE = 1e3
+"""The largest cost as the solver sees it: seconds are too small for its tolerances."""
+
+FRACTION = 1e-6
+"""A share further than this from a whole number is a fraction."""
 
 
 def solve(problem: Problem, pricing: Pricing) -> dict[Choice, Strategy]:
@@ -137,30 +145,31 @@ class _Program:
             for shares in readers:
                 self._row([((shared,), 1.0), (shares, -1.0)], 0.0, np.inf)
 
-    def _optimum(self, count: int) -> np.ndarray:
+    def _optimum(self, count: int) -> Solution:
         """Shares of all strategies, `count` variables; the others follow from them."""
-        matrix = self._matrix()
-        relaxed = self._run(matrix, 0)
-        shares = relaxed.x[:count]
-        if np.abs(shares - shares.round()).max(initial=0.0) > 1e-6:
-            shares = self._run(matrix, count).x[:count]
+        shares = self._minimize(0)[:count]
+        if np.abs(shares - shares.round()).max(initial=0.0) > FRACTION:
+            shares = self._minimize(count)[:count]
         return shares
 
-    def _run(self, matrix: csr_array, whole: int) -> OptimizeResult:
-        integrality = np.zeros(len(self.costs))
-        integrality[:whole] = 1
-        unit = max(self.costs) or 1.0
-        result = milp(
-            np.array(self.costs) / unit * 1e3,
-            integrality=integrality,
+    def _minimize(self, whole: int) -> Solution:
+        """The cheapest solution in which the first `whole` variables are whole numbers."""
+        # Here and not above: only a plan with this axis pays for the import.
+        from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+        from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
+
+        costs = np.array(self.costs)
+        entries = [(i, column, factor) for i, row in enumerate(self.rows) for column, factor in row.items()]
+        rows, columns, factors = zip(*entries, strict=True)
+        matrix = csr_array((factors, (rows, columns)), shape=(len(self.rows), len(costs)))
+        low, high = np.array(self.low), np.array(self.high)
+        held = LinearConstraint(matrix, low, high)  # pyright: ignore[reportArgumentType]
+        result: Any = milp(
+            costs * (SCALE / (costs.max(initial=0.0) or 1.0)),
+            integrality=np.arange(len(costs)) < whole,
             bounds=Bounds(0.0, 1.0),
-            constraints=LinearConstraint(matrix, self.low, self.high),
+            constraints=held,
             options={"time_limit": TIME_LIMIT, "mip_rel_gap": GAP},
         )
         assert result.x is not None, f"the layout problem has no solution: {result.message}"
-        return result
-
-    def _matrix(self) -> csr_array:
-        entries = [(i, column, factor) for i, row in enumerate(self.rows) for column, factor in row.items()]
-        rows, columns, factors = zip(*entries, strict=True)
-        return csr_array((factors, (rows, columns)), shape=(len(self.rows), len(self.costs)))
+        return result.x

@@ -91,7 +91,9 @@ class Pricing:
     def _part(self, value: Value, state: State) -> float:
         return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
 
-    def conversion(self, value: Value, have: State, want: State, standing: Standing = Standing.ACTIVATION) -> float | None:
+    def conversion(
+        self, value: Value, have: State, want: State, standing: Standing = Standing.ACTIVATION
+    ) -> float | None:
         """Seconds per step to bring `value` into another state; None where that is never wanted.
 
         Nothing becomes a pending sum, and a weight that is split is used in splits: to gather it is what `dp` is for.

@@ -95,78 +95,78 @@ class _Builder:
     """Choice and result number of every value that has one."""
 
     def build(self) -> None:
-        main = self.module.main
         standing = standings(self.module)
         times = times_called(self.module)
-        alike = {f: twins(f) if f is main else {v: v for v in f.values()} for f in self.module.functions}
-        saved = _saved(self.module)
+        alike = {f: self._alike(f) for f in self.module.functions}
         for function in self.module.functions:
             counts = Counter(alike[function].values())
-            self._params(function, alike[function], counts, saved, times[function.name])
+            if function is self.module.main:
+                self._main_params(function, alike[function], counts)
+            else:
+                self._params(function, times[function.name])
             self._ops(function, alike[function], counts, times[function.name])
-        self._results(main)
+        self._results(self.module.main)
         for function in self.module.functions:
             self._flows(function, alike[function], standing, times[function.name])
 
-    def _add(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> Choice:
+    def _alike(self, function: Function) -> Mapping[Value, Value]:
+        """Who decides for each value: only the main function writes out what is repeated."""
+        return twins(function) if function is self.module.main else {value: value for value in function.values()}
+
+    def _choose(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> Choice:
         choice = Choice(tuple(strategies), tuple(costs))
         self.choices.append(choice)
         return choice
 
-    def _params(
-        self,
-        function: Function,
-        alike: Mapping[Value, Value],
-        counts: Mapping[Value, int],
-        saved: set[Value],
-        times: int,
-    ) -> None:
-        is_main = function is self.module.main
-        for index, value in enumerate(function.params):
-            kind = function.param_role(index).kind
-            if alike[value] is value:
-                states: tuple[State, ...] = self.possible.resting(value)
-                states = states if not is_main or kind in ("param", "buffer") else (WHOLE,)
-                costs = [0.0] * len(states)
-                if is_main and kind == "param":
-                    costs = [counts[value] * self.pricing.resting(value, state) for state in states]
-                elif value in saved:
-                    costs = [times * self.pricing.saving(value, state) for state in states]
-                choice = self._add([Strategy((state,), (state,)) for state in states], costs)
-            else:
-                choice = self.of_param[alike[value]]
-            self.of_param[value] = choice
-            self.made_by[value] = (choice, 0)
+    def _main_params(self, main: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int]) -> None:
+        """Parameters rest as is best; what comes from outside comes whole."""
+        for index, value in enumerate(main.params):
+            kind = main.param_role(index).kind
+            first = alike[value]
+            if first is not value:
+                self._param(value, self.of_param[first])
+                continue
+            states: tuple[State, ...] = self.possible.resting(value) if kind in ("param", "buffer") else (WHOLE,)
+            price = counts[value] if kind == "param" else 0
+            self._param(value, self._standing(states, [price * self.pricing.resting(value, state) for state in states]))
+
+    def _params(self, function: Function, times: int) -> None:
+        saved = _made_by_calls(self.module)
+        for value in function.params:
+            states = self.possible.resting(value)
+            price = times if value in saved else 0
+            self._param(value, self._standing(states, [price * self.pricing.saving(value, state) for state in states]))
+
+    def _standing(self, states: Sequence[State], costs: Sequence[float]) -> Choice:
+        """A choice that takes a value in and gives it out in one state."""
+        return self._choose([Strategy((state,), (state,)) for state in states], costs)
+
+    def _param(self, value: Value, choice: Choice) -> None:
+        self.of_param[value] = choice
+        self.made_by[value] = (choice, 0)
 
     def _ops(self, function: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int], times: int) -> None:
         results = set(function.results)
         producer = {result: op for op in function.ops for result in op.results}
         for op in function.ops:
             if op.name == "call":
-                callee = self.module.function(op.callee)
-                for result, inner in zip(op.results, callee.results, strict=True):
-                    if inner in self.made_by:
-                        self.made_by[result] = self.made_by[inner]
-                continue
-            if not needs_strategy(op):
-                continue
-            first = alike[op.results[0]]
-            if first is not op.results[0]:
-                twin = producer[first]
-                if twin in self.pulls:
-                    self.pulls[op] = self.pulls[twin]
+                inner = self.module.function(op.callee).results
+                self.made_by.update(
+                    (o, self.made_by[i]) for o, i in zip(op.results, inner, strict=True) if i in self.made_by
+                )
+            elif needs_strategy(op):
+                twin = producer[alike[op.results[0]]]
+                pull = self._pull(op, results) if twin is op else self.pulls.get(twin)
+                if pull is not None:
+                    self.pulls[op] = pull
                     continue
-                choice = self.of_op[twin]
-            elif (pull := self._pull(op, results)) is not None:
-                self.pulls[op] = pull
-                continue
-            else:
-                strategies = self.possible.strategies[op]
-                weight = times * counts[first]
-                costs = [weight * self.pricing.op(op, strategy) for strategy in strategies]
-                choice = self._add(strategies, costs)
-            self.of_op[op] = choice
-            self.made_by.update((result, (choice, i)) for i, result in enumerate(op.results))
+                choice = self._op(op, times * counts[op.results[0]]) if twin is op else self.of_op[twin]
+                self.of_op[op] = choice
+                self.made_by.update((result, (choice, i)) for i, result in enumerate(op.results))
+
+    def _op(self, op: Op, times: int) -> Choice:
+        strategies = self.possible.strategies[op]
+        return self._choose(strategies, [times * self.pricing.op(op, strategy) for strategy in strategies])
 
     def _pull(self, op: Op, results: set[Value]) -> Pull | None:
         """How states of a view pull back; None where it must be a choice of its own."""
@@ -186,7 +186,7 @@ class _Builder:
                 self.of_result[index] = self.of_param[labels[role.label]]
                 continue
             states = self.possible.resting(value) if role.kind == "output" else (WHOLE,)
-            self.of_result[index] = self._add([Strategy((state,), ()) for state in states], [0.0] * len(states))
+            self.of_result[index] = self._choose([Strategy((state,), ()) for state in states], [0.0] * len(states))
 
     def _flows(
         self, function: Function, alike: Mapping[Value, Value], standing: Mapping[Value, Standing], times: int
@@ -268,7 +268,7 @@ def times_called(module: Module) -> dict[str, int]:
     return dict(times)
 
 
-def _saved(module: Module) -> set[Value]:
+def _made_by_calls(module: Module) -> set[Value]:
     """Parameters of functions that receive what another call has made."""
     made = {result for op in module.main.ops if op.name == "call" for result in op.results}
     calls = [op for op in module.main.ops if op.name == "call"]

@@ -40,7 +40,7 @@ def possible(module: Module, axis: Axis) -> Possible:
 
 
 def needs_strategy(op: Op) -> bool:
-    """Whether a strategy must be chosen for `op`: calls follow their callee, constants are built where they are read."""
+    """Whether a strategy is chosen for `op`: calls follow their callee, constants are built where they are read."""
     return op.name != "call" and kind_of(op) is not Kind.NULLARY
 
 

@@ -24,7 +24,7 @@ ATTENTION = frozenset({"moai.sdpa", "moai.sdpa_backward"})
 
 
 def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
-    """`module` with `axis` in every type, in the cheapest way; raises Diagnostic where it cannot split what it is for."""
+    """`module` with `axis` in every type, the cheapest way; raises Diagnostic where it cannot split what it is for."""
     found = possible(module, axis)
     _check(module, axis, found)
     pricing = Pricing(prices or Prices(), module.mesh, axis.size)
@@ -38,10 +38,10 @@ def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> A
 
     def choose(
         function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
-    ) -> Strategy:  # noqa: ARG001
+    ) -> Strategy:
         return plan[function.ops[index]]
 
-    def finished(role: Role, value: Value, state: State) -> State:  # noqa: ARG001
+    def finished(role: Role, value: Value, state: State) -> State:
         return results[value, role]
 
     inputs = tuple(solution.of_param(value) for value in main.params)
