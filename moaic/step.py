@@ -82,6 +82,15 @@ class Call:
     variant: Variant | None = None
     saved: list[Buffer] | None = None
     """What the forward kept, if it ran alone."""
+    is_live: bool = True
+    """Whether a backward can still come."""
+
+    def reads(self, buffer: Buffer) -> bool:
+        return any(each is buffer for each in self.inputs)
+
+    def replace(self, buffer: Buffer, copy: Buffer) -> None:
+        """Read `copy` instead of `buffer` from now on."""
+        self.inputs = [copy if each is buffer else each for each in self.inputs]
 
     def alive(self, position: int) -> Buffer | None:
         return self.outputs[position]()
@@ -123,6 +132,7 @@ class Step:
             return outputs, call
         call.promise = Promise(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
+        self.accelerator.keep(call)
         return outputs, call
 
     def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
-from moaic.runtime.buffer import Buffer, View, row_major
+from moaic.runtime.buffer import Buffer, View, row_major, whole
 from moaic.runtime.commands import Code
 from moaic.runtime.eager import Call, births, decide, operands, serves, take_apart
 from moaic.runtime.execute import describe
@@ -65,6 +65,21 @@ class Prepared:
     """The operands' placements, kept so that none that the key names by its identity is ever another."""
 
 
+class Keeper(Protocol):
+    """Who may still read buffers that the person is free to overwrite: a forward whose backward has not come."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any reading can still come; asked from any thread."""
+        ...
+
+    def reads(self, buffer: Buffer) -> bool: ...
+
+    def replace(self, buffer: Buffer, copy: Buffer) -> None:
+        """Read `copy` instead of `buffer` from now on."""
+        ...
+
+
 class Accelerator:
     """All workers as one device. Safe to call from several threads."""
 
@@ -86,6 +101,7 @@ class Accelerator:
         self._paths: dict[Conversion, int] = {}
         self._programs: list[Loaded] = []
         self._pending: Promise | None = None
+        self._keepers: list[Keeper] = []
 
     @property
     def flavor(self) -> int:
@@ -96,8 +112,8 @@ class Accelerator:
         """A buffer without a value. Without strides it is row-major."""
         sizes = tuple(shape)
         steps = row_major(sizes) if strides is None else tuple(strides)
-        geometry = self._geometries.setdefault((sizes, steps), len(self._geometries))
         with self._lock:
+            geometry = self._geometries.setdefault((sizes, steps), len(self._geometries))
             self._last_id += 1
             return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
 
@@ -219,6 +235,12 @@ class Accelerator:
                 self._pending.force()
             self._pending = promise
             promise.register(self._withdraw)
+
+    def keep(self, keeper: Keeper) -> None:
+        """From now on `keeper` is given a copy of what it reads before that is overwritten."""
+        with self._lock:
+            self._keepers = [each for each in self._keepers if each.is_live]
+            self._keepers.append(keeper)
 
     @property
     def pending(self) -> Promise | None:
@@ -361,18 +383,38 @@ class Accelerator:
         pending = self._pending
         if pending is not None and not pending.running and (pending.reads(buffer) or pending.makes(buffer)):
             pending.force()
+        self._save_kept([buffer])
+
+    def _save_kept(self, written: Iterable[Buffer]) -> None:
+        """Copies what is about to be overwritten for those who still read the value that it has."""
+        self._keepers = [each for each in self._keepers if each.is_live]
+        for buffer in written if self._keepers else ():
+            readers = [each for each in self._keepers if each.reads(buffer)]
+            if readers:
+                copy = self._copied(buffer)
+                for each in readers:
+                    each.replace(buffer, copy)
+
+    def _copied(self, buffer: Buffer) -> Buffer:
+        copy = self.buffer(buffer.dtype, buffer.shape, buffer.strides)
+        if buffer.place is None:
+            copy.host, copy.fill = buffer.host, buffer.fill
+        else:
+            self._launch(take_apart("aten.clone", (whole(buffer),), {}), (copy,))
+        return copy
 
     def _clear_the_way(
         self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: Promise | None
     ) -> None:
         """Forces the pending forward if a run needs its values or would overwrite what it still reads."""
         pending = self._pending
-        if pending is None:
+        if pending is None or fulfils is pending:
+            # What is deferred behind the pending forward will overwrite some of its inputs, but has not yet.
             return
         written = [buffer for buffer in outputs if buffer is not None]
         if any(buffer.promise is not None for buffer in inputs):
             pending.force()
-        elif fulfils is pending or pending.running or any(pending.makes(buffer) for buffer in written):
+        elif pending.running or any(pending.makes(buffer) for buffer in written):
             return
         elif any(pending.reads(buffer) for buffer in written):
             pending.force()
@@ -395,6 +437,9 @@ class Accelerator:
     # Eager ops.
 
     def _launch(self, call: Call, outputs: Sequence[Buffer]) -> None:
+        if self._keepers:
+            pairs = zip(call.views, operands(call), strict=True)
+            self._save_kept([view.buffer for view, each in pairs if each.written])
         key, ids, is_settled = _key(call, outputs)
         if not is_settled:
             self._settle_all(call)

@@ -26,7 +26,7 @@ from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.threads import cores
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of what is measured and how."""
 
 AXIS: Final = "w"

@@ -1,0 +1,107 @@
+"""Training on two real workers is training in plain PyTorch, in float32, under every plan."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from moaic.ir.errors import Diagnostic
+from tests.exact.models import EXAMPLES
+from tests.exact.training import (
+    OPTIMIZERS,
+    PLANS,
+    Reference,
+    Run,
+    Trainee,
+    batches,
+    check_gradients,
+    check_run,
+    gradients,
+    train,
+)
+
+MICRO_BATCHED = [name for name, plan in PLANS.items() if plan["micro_batches"] != "1"]
+
+
+@cache
+def reference(name: str) -> Reference:
+    return Reference(EXAMPLES[name])
+
+
+@pytest.fixture(scope="module")
+def trainees() -> dict[str, Trainee]:
+    """Each model is captured once."""
+    torch._dynamo.reset()
+    return {}
+
+
+def trainee_of(trainees: dict[str, Trainee], name: str, plan: str) -> Trainee:
+    if name not in trainees:
+        trainees[name] = Trainee(EXAMPLES[name])
+    trainees[name].use(plan)
+    return trainees[name]
+
+
+CASES = [(name, plan) for name in EXAMPLES for plan in PLANS if name != "resnet" or plan not in MICRO_BATCHED]
+
+
+@pytest.mark.parametrize(("name", "plan"), CASES)
+def test_a_plan_trains_as_one_device_does(trainees: dict[str, Trainee], name: str, plan: str) -> None:
+    trainee = trainee_of(trainees, name, plan)
+    check_gradients(trainee.gradients(), reference(name).gradients)
+    for optimizer in OPTIMIZERS:
+        check_run(trainee.run(optimizer), reference(name).run(optimizer))
+
+
+@pytest.mark.parametrize("plan", MICRO_BATCHED)
+def test_batch_norm_is_named_where_it_stands_in_the_way_of_micro_batches(
+    trainees: dict[str, Trainee], plan: str
+) -> None:
+    trainee = trainee_of(trainees, "resnet", plan)
+    with pytest.raises(Diagnostic, match=r"blocks\.0\.first_norm.*models\.py.*needs the whole batch"):
+        trainee.gradients()
+
+
+def test_the_comparison_notices_doubled_gradients(trainees: dict[str, Trainee]) -> None:
+    trainee = trainee_of(trainees, "llama", "dp2")
+    (switch,) = trainee.switches
+    switch.planted = lambda grads: [grad * 2 for grad in grads]
+    try:
+        doubled = trainee.gradients()
+        run = trainee.run("sgd")
+    finally:
+        switch.planted = lambda grads: grads
+    with pytest.raises(AssertionError, match="is off by 1"):
+        check_gradients(doubled, reference("llama").gradients)
+    with pytest.raises(AssertionError, match="loss"):
+        check_run(run, reference("llama").run("sgd"))
+
+
+def test_the_comparison_notices_one_doubled_gradient() -> None:
+    expected = reference("llama").gradients
+    for name, gradient in expected.items():
+        with pytest.raises(AssertionError, match=f"gradient of {name} is off by 1"):
+            check_gradients({**expected, name: gradient * 2}, expected)
+
+
+def test_the_models_learn() -> None:
+    for name in EXAMPLES:
+        losses = reference(name).run("adamw").losses
+        assert losses[-1] < 0.9 * losses[0], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [("llama", {"dp": 2, "micro_batches": 2}), ("resnet", {"dp": 2})])
+def test_compiled_programs_train_alike(name: str, options: dict[str, object]) -> None:
+    example = EXAMPLES[name]
+    model = example.model().to("moai")
+    compiled: Any = torch.compile(model, backend="moai", fullgraph=True, options={**PLANS["one"], **options})
+    data = [{key: tensor.to("moai") for key, tensor in batch.items()} for batch in batches(example)]
+    check_gradients(gradients(model, compiled, data[0]), reference(name).gradients)
+    expected = reference(name).run("adamw")
+    model.load_state_dict(example.model().state_dict())
+    found = train(model, compiled, data, "adamw")
+    check_run(found, Run(expected.losses, expected.parameters))
