@@ -87,8 +87,9 @@ class GraphEngine:
 
     def forget(self, call: int) -> None:
         """Take note, from any thread, that no backward of this call can come."""
-        self._calls[call].is_live = False
-        self._forgotten.append(call)
+        if call in self._calls:
+            self._calls[call].is_live = False
+            self._forgotten.append(call)
 
     def _bury(self) -> None:
         while self._forgotten:

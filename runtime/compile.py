@@ -53,7 +53,10 @@ def _compiled(function: Function, device: torch.device) -> Run:
     kernel = _inductor(function, device)
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
-        return list(kernel([tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]))
+        arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
+        # The kernel lets go of each argument after its last use, if nobody else holds it.
+        inputs.clear()
+        return list(kernel(arguments))
 
     return run
 
