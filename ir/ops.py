@@ -624,9 +624,9 @@ OPS: dict[str, OpDecl] = _declare(
 
 
 _RANDOM = (
-    "_fused_dropout", "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout", "exponential",
-    "geometric", "log_normal", "multinomial", "native_dropout", "normal", "poisson", "rand", "rrelu_with_noise",
-    "uniform",
+    "_cudnn_init_dropout_state", "_fused_dropout", "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "bernoulli",
+    "binomial", "cauchy", "dropout", "exponential", "feature_", "geometric", "log_normal", "multinomial",
+    "native_dropout", "normal", "poisson", "rand", "rrelu", "uniform",
 )  # fmt: skip
 """How the names of random ops begin."""
 

@@ -130,6 +130,8 @@ class Step:
             variant = self._variant(frozenset(), frozenset())
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
+        # What no plan can do is said now, before anything waits for the values.
+        self._planned(self._assumed_zero)
         call.promise = Promise(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
@@ -203,12 +205,15 @@ class Step:
     def _variant(self, zeros: frozenset[int], unread: frozenset[int]) -> Variant:
         key = (zeros, unread)
         if key not in self._variants:
-            if zeros not in self._plans:
-                self._plans[zeros] = self._plan(drop_zeros(self.module, zeros))
-            plan = self._plans[zeros]
+            plan = self._planned(zeros)
             programs = lower(plan.module, unread) if unread else plan.programs
             self._variants[key] = Variant(programs, self.accelerator, self.compiled)
         return self._variants[key]
+
+    def _planned(self, zeros: frozenset[int]) -> Plan:
+        if zeros not in self._plans:
+            self._plans[zeros] = self._plan(drop_zeros(self.module, zeros))
+        return self._plans[zeros]
 
 
 def _is_zero(buffer: Buffer) -> bool:

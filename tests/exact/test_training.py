@@ -67,13 +67,12 @@ def test_batch_norm_is_named_where_it_stands_in_the_way_of_micro_batches(
 
 def test_the_comparison_notices_doubled_gradients(trainees: dict[str, Trainee]) -> None:
     trainee = trainee_of(trainees, "llama", "dp2")
-    (switch,) = trainee.switches
-    switch.planted = lambda grads: [grad * 2 for grad in grads]
+    trainee.planted = lambda grads: [grad * 2 for grad in grads]
     try:
         doubled = trainee.gradients()
         run = trainee.run("sgd")
     finally:
-        switch.planted = lambda grads: grads
+        trainee.planted = lambda grads: grads
     with pytest.raises(AssertionError, match="is off by 1"):
         check_gradients(doubled, reference("llama").gradients)
     with pytest.raises(AssertionError, match="loss"):

@@ -35,7 +35,7 @@ Parameters = dict[str, Tensor]
 
 OPTIMIZERS: Mapping[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     # The epsilon keeps gradients that are zero but for rounding from becoming steps of full length.
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, eps=1e-6),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, eps=1e-4),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
 }
 
@@ -126,60 +126,30 @@ class Reference:
         return self.runs[optimizer]
 
 
-@dataclass
-class Switch:
-    """Runs one captured graph under one plan after the other."""
-
-    program: FxProgram
-    engines: dict[str, GraphEngine] = field(default_factory=dict[str, GraphEngine])
-    plan: str = "one"
-    planted: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda grads: grads
-    """What becomes of the gradients: a bug, where the tests themselves are tested."""
-
-    def engine(self) -> GraphEngine:
-        if self.plan not in self.engines:
-            self.engines[self.plan] = GraphEngine(self.program, request_of(PLANS[self.plan]), compiled=False)
-        return self.engines[self.plan]
-
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        return self.engine().forward(captured, call, arguments)
-
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        return self.planted(self.engine().backward(captured, call, tangents))
-
-    def forget(self, call: int) -> None:
-        for engine in self.engines.values():
-            engine.forget(call)
-
-
 class Trainee:
-    """A model on the workers, captured once and run under any plan, op by op."""
+    """A model on the workers, captured once and run under one plan after the other, op by op."""
 
     def __init__(self, example: Example) -> None:
         prepare()
         self.example = example
         self.model = example.model().to("moai")
-        self.switches: list[Switch] = []
         self.compiled: Any = torch.compile(self.model, backend=self._capture, fullgraph=True)
+        self.plan = "one"
+        self.planted: Planted = lambda grads: grads
+        """What becomes of the gradients: a bug, where the tests themselves are tested."""
 
     def _capture(self, graph_module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
-        return capture_backend(graph_module, examples, self._made)
-
-    def _made(self, program: FxProgram) -> Switch:
-        self.switches.append(Switch(program))
-        return self.switches[-1]
+        return capture_backend(graph_module, examples, lambda program: Switch(program, self))
 
     def use(self, plan: str) -> None:
         """From now on run under this plan, from the first weights on."""
-        self._load()
         self.plan = plan
+        self._load()
 
     def _load(self) -> None:
         self.model.load_state_dict(self.example.model().state_dict())
 
     def call(self, **batch: Tensor) -> Any:
-        for switch in self.switches:
-            switch.plan = self.plan
         return self.compiled(**{name: tensor.to("moai") for name, tensor in batch.items()})
 
     def gradients(self) -> Gradients:
@@ -188,3 +158,33 @@ class Trainee:
     def run(self, optimizer: str) -> Run:
         self._load()
         return train(self.model, self.call, batches(self.example), optimizer)
+
+
+Planted = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclass
+class Switch:
+    """Runs a captured graph as its trainee's plan says; each plan numbers its own calls."""
+
+    program: FxProgram
+    trainee: Trainee
+    engines: dict[str, GraphEngine] = field(default_factory=dict[str, GraphEngine])
+    calls: dict[int, GraphEngine] = field(default_factory=dict[int, GraphEngine])
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        engine = self._engine(self.trainee.plan)
+        if call is not None:
+            self.calls[call] = engine
+        return engine.forward(captured, call, arguments)
+
+    def _engine(self, plan: str) -> GraphEngine:
+        if plan not in self.engines:
+            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiled=False)
+        return self.engines[plan]
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+        return self.trainee.planted(self.calls[call].backward(captured, call, tangents))
+
+    def forget(self, call: int) -> None:
+        self.calls[call].forget(call)

@@ -345,10 +345,16 @@ def test_an_unknown_op_is_held_whole() -> None:
 
 
 DRAWS_INSIDE = (
-    "_scaled_dot_product",
+    "_cudnn_attention",
+    "_cudnn_rnn",
     "_efficient_attention",
     "_flash_attention",
-    "_cudnn_rnn",
+    "_fused_sdp_choice",
+    "_lstm_mps",
+    "_nested_tensor",
+    "_scaled_dot_product",
+    "_triton_scaled_dot_attention",
+    "scaled_dot_product_attention",
     "miopen_rnn",
     "gru",
     "lstm",
@@ -358,7 +364,10 @@ DRAWS_INSIDE = (
 
 
 def overloads() -> list[Any]:
-    packets: list[Any] = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    """Every overload of aten that PyTorch knows, whoever has used it before."""
+    schemas: list[Any] = torch._C._jit_get_all_schemas()  # pyright: ignore[reportPrivateUsage]
+    names = sorted({schema.name.removeprefix("aten::") for schema in schemas if schema.name.startswith("aten::")})
+    packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in names]
     return [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
 
 

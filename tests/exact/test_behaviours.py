@@ -1,0 +1,276 @@
+"""What people do around a compiled model does what it does in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tests.exact.models import EXAMPLES, VOCABULARY, Batch
+from tests.exact.training import FLOOR, PLANS, Trainee
+
+LLAMA = EXAMPLES["llama"]
+
+Call = Callable[..., Any]
+
+Found = Sequence[Tensor]
+
+Behaviour = Callable[[nn.Module, Call], Found]
+"""Does something with a model and how it is called, and gives what came of it."""
+
+
+def grads(model: nn.Module) -> list[Tensor]:
+    found = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return found
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def accumulate(model: nn.Module, call: Call) -> Found:
+    """Two batches, each for half of the gradient."""
+    for seed in (1, 2):
+        (call(**LLAMA.batch(seed)).loss / 2).backward()
+    return grads(model)
+
+
+def clip(model: nn.Module, call: Call) -> Found:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms: list[Tensor] = []
+    for seed in (1, 2):
+        call(**LLAMA.batch(seed)).loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.25))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*norms, *weights(model)]
+
+
+def halve(model: nn.Module, call: Call) -> Found:
+    loss = call(**LLAMA.batch()).loss / 2
+    loss.backward()
+    return [loss.detach(), *grads(model)]
+
+
+def read_first(model: nn.Module, call: Call) -> Found:
+    loss = call(**LLAMA.batch()).loss
+    value = loss.item()
+    loss.backward()
+    return [torch.tensor(value), *grads(model)]
+
+
+def backward_twice(model: nn.Module, call: Call) -> Found:
+    loss = call(**LLAMA.batch()).loss
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return grads(model)
+
+
+def keep_logits(model: nn.Module, call: Call) -> Found:
+    outputs = call(**LLAMA.batch())
+    outputs.loss.backward()
+    return [outputs.logits.detach(), *grads(model)]
+
+
+def add_to_the_loss(model: nn.Module, call: Call) -> Found:
+    """A penalty on the logits: both outputs have a gradient."""
+    outputs = call(**LLAMA.batch())
+    (outputs.loss + 1e-3 * outputs.logits.square().mean()).backward()
+    return grads(model)
+
+
+def loss_outside(model: nn.Module, call: Call) -> Found:
+    batch = LLAMA.batch()
+    labels = batch.pop("labels")
+    logits = call(**batch).logits
+    loss = cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1).to(logits.device))
+    loss.backward()
+    return [loss.detach(), *grads(model)]
+
+
+def evaluate_between(model: nn.Module, call: Call) -> Found:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Tensor] = []
+    for seed in (1, 2):
+        call(**LLAMA.batch(seed)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            seen.append(call(**LLAMA.batch(3)).loss)
+        model.train()
+    return [*seen, *weights(model)]
+
+
+def change_the_batch(model: nn.Module, call: Call) -> Found:
+    """Also to a size that no plan of more than one part divides: the last of an epoch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[Tensor] = []
+    for rows in (8, 4, 8, 12, 3):
+        loss = call(**LLAMA.batch(rows, rows)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *weights(model)]
+
+
+class InterruptedError_(Exception):
+    """Something of the person's goes wrong."""
+
+
+def interrupt(model: nn.Module, call: Call) -> Found:
+    """After the forward, and within the backward; then train on."""
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise InterruptedError_
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed in range(3):
+        loss = call(**LLAMA.batch(seed)).loss
+        if seed == 0:
+            loss.register_hook(fail)
+        try:
+            if seed == 1:
+                raise InterruptedError_
+            loss.backward()
+        except InterruptedError_:
+            optimizer.zero_grad()
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+    call(**LLAMA.batch(3)).loss.backward()
+    return [*weights(model), *grads(model)]
+
+
+def freeze(model: nn.Module, call: Call) -> Found:
+    """Some parameters get no gradient; the others theirs."""
+    frozen = [p for name, p in model.named_parameters() if "layers.0" in name]
+    for p in frozen:
+        p.requires_grad_(requires_grad=False)
+    call(**LLAMA.batch()).loss.backward()
+    for p in frozen:
+        p.requires_grad_(requires_grad=True)
+    return grads(model)
+
+
+BEHAVIOURS: Mapping[str, Behaviour] = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        accumulate,
+        clip,
+        halve,
+        read_first,
+        backward_twice,
+        keep_logits,
+        add_to_the_loss,
+        loss_outside,
+        evaluate_between,
+        change_the_batch,
+        interrupt,
+        freeze,
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def trainee() -> Trainee:
+    torch._dynamo.reset()
+    return Trainee(LLAMA)
+
+
+def check(found: Found, expected: Found, tolerance: float = 1e-5) -> None:
+    """Compares by norms, small ones by a share of the largest."""
+    floor = FLOOR * max(wanted.norm().item() for wanted in expected)
+    for index, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+        distance = (one.cpu() - wanted).norm().item() / max(wanted.norm().item(), floor)
+        assert distance <= tolerance, f"result {index}, {list(wanted.shape)}, is off by {distance:.1e} of its norm"
+
+
+@pytest.mark.parametrize("plan", ["one", "use", "dp2_mb2"])
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_it_does_what_pytorch_does(trainee: Trainee, behaviour: str, plan: str) -> None:
+    host = LLAMA.model()
+    expected = BEHAVIOURS[behaviour](host, host)
+    trainee.use(plan)
+    check(BEHAVIOURS[behaviour](trainee.model, trainee.call), expected)
+
+
+def compiled(model: nn.Module, plan: str) -> Call:
+    """The model as a person compiles it, but run op by op."""
+    call: Any = torch.compile(model, backend="moai", fullgraph=True, options={**PLANS[plan], "compile": False})
+    return lambda **batch: call(**on_device(batch))
+
+
+def on_device(batch: Mapping[str, Tensor]) -> Batch:
+    return {name: tensor.to("moai") for name, tensor in batch.items()}
+
+
+def train_two(models: Sequence[nn.Module], calls: Sequence[Call]) -> Found:
+    """Two models, the second learning what the first says, each with its own optimizer; backward in either order."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for step in range(4):
+        first, second = (call(**LLAMA.batch(step)) for call in calls)
+        apart = (second.logits - first.logits.detach()).square().mean()
+        losses = [first.loss, second.loss + 0.01 * apart]
+        for loss in losses if step % 2 else reversed(losses):
+            loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [weight for model in models for weight in weights(model)]
+
+
+def test_two_models() -> None:
+    torch._dynamo.reset()
+    hosts = [LLAMA.model(), EXAMPLES["qwen2"].model()]
+    ours = [LLAMA.model().to("moai"), EXAMPLES["qwen2"].model().to("moai")]
+    calls = [compiled(ours[0], "dp2"), compiled(ours[1], "dp2_mb2")]
+    check(train_two(ours, calls), train_two(hosts, hosts), 1e-4)
+
+
+AUTOCAST_LOSS = 5e-3
+AUTOCAST_GRADIENT = 5e-2
+"""Distances from float32: bfloat16 has 8 bits, and rounds every product and every activation."""
+
+
+@pytest.mark.parametrize("plan", ["one", "dp2_mb2"])
+def test_autocast(plan: str) -> None:
+    torch._dynamo.reset()
+    host = LLAMA.model()
+    expected = halve(host, host)
+    model = LLAMA.model().to("moai")
+    call = compiled(model, plan)
+
+    def autocast(**batch: Tensor) -> Any:
+        with torch.autocast("moai", dtype=torch.bfloat16):
+            return call(**batch)
+
+    found = halve(model, autocast)
+    check(found[:1], expected[:1], AUTOCAST_LOSS)
+    check(found[1:], expected[1:], AUTOCAST_GRADIENT)
+    logits = autocast(**LLAMA.batch()).logits
+    assert logits.dtype == torch.bfloat16
+
+
+def test_a_model_that_stays_on_the_host() -> None:
+    torch._dynamo.reset()
+    host, model = LLAMA.model(), LLAMA.model()
+    call: Any = torch.compile(model, backend="moai", fullgraph=True, options={**PLANS["dp2"], "compile": False})
+    for behaviour in (clip, evaluate_between):
+        check(behaviour(model, call), behaviour(host, host))
+    assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+@pytest.mark.parametrize("value", ["perhaps", 3])
+def test_compile_is_yes_or_no(value: object) -> None:
+    torch._dynamo.reset()
+    call: Any = torch.compile(nn.Linear(2, 2), backend="moai", options={"compile": value})
+    with pytest.raises(Exception, match="compile=.*is not known"):
+        call(torch.ones(2, 2))

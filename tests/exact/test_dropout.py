@@ -1,0 +1,71 @@
+"""Dropout draws the same masks whatever the plan: what is kept depends on the seed and on the element alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.exact.models import DROPOUT, EXAMPLES, VOCABULARY
+from tests.exact.training import PLANS, Gradients, Trainee, check_gradients
+
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def trainee() -> Trainee:
+    torch._dynamo.reset()
+    return Trainee(DROPOUT)
+
+
+def drawn(trainee: Trainee, plan: str, seed: int = SEED) -> Gradients:
+    """The gradients under a seed and a plan, the loss among them."""
+    trainee.use(plan)
+    torch.manual_seed(seed)
+    loss = trainee.call(**trainee.example.batch()).loss
+    loss.backward()
+    found = {name: p.grad.cpu() for name, p in trainee.model.named_parameters() if p.grad is not None}
+    trainee.model.zero_grad()
+    return {**found, "loss": loss.detach().cpu()}
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan != "one"])
+def test_a_plan_draws_what_one_device_draws(trainee: Trainee, plan: str) -> None:
+    check_gradients(drawn(trainee, plan), drawn(trainee, "one"))
+
+
+def test_a_seed_says_what_is_drawn(trainee: Trainee) -> None:
+    first, again, other = (drawn(trainee, "dp2", seed)["loss"] for seed in (SEED, SEED, SEED + 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_every_step_draws_anew(trainee: Trainee) -> None:
+    trainee.use("dp2_mb2")
+    torch.manual_seed(SEED)
+    batch = DROPOUT.batch()
+    losses = {trainee.call(**batch).loss.item() for _ in range(3)}
+    assert len(losses) == 3
+
+
+def test_a_forward_that_is_run_again_draws_the_same(trainee: Trainee) -> None:
+    """Read first, the loss is made by the forward alone; the backward that follows belongs to its masks."""
+    whole = drawn(trainee, "dp2")
+    trainee.use("dp2")
+    torch.manual_seed(SEED)
+    loss = trainee.call(**DROPOUT.batch()).loss
+    assert loss.item() == pytest.approx(whole["loss"].item(), rel=1e-6)
+    loss.backward()
+    found = {name: p.grad.cpu() for name, p in trainee.model.named_parameters() if p.grad is not None}
+    trainee.model.zero_grad()
+    check_gradients({**found, "loss": loss.detach().cpu()}, whole)
+
+
+def test_evaluation_drops_nothing(trainee: Trainee) -> None:
+    trainee.use("dp2")
+    trainee.model.eval()
+    with torch.no_grad():
+        found = trainee.call(**DROPOUT.batch()).logits.cpu()
+        expected = EXAMPLES["gpt2"].model().eval()(**DROPOUT.batch()).logits
+    trainee.model.train()
+    assert found.shape[-1] == VOCABULARY
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
