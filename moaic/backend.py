@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -110,11 +109,7 @@ def _key(captured: Captured) -> Key:
     if not captured.has_key:
         return 0, 0
     words = torch.randint(torch.iinfo(torch.int64).max, (2,), generator=torch.default_generator, device="cpu")
-    seed, number = words.tolist()
-    return seed, number
-
-
-_MIRRORS: weakref.WeakKeyDictionary[Tensor, tuple[int, Buffer]] = weakref.WeakKeyDictionary()
+    return int(words[0]), int(words[1])
 
 
 def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:

@@ -14,7 +14,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
-from moaic.passes.candidates import fitting
+from moaic.passes.candidates import followed
 from moaic.passes.config import Config, Request, parse_request, request_from
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine
@@ -25,7 +25,6 @@ from moaic.runtime import session
 from moaic.runtime.measure import measured
 from moaic.runtime.threads import cores
 
-
 COMPILE = "compile"
 """The option that is no decision of the plan: whether its programs are compiled."""
 
@@ -33,7 +32,7 @@ COMPILE = "compile"
 def compiles(options: Mapping[str, object]) -> bool:
     """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
     asked = options.get(COMPILE)
-    word = str(os.environ.get("MOAI_COMPILE", True) if asked is None else asked).lower()
+    word = str(os.environ.get("MOAI_COMPILE", "true") if asked is None else asked).lower()
     words = {"true": True, "1": True, "false": False, "0": False}
     if word not in words:
         raise Diagnostic(f"compile={word} is not known", hint="choose true or false")
@@ -74,7 +73,7 @@ class Planning:
         return plan
 
     def _search(self, step: Module) -> Plan:
-        request = self.request if self._strict else fitting(step, self.request)
+        request = self.request if self._strict else followed(step, _machine().workers, self.request)
         selection = search_cached(step, _machine(), request, pool=_pool(), folder=cache_folder(os.environ))
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)

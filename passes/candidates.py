@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import get_args
 
@@ -68,6 +69,17 @@ def fitting(step: Module, request: Request) -> Request:
     if batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
         return request
     return replace(request, dp=None, micro_batches=None)
+
+
+def followed(step: Module, workers: int, request: Request) -> Request:
+    """What an odd batch can follow of `request`: all of it, or all but its splits, or all but its distribution too."""
+    unsplit = fitting(step, request)
+    whole = replace(unsplit, distribute_param=None, distribute_low_prec_param=None)
+    for wanted in (request, unsplit, whole):
+        with suppress(Diagnostic):
+            candidates(step, workers, wanted)
+            return wanted
+    return request
 
 
 def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int]]:

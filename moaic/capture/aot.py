@@ -55,7 +55,6 @@ MakeEngine = Callable[[FxProgram], Engine]
 def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: MakeEngine) -> Callable[..., Any]:
     """A Dynamo backend's answer for one graph: everything is run by the engine that `make_engine` gives for it."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch import config
 
     capture = _Capture(names_of(graph_module, examples), make_engine)
     compile_graph = aot_autograd(
@@ -65,9 +64,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
         partition_fn=capture.partition,
         decompositions=decompositions(),
     )
-    # A donated ticket would forbid a second backward, which is the engine's to decide.
-    with config.patch(donated_buffer=False):
-        return compile_graph(graph_module, examples)
+    return compile_graph(graph_module, examples)
 
 
 class _Capture:

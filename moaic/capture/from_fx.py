@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from moaic.capture.source import location, role_of
@@ -864,7 +863,7 @@ def forward_stub(joint: fx.GraphModule, program: FxProgram) -> fx.GraphModule:
     copies = {node: _copied(graph, node) for node in program.primals}
     outputs = [_stand_in(graph, node, copies) for node in program.returned[: program.forward_outputs]]
     ticket = graph.call_function(_never_run)
-    ticket.meta["val"] = _fake_ticket(program)
+    ticket.meta["val"] = _example_ticket()
     _output(graph, [*outputs, ticket], program.descriptions[: program.forward_outputs])
     return fx.GraphModule(joint, graph)
 
@@ -873,16 +872,16 @@ def backward_stub(joint: fx.GraphModule, program: FxProgram) -> fx.GraphModule:
     """The ticket and tangents in; gradients out."""
     graph = fx.Graph()
     ticket = graph.placeholder("ticket")
-    ticket.meta["val"] = _fake_ticket(program)
+    ticket.meta["val"] = _example_ticket()
     copies = {node: _copied(graph, node) for node in program.tangents}
     grads = [_stand_in(graph, node, copies) for node in program.returned[program.forward_outputs :]]
     _output(graph, grads, program.descriptions[program.forward_outputs :])
     return fx.GraphModule(joint, graph)
 
 
-def _fake_ticket(program: FxProgram) -> Tensor:
-    mode = next(node.meta["val"].fake_mode for node in program.primals if isinstance(node.meta.get("val"), FakeTensor))
-    with mode:
+def _example_ticket() -> Tensor:
+    """Not a fake tensor: PyTorch donates fake ones that nothing aliases, and then forbids a second backward."""
+    with no_dispatch():
         return torch.empty(TICKET_WORDS, dtype=torch.int64)
 
 

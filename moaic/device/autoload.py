@@ -39,9 +39,9 @@ def register() -> None:
             f"device moai cannot be registered: PyTorch has room for one device of its kind and "
             f"{torch_private.backend_name()} has taken it"
         )
-    from moaic.device import early, face
+    from moaic.device import early, face, guard
 
-    torch_private.register_device(face)
+    torch_private.register_device(face, guard.Guard())
     early.install()
 
 

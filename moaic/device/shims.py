@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from moaic.device import face, torch_private
+from moaic.device import face, guard, torch_private
 from moaic.device.early import NAME
 
 _ACCELERATOR: Final = {"synchronize": face.synchronize, "get_device_capability": face.get_device_capability}
@@ -33,6 +33,8 @@ _MEMORY: Final = {
 def install_in_use() -> None:
     """Called when the device starts."""
     _take_over_accelerator()
+    for seam in torch_private.RUN_BACKWARD:
+        seam.take_over(guard.raise_held)
     torch_private.PIN.take_over(_pin)
     torch_private.PRINT.take_over(_print)
 

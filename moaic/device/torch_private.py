@@ -27,6 +27,11 @@ create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create
 CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
 """The CPU's kernels, for ops that touch nothing but sizes, strides and the storage pointer."""
 
+DEVICE_GUARD: Final[Any] = _C._acc.DeviceGuard
+"""Base of what PyTorch asks, by a method `type_`, which device's streams to switch."""
+
+DEVICE_TYPE: Final[Any] = _C._autograd.DeviceType.PrivateUse1
+
 swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap_tensor_impl
 """Exchange what two tensor objects stand for, whoever else refers to them."""
 
@@ -69,9 +74,9 @@ def backend_name() -> str:
     return str(_C._get_privateuse1_backend_name())
 
 
-def register_device(module: Any) -> None:
+def register_device(module: Any, guard: Any) -> None:
     """Rename PrivateUse1 to `moai`, with `module` as `torch.moai`; raises RuntimeError where another device took it."""
-    _registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
+    _registration._setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
 
 
 def aten_ops() -> list[str]:
@@ -196,6 +201,9 @@ MODULE_APPLY: Final = Seam(torch.nn.Module, "_apply")
 """Behind every move of a module."""
 
 MODULE_TO: Final = Seam(torch.nn.Module, "to")
+
+RUN_BACKWARD: Final = (Seam(torch.autograd.graph, "_engine_run_backward"), Seam(torch.autograd, "_engine_run_backward"))
+"""Behind every way to ask for gradients."""
 
 GENERATOR_NEW: Final = Seam(type(torch.Generator), "__call__")
 

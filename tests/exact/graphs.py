@@ -49,7 +49,7 @@ class _Engine:
     def __init__(self, program: FxProgram) -> None:
         self.program = program
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         raise _CapturedError(captured, [argument.detach().clone() for argument in arguments])
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
@@ -63,7 +63,7 @@ def _capture(example: Example) -> tuple[Captured, list[Tensor]]:
     def backend(graph_module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
         return capture_backend(graph_module, examples, _Engine)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model: Any = torch.compile(example.model(), backend=backend, fullgraph=True)
     try:
         model(**example.batch())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +66,9 @@ def pictures(seed: int, rows: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (rows,), generator=generator)
     pixels = torch.randn((rows, 3, 8, 8), generator=generator)
-    for row, label in enumerate(labels.tolist()):
-        pixels[row, :, label, label] += 4
+    for row in range(rows):
+        place = int(labels[row])
+        pixels[row, :, place, place] += 4
     return {"pixel_values": pixels, "labels": labels}
 
 
@@ -124,8 +126,9 @@ def gpt2(dropout: float = 0.0) -> nn.Module:
 
 
 def vit() -> nn.Module:
+    settings: Any = ViTConfig
     return ViTForImageClassification(
-        ViTConfig(
+        settings(
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=2,
@@ -174,6 +177,25 @@ class ResNet(nn.Module):
         return Answer(cross_entropy(logits, labels), logits)
 
 
+class Contrast(nn.Module):
+    """Each row is told from all others; a penalty on the parameters, noise on one of them, masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(3 * 64, 10)
+        self.norm = nn.LayerNorm(10)
+        self.dropout = nn.Dropout(0.3)
+        self.outside = nn.Linear(10, 4)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Answer:
+        hidden: Tensor = self.dropout(torch.relu(self.norm(self.inside(pixel_values.flatten(1)))))
+        logits: Tensor = self.outside(hidden)
+        loss = cross_entropy(logits @ logits.T, labels) + cross_entropy(logits, labels % 4, label_smoothing=0.1)
+        penalty = torch.stack([parameter.square().sum() for parameter in self.parameters()]).sum()
+        noise = (torch.rand_like(self.outside.weight) * self.outside.weight).sum()
+        return Answer(loss + 0.1 * penalty + noise * loss.detach() + hidden.mean(0).square().sum(), logits)
+
+
 EXAMPLES: Mapping[str, Example] = {
     "llama": Example(llama, text),
     "qwen2": Example(qwen2, text),
@@ -183,3 +205,5 @@ EXAMPLES: Mapping[str, Example] = {
 }
 
 DROPOUT = Example(lambda: gpt2(0.1), text)
+
+CONTRAST = Example(Contrast, pictures)

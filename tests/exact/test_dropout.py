@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.exact.models import DROPOUT, EXAMPLES, VOCABULARY
-from tests.exact.training import PLANS, Gradients, Trainee, check_gradients
+from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES, VOCABULARY
+from tests.exact.training import PLANS, Gradients, Trainee, check_gradients, compiled, gradients
 
 SEED = 7
 
 
 @pytest.fixture(scope="module")
 def trainee() -> Trainee:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return Trainee(DROPOUT)
 
 
@@ -69,3 +69,15 @@ def test_evaluation_drops_nothing(trainee: Trainee) -> None:
     trainee.model.train()
     assert found.shape[-1] == VOCABULARY
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_programs_draw_the_same() -> None:
+    torch.compiler.reset()
+    found: list[Gradients] = []
+    for plan, is_compiled in (("dp2", True), ("one", False)):
+        model = CONTRAST.model().to("moai")
+        call = compiled(model, PLANS[plan], compile=is_compiled)
+        torch.manual_seed(SEED)
+        found.append(gradients(model, call, CONTRAST.batch()))
+    check_gradients(*found)

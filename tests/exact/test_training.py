@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -14,16 +13,16 @@ from tests.exact.training import (
     OPTIMIZERS,
     PLANS,
     Reference,
-    Run,
     Trainee,
     batches,
     check_gradients,
     check_run,
+    compiled,
     gradients,
     train,
 )
 
-MICRO_BATCHED = [name for name, plan in PLANS.items() if plan["micro_batches"] != "1"]
+MICRO_BATCHED = [name for name, plan in PLANS.items() if plan["micro_batches"] != 1]
 
 
 @cache
@@ -34,7 +33,7 @@ def reference(name: str) -> Reference:
 @pytest.fixture(scope="module")
 def trainees() -> dict[str, Trainee]:
     """Each model is captured once."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return {}
 
 
@@ -93,14 +92,11 @@ def test_the_models_learn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), [("llama", {"dp": 2, "micro_batches": 2}), ("resnet", {"dp": 2})])
-def test_compiled_programs_train_alike(name: str, options: dict[str, object]) -> None:
+@pytest.mark.parametrize(("name", "plan"), [("llama", "dp2_mb2"), ("resnet", "dp2")])
+def test_compiled_programs_train_alike(name: str, plan: str) -> None:
     example = EXAMPLES[name]
     model = example.model().to("moai")
-    compiled: Any = torch.compile(model, backend="moai", fullgraph=True, options={**PLANS["one"], **options})
-    data = [{key: tensor.to("moai") for key, tensor in batch.items()} for batch in batches(example)]
-    check_gradients(gradients(model, compiled, data[0]), reference(name).gradients)
-    expected = reference(name).run("adamw")
+    call = compiled(model, PLANS[plan])
+    check_gradients(gradients(model, call, example.batch()), reference(name).gradients)
     model.load_state_dict(example.model().state_dict())
-    found = train(model, compiled, data, "adamw")
-    check_run(found, Run(expected.losses, expected.parameters))
+    check_run(train(model, call, batches(example), "adamw"), reference(name).run("adamw"))

@@ -30,6 +30,8 @@ FLOOR = 1e-3
 
 STEPS = 20
 
+Call = Callable[..., Any]
+
 Gradients = dict[str, Tensor]
 Parameters = dict[str, Tensor]
 
@@ -39,21 +41,20 @@ OPTIMIZERS: Mapping[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimize
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
 }
 
-PLAIN = "dp=1,tp=1,micro_batches=1,recompute=saved,distribute_param=none"
+Plan = Mapping[str, object]
 
-PLANS: Mapping[str, Mapping[str, object]] = {
-    name: {**dict(pair.split("=") for pair in PLAIN.split(",")), **changes}
-    for name, changes in {
-        "one": {},
-        "dp2": {"dp": 2},
-        "optimizer": {"dp": 2, "distribute_param": "optimizer"},
-        "step": {"dp": 2, "distribute_param": "step"},
-        "use": {"dp": 2, "distribute_param": "use"},
-        "tp2": {"tp": 2},
-        "mb4": {"micro_batches": 4},
-        "dp2_mb2": {"dp": 2, "micro_batches": 2},
-        "full": {"recompute": "full"},
-    }.items()
+PLAIN: Plan = {"dp": 1, "tp": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
+
+PLANS: Mapping[str, Plan] = {
+    "one": PLAIN,
+    "dp2": {**PLAIN, "dp": 2},
+    "optimizer": {**PLAIN, "dp": 2, "distribute_param": "optimizer"},
+    "step": {**PLAIN, "dp": 2, "distribute_param": "step"},
+    "use": {**PLAIN, "dp": 2, "distribute_param": "use"},
+    "tp2": {**PLAIN, "tp": 2},
+    "mb4": {**PLAIN, "micro_batches": 4},
+    "dp2_mb2": {**PLAIN, "dp": 2, "micro_batches": 2},
+    "full": {**PLAIN, "recompute": "full"},
 }
 """Every decision of a plan, so that nothing is left to be searched for."""
 
@@ -66,12 +67,24 @@ class Run:
     parameters: Parameters
 
 
+def compiled(model: nn.Module, plan: Plan, **options: object) -> Call:
+    """The model as a person compiles it, called with tensors that lie anywhere."""
+    settings: Any = {**plan, **options}
+    compiled_model: Any = torch.compile(model, backend="moai", fullgraph=True, options=settings)
+    where = next(model.parameters()).device
+
+    def call(**batch: Tensor) -> Any:
+        return compiled_model(**{name: tensor.to(where) for name, tensor in batch.items()})
+
+    return call
+
+
 def batches(example: Example) -> list[Batch]:
     """One batch per step, of which there are two kinds."""
     return [example.batch(step % 2) for step in range(STEPS)]
 
 
-def gradients(model: nn.Module, call: Callable[..., Any], batch: Batch) -> Gradients:
+def gradients(model: nn.Module, call: Call, batch: Batch) -> Gradients:
     """Gradients of the loss, on the host; those of `model` are empty before and after."""
     call(**batch).loss.backward()
     found = {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
@@ -79,7 +92,7 @@ def gradients(model: nn.Module, call: Callable[..., Any], batch: Batch) -> Gradi
     return found
 
 
-def train(model: nn.Module, call: Callable[..., Any], data: Sequence[Batch], optimizer: str) -> Run:
+def train(model: nn.Module, call: Call, data: Sequence[Batch], optimizer: str) -> Run:
     """Trains `model`, called by `call`, one step per batch."""
     stepper = OPTIMIZERS[optimizer](model.parameters())
     losses: list[Tensor] = []
@@ -92,22 +105,27 @@ def train(model: nn.Module, call: Callable[..., Any], data: Sequence[Batch], opt
     return Run([loss.item() for loss in losses], {name: t.cpu() for name, t in model.state_dict().items()})
 
 
-def check_gradients(found: Gradients, expected: Gradients) -> None:
+def check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, what: str = "") -> None:
+    """Compares by norms; small ones count as a share of the largest."""
     assert found.keys() == expected.keys()
-    floor = FLOOR * max(gradient.norm().item() for gradient in expected.values())
+    floor = FLOOR * max(map(norm, expected.values()))
     for name, wanted in expected.items():
-        distance = (found[name] - wanted).norm().item() / max(wanted.norm().item(), floor)
-        assert distance <= GRADIENT_TOLERANCE, f"the gradient of {name} is off by {distance:.1e} of its norm"
+        distance = norm(found[name].cpu().double() - wanted.double()) / max(norm(wanted), floor)
+        assert distance <= tolerance, f"{what} {name} is off by {distance:.1e} of its norm"
+
+
+def norm(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum().sqrt().item())
+
+
+def check_gradients(found: Gradients, expected: Gradients) -> None:
+    check(found, expected, GRADIENT_TOLERANCE, "the gradient of")
 
 
 def check_run(found: Run, expected: Run) -> None:
     for step, (loss, wanted) in enumerate(zip(found.losses, expected.losses, strict=True)):
         assert abs(loss - wanted) <= LOSS_TOLERANCE * abs(wanted), f"step {step}: loss {loss}, wanted {wanted}"
-    assert found.parameters.keys() == expected.parameters.keys()
-    floor = FLOOR * max(value.float().norm().item() for value in expected.parameters.values())
-    for name, wanted in expected.parameters.items():
-        distance = (found.parameters[name] - wanted).float().norm().item() / max(wanted.float().norm().item(), floor)
-        assert distance <= PARAMETER_TOLERANCE, f"{name} is off by {distance:.1e} of its norm after training"
+    check(found.parameters, expected.parameters, PARAMETER_TOLERANCE, "after training")
 
 
 class Reference:
