@@ -52,6 +52,7 @@ def prepare() -> None:
     logging_setup.install(os.environ)
     _pool()
     _machine()
+    _warm_up()
 
 
 class Planning:
@@ -85,6 +86,11 @@ class Planning:
 def _pool() -> ProcessPool:
     """The planner's processes, started when a model is first compiled and kept."""
     return ProcessPool(cores())
+
+
+@cache
+def _warm_up() -> None:
+    session.accelerator().warm_up()
 
 
 @cache

@@ -163,6 +163,12 @@ class Accelerator:
                 return
             self._launch(call, outputs)
 
+    def warm_up(self) -> None:
+        """Has the workers pay for what a first compilation pays beside its own work, while we capture and plan."""
+        with self._lock:
+            self._pool.push([Code.WARM, self._lines.here()])
+            self._flush()
+
     def load(self, text: str, *, compiled: bool = True, module: Module | None = None) -> int:
         """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.
 

@@ -40,6 +40,8 @@ class Code(IntEnum):
     """request: every worker answers with [id, dtype, shape, digest] of each buffer."""
     FORGET = 13
     """Nothing: what DEFINE said is no longer needed."""
+    WARM = 14
+    """Nothing: a program will be compiled before long."""
 
 
 REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST})

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
+from moaic.runtime.compile import warm_up
 from moaic.runtime.execute import Program
 from moaic.runtime.moves import Conversion, convert
 from moaic.runtime.operation import Geometry, Operation, Operator, view
@@ -57,6 +58,7 @@ class Worker:
             Code.RUN: self._run,
             Code.FREE: self._free,
             Code.FORGET: self._operators.clear,
+            Code.WARM: warm_up,
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,
