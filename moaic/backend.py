@@ -11,14 +11,14 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
-from moaic.device.handles import is_ours, tensor_of, view_of
+from moaic.device.handles import dtype_name, is_ours, tensor_of, view_of
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planning import Planning, compiles, prepare, request_of
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, row_major
+from moaic.runtime.buffer import Buffer, row_major, whole
 from moaic.step import Call, Key, Step
 
 
@@ -125,8 +125,6 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
 
 
 def _upload(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    from moaic.device.handles import dtype_name
-
     shape = tuple(tensor.shape)
     made = accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
     accelerator.upload(made, tensor.detach().contiguous())
@@ -135,7 +133,5 @@ def _upload(accelerator: Accelerator, tensor: Tensor) -> Buffer:
 
 def _tensor(accelerator: Accelerator, buffer: Buffer, value: Value, on_host: bool) -> Tensor:
     if on_host:
-        from moaic.runtime.buffer import whole
-
         return accelerator.download(whole(buffer))
     return tensor_of(buffer, value.type.shape, row_major(value.type.shape))
