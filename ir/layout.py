@@ -64,10 +64,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The splits of a value, ordered by (dim, stride descending), and the axes over which it is a pending sum."""
+    """The splits of a value, ordered by (dim, stride descending), and the axes over which it is a pending sum.
+
+    `home` names, for some axes, the one rank that alone holds the value: on `pp` the stage to which it belongs.
+    """
 
     splits: tuple[Split, ...] = ()
     pending: tuple[str, ...] = ()
+    home: tuple[tuple[str, int], ...] = ()
 
     def split_of(self, axis: str) -> Split | None:
         return next((split for split in self.splits if split.axis == axis), None)
@@ -83,18 +87,33 @@ class Layout:
         return Layout(
             tuple(split for split in self.splits if split.axis != axis),
             tuple(other for other in self.pending if other != axis),
+            tuple(home for home in self.home if home[0] != axis),
         )
+
+    def home_on(self, axis: str) -> int | None:
+        """The only rank along `axis` that holds the value; None where all do."""
+        return next((rank for other, rank in self.home if other == axis), None)
+
+    def with_home(self, axis: str, rank: int | None) -> Layout:
+        """This layout, held by one rank of `axis` alone, or by all."""
+        rest = self.without(axis)
+        home = () if rank is None else ((axis, rank),)
+        return Layout(rest.splits, rest.pending, tuple(sorted((*rest.home, *home))))
+
+    def holds(self, coordinates: dict[str, int]) -> bool:
+        """Whether the rank at these coordinates holds a part of the value."""
+        return all(coordinates.get(axis, 0) == rank for axis, rank in self.home)
 
     def with_state(self, axis: str, state: State) -> Layout:
         """This layout with `axis` set to `state`."""
         rest = self.without(axis)
         if state == PENDING:
-            return Layout(rest.splits, tuple(sorted({*rest.pending, axis})))
+            return Layout(rest.splits, tuple(sorted({*rest.pending, axis})), rest.home)
         if len(state) != 2:
             return rest
         dim, stride = state
         splits = sorted((*rest.splits, Split(axis, dim, stride)), key=lambda s: (s.dim, -s.stride, s.axis))
-        return Layout(tuple(splits), rest.pending)
+        return Layout(tuple(splits), rest.pending, rest.home)
 
     def on_dim(self, dim: int) -> tuple[Split, ...]:
         return tuple(split for split in self.splits if split.dim == dim)

@@ -1,7 +1,7 @@
 """From an annotated function to what one rank runs: local shapes, no layouts, and attributes that fit them.
 
-The same text serves every rank. What differs between ranks, the coordinates that random ops need to know which part
-they make, comes in as parameters.
+The same text serves every rank. What differs between ranks, the coordinates that random ops and look-ups need to know
+which part they make, comes in as parameters.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Op, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.ops import OPS, Kind, attr_int, kind_of
+from moaic.ir.placed import placed, placed_axes
 from moaic.ir.types import TensorType
 
 
 def localize(function: Function, mesh: Mesh, axes: Collection[str] | None = None) -> Function:
     """`function` as each rank of `mesh` runs it on its parts; with `axes`, its parts over these axes alone.
 
-    Gains one trailing parameter, i64[] with role ("coordinate", axis), per axis over which a random op is split, in the
-    order of the mesh. Raises Diagnostic for an op that cannot make a part.
+    Gains one trailing parameter, i64[] with role ("coordinate", axis), per axis whose coordinate an op needs to know, in
+    the order of the mesh. Raises Diagnostic for an op that cannot make a part.
     """
     gone = [axis for axis, _ in mesh.axes if axes is None or axis in axes]
-    coordinates = {axis: Value(TensorType("i64", ()), axis) for axis in _random_axes(function, gone)}
+    coordinates = {axis: Value(TensorType("i64", ()), axis) for axis in _asked_axes(function, gone)}
     local = {value: Value(local_type(value.type, mesh, gone), value.name) for value in function.values()}
     roles = tuple(function.param_role(index) for index in range(len(function.params)))
     more = tuple(Role("coordinate", axis) for axis in coordinates)
     return replace(
         function,
         params=(*(local[value] for value in function.params), *coordinates.values()),
-        ops=tuple(_local_op(op, local, coordinates, mesh) for op in function.ops),
+        ops=tuple(each for op in function.ops for each in _local_op(op, local, coordinates, mesh)),
         results=tuple(local[value] for value in function.results),
         param_roles=(*roles, *more) if more else function.param_roles,
     )
@@ -44,7 +45,8 @@ def local_type(tensor: TensorType, mesh: Mesh, axes: Collection[str]) -> TensorT
         layout = layout.without(axis)
         if split is not None:
             shape[split.dim] //= mesh.size(axis)
-            layout = Layout(tuple(_within(other, split, mesh) for other in layout.splits), layout.pending)
+            splits = tuple(_within(other, split, mesh) for other in layout.splits)
+            layout = Layout(splits, layout.pending, layout.home)
     return TensorType(tensor.dtype, tuple(shape), layout)
 
 
@@ -54,21 +56,29 @@ def _within(split: Split, taken: Split, mesh: Mesh) -> Split:
     return replace(split, stride=split.stride // mesh.size(taken.axis)) if outside else split
 
 
-def _random_axes(function: Function, axes: Collection[str]) -> list[str]:
-    made = (op.results[0].type.layout.splits for op in function.ops if op.name == "moai.rand")
-    used = {split.axis for splits in made for split in splits}
+def asked_axes(op: Op, axes: Collection[str]) -> set[str]:
+    """Those of `axes` whose coordinate the parts of `op` need to know."""
+    if op.name == "moai.rand":
+        return {split.axis for split in op.results[0].type.layout.splits} & {*axes}
+    return placed_axes(op, axes)
+
+
+def _asked_axes(function: Function, axes: Collection[str]) -> list[str]:
+    used = {axis for op in function.ops for axis in asked_axes(op, axes)}
     return [axis for axis in axes if axis in used]
 
 
-def _local_op(op: Op, local: Mapping[Value, Value], coordinates: Mapping[str, Value], mesh: Mesh) -> Op:
+def _local_op(op: Op, local: Mapping[Value, Value], coordinates: Mapping[str, Value], mesh: Mesh) -> list[Op]:
     assert kind_of(op) is not Kind.INSTRUCTION, f"{op.name} is for the worker, not for a compiled function"
     new = replace(op.with_operands(local), results=tuple(local[value] for value in op.results))
     if op.name == "moai.rand":
-        return _rand(op, new, coordinates, mesh)
+        return [_rand(op, new, coordinates, mesh)]
+    if placed_axes(op, coordinates):
+        return placed(op, new, coordinates, mesh)
     known = op.name in OPS or op.name in _REWRITES
     if not known and any(local[value].type.shape != value.type.shape for value in (*op.inputs(), *op.results)):
         raise _cannot_split(op, "it has no rule")
-    return refit(op, new)
+    return [refit(op, new)]
 
 
 def refit(old: Op, new: Op) -> Op:
@@ -180,7 +190,6 @@ _REWRITES: Mapping[str, Rewrite] = {
     "aten.slice.Tensor": _slice,
     **dict.fromkeys(("aten.split_with_sizes", "aten.split.Tensor"), _split),
     "aten.embedding_dense_backward": _first_size,
-    **dict.fromkeys(("aten.arange", "aten.arange.start", "aten.arange.start_step"), _counts),
     **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), _counts),
 }
 """Ops whose attributes say something of sizes; every other op's attributes hold for any part."""

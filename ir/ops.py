@@ -12,6 +12,9 @@ from moaic.ir.graph import Op, Value
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
+SEND = "moai.send"
+"""The instruction that brings a value from the one rank of an axis that holds it to another."""
+
 
 class Kind(Enum):
     """What an op costs and how it may be moved."""
@@ -336,7 +339,11 @@ def _pad(op: Op) -> Rule:
 
 
 def _gather(op: Op) -> Rule:
-    """`aten.gather` and the scatters: dims other than the indexed one match where all their sizes do."""
+    """`aten.gather` and the scatters: dims other than the indexed one match where all their sizes do.
+
+    The indexed dim splits too where each rank can tell what is its own: what is looked up elsewhere counts as zero, and
+    what is written elsewhere is left out.
+    """
     types = [*operand_types(op), *result_types(op)]
     rank = max(len(t.shape) for t in types)
     if any(len(t.shape) != rank for t in types):
@@ -347,12 +354,22 @@ def _gather(op: Op) -> Rule:
     if op.name == "aten.gather" and rank:
         # Each element that is looked up is found by itself.
         specs[1][indexed] = specs[2][indexed] = "g"
+        specs[0][indexed] = "v" if types[0].dtype != "bool" else "v!"
+    elif rank and all(same[i] for i in range(rank) if i != indexed) and _writes_apart(op, types, indexed):
+        specs[0][indexed] = specs[-1][indexed] = "v"
     count = len(operand_types(op))
     linear = {"aten.gather": [(0,)], "aten.scatter_add": [(0, 2)]}.get(op.name, [])
     return _make(op, specs[:count], specs[count:], *linear)
 
 
-def _indexed(op: Op) -> tuple[list[str], list[str], list[list[str]]] | None:
+def _writes_apart(op: Op, types: list[TensorType], indexed: int) -> bool:
+    """Whether a part of the base can be written by itself: sums can, other writes where one index stands alone."""
+    if op.name == "aten.scatter_add":
+        return len({t.shape[indexed] for t in types[1:-1]}) == 1
+    return all(t.shape[indexed] == 1 for t in types[1:-1])
+
+
+def index_dims(op: Op) -> tuple[list[str], list[str], list[list[str]]] | None:
     """Factor names of (data, indexed result, indices) for advanced indexing; None where only the whole rule holds."""
     data, indices = op.operands[0], op.operands[1]
     assert isinstance(data, Value)
@@ -362,26 +379,33 @@ def _indexed(op: Op) -> tuple[list[str], list[str], list[list[str]]] | None:
         return None
     rank = max(len(index.type.shape) for _, index in given)
     shared = _names(rank, "i")
-    names = [f"v{i}!" if any(i == at for at, _ in given) else f"d{i}" for i in range(len(data.type.shape))]
+    names = [f"v{i}" if any(i == at for at, _ in given) else f"d{i}" for i in range(len(data.type.shape))]
     positions = [at for at, _ in given]
     adjacent = positions == list(range(positions[0], positions[-1] + 1))
-    kept = [n for n in names if not n.endswith("!")]
-    before = len([n for n in names[: positions[0]] if not n.endswith("!")]) if adjacent else 0
+    kept = [n for n in names if n.startswith("d")]
+    before = len([n for n in names[: positions[0]] if n.startswith("d")]) if adjacent else 0
     out = [*kept[:before], *shared, *kept[before:]]
     return names, out, [shared[rank - len(index.type.shape) :] for _, index in given]
 
 
+def _held_indexed(names: list[str]) -> list[str]:
+    return [f"{name}!" if name.startswith("v") else name for name in names]
+
+
 def _index(op: Op) -> Rule:
-    found = _indexed(op)
+    """A split of an indexed dim is a look-up that finds zero for what is elsewhere; truth values are no sums."""
+    found = index_dims(op)
     if found is None:
         return whole_rule(op)
     names, out, indices = found
+    if operand_types(op)[0].dtype == "bool":
+        names = _held_indexed(names)
     return _make(op, [names, *indices], [out], (0,))
 
 
 def _index_put(op: Op) -> Rule:
     """Accumulating: the index dims are summed over, so base and values are pending sums together."""
-    found = _indexed(op)
+    found = index_dims(op)
     values = op.operands[2]
     assert isinstance(values, Value)
     if found is None:
@@ -389,6 +413,7 @@ def _index_put(op: Op) -> Rule:
     names, out, indices = found
     accumulate = bool(op.attrs.get("accumulate", False))
     if not accumulate:
+        names = _held_indexed(names)
         free = {n for n in names if not n.endswith("!")}
         out = [n if n in free else f"{n}!" for n in out]
         indices = [[f"{n}!" for n in index] for index in indices]
@@ -405,12 +430,13 @@ def _embedding_backward(op: Op) -> Rule:
     """A gradient that is divided by how often its row was looked up needs to see every look-up."""
     counts = bool(op.attrs.get("scale_grad_by_freq", False))
     ids = [f"i{i}!" if counts else f"i{i}" for i, _ in enumerate(operand_types(op)[1].shape)]
-    return _make(op, [[*ids, "d"], ids], [["v!", "d"]], (0,))
+    return _make(op, [[*ids, "d"], ids], [["v!" if counts else "v", "d"]], (0,))
 
 
 def _embedding(op: Op) -> Rule:
+    """A split table is looked up in parts, each of which finds zero for the rows of the others."""
     ids = _names(len(operand_types(op)[1].shape), "i")
-    return _make(op, [["v!", "d"], ids], [[*ids, "d"]], (0,))
+    return _make(op, [["v", "d"], ids], [[*ids, "d"]], (0,))
 
 
 def _layer_norm(op: Op) -> Rule:
@@ -481,18 +507,19 @@ def _pool(*linear: tuple[int, ...]) -> RuleMaker:
 
 
 def _sdpa(op: Op) -> Rule:
-    operands = [["b", "h", "q!", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]]
-    return _make(op, [*operands, *_mask(op, 3)], [["b", "h", "q!", "e!"], ["b", "h", "q!"]])
+    """Each row of queries looks at all keys by itself."""
+    operands = [["b", "h", "q", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]]
+    return _make(op, [*operands, *_mask(op, 3)], [["b", "h", "q", "e!"], ["b", "h", "q"]])
 
 
 def _mask(op: Op, at: int) -> list[list[str]]:
     types = operand_types(op)[at:]
-    return [["b", "h", "q!", "k!"][4 - len(t.shape) :] for t in types]
+    return [["b", "h", "q", "k!"][4 - len(t.shape) :] for t in types]
 
 
 def _sdpa_backward(op: Op) -> Rule:
-    q, k, v = ["b", "h", "q!", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]
-    out, stats = ["b", "h", "q!", "e!"], ["b", "h", "q!"]
+    q, k, v = ["b", "h", "q", "d!"], ["b", "h", "k!", "d!"], ["b", "h", "k!", "e!"]
+    out, stats = ["b", "h", "q", "e!"], ["b", "h", "q"]
     return _make(op, [out, q, k, v, out, stats, *_mask(op, 6)], [q, k, v], (0,))
 
 
@@ -569,7 +596,8 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("masked_fill.Scalar full_like zeros_like ones_like", _elementwise()),
     *_same("_to_copy", _cast),
     *_same("full zeros ones empty.memory_format scalar_tensor", _nullary, kind=Kind.NULLARY),
-    *_same("arange arange.start arange.start_step tril_indices triu_indices", _whole_nullary, kind=Kind.NULLARY),
+    *_same("arange arange.start arange.start_step", _nullary, kind=Kind.NULLARY),
+    *_same("tril_indices triu_indices", _whole_nullary, kind=Kind.NULLARY),
     *_same("view", _view, kind=Kind.VIEW),
     *_same("permute transpose.int", _permute, kind=Kind.VIEW),
     *_same("t", _transpose_2d, kind=Kind.VIEW),
@@ -617,7 +645,7 @@ OPS: dict[str, OpDecl] = _declare(
         OpDecl(f"moai.{name}", _elementwise((0,)), kind=Kind.INSTRUCTION)
         for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shard", "first")
     ],
-    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in ("part", "accumulate", "join")],
+    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in ("part", "accumulate", "join", "send")],
     OpDecl("call", whole_rule, kind=Kind.INSTRUCTION),
 )
 """Every op that moaic knows by name."""

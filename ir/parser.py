@@ -86,6 +86,7 @@ class _RawTensor(NamedTuple):
     dtype: Token
     dims: list[_RawDim]
     pending: list[Token]
+    home: list[tuple[Token, Token]]
 
 
 _RawAttr = Token | list["_RawAttr"]
@@ -113,7 +114,7 @@ class _Shapes(Transformer[Token, Any]):
         return _RawRole(*found)
 
     def tensor(self, found: list[Any]) -> _RawTensor:
-        return _RawTensor(found[0], found[1:-1], found[-1])
+        return _RawTensor(found[0], found[1:-2], *found[-2:])
 
     def dim(self, found: list[Any]) -> _RawDim:
         return _RawDim(found[0], found[1:])
@@ -128,7 +129,7 @@ class _Shapes(Transformer[Token, Any]):
         return tuple(found)
 
     mesh = params = outcomes = returned = as_list
-    targets = operands = values = types = location = pending = attrs = sequence = as_list
+    targets = operands = values = types = location = pending = home = attrs = sequence = as_list
     axis = param = outcome = attr = as_tuple
 
 
@@ -247,7 +248,9 @@ class _Reader:
             self.fail(self._inside(raw.dtype, token), f"`{raw.dtype}` is no element type", f"there are {names}")
         splits = [split for index, dim in enumerate(raw.dims) for split in self._splits(dim, index, token)]
         pending = tuple(sorted(self._axis(axis, token) for axis in raw.pending))
-        return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), Layout(tuple(splits), pending))
+        home = tuple(sorted((self._axis(axis, token), int(rank)) for axis, rank in raw.home))
+        layout = Layout(tuple(splits), pending, home)
+        return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), layout)
 
     def _splits(self, dim: _RawDim, index: int, token: Token) -> Iterable[Split]:
         span = int(dim.size)

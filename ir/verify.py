@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import NoReturn, cast
@@ -15,7 +16,7 @@ from typing import NoReturn, cast
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
-from moaic.ir.ops import Kind, kind_of, rule_of
+from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
 from moaic.ir.rules import Rule, Strategy
@@ -129,6 +130,7 @@ class _Checker:
         for value in op.results:
             yield from self._type(value.type)
         yield from _attrs(op)
+        yield from _homes(op, self.mesh)
         if op.name == "call":
             yield from self._call(op)
             return
@@ -163,9 +165,24 @@ class _Checker:
         if len(here) != len(there):
             yield f"{len(here)} {what} {len(there)}"
         for index, (one, other) in enumerate(zip(here, there, strict=False)):
-            if one != other:
+            if _anywhere(one) != _anywhere(other):
                 kind, _, rest = what.partition(", ")
                 yield f"{kind.removesuffix('s')} {index} is `{self._text(one)}`, {rest} `{self._text(other)}`"
+
+
+def _anywhere(tensor: TensorType) -> TensorType:
+    """A function says nothing of where it is called."""
+    return tensor.with_layout(replace(tensor.layout, home=())) if tensor.layout.home else tensor
+
+
+def _homes(op: Op, mesh: Mesh) -> Complaints:
+    """An op runs where its results are; what it reads is there, or everywhere. Only a send changes homes."""
+    if op.name == SEND:
+        return
+    homes = {value.type.layout.home for value in (*op.inputs(), *op.results)} - {()}
+    if len(homes) > 1 or (homes and any(not value.type.layout.home for value in op.results)):
+        types = ", ".join(render_type(value.type, mesh) for value in (*op.inputs(), *op.results))
+        yield f"it runs on one rank, and its operands and results are not all there ({types}): `{SEND}` brings them"
 
 
 def _neighborhood(function: Function, index: int, mesh: Mesh) -> str:
@@ -219,8 +236,8 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
         yield f"there is no element type `{tensor.dtype}`"
     if any(size < 0 for size in tensor.shape):
         yield "a size is negative"
-    splits, pending = tensor.layout.splits, tensor.layout.pending
-    axes = [*(split.axis for split in splits), *pending]
+    splits, pending, home = tensor.layout.splits, tensor.layout.pending, tensor.layout.home
+    axes = [*(split.axis for split in splits), *pending, *(axis for axis, _ in home)]
     for axis in axes:
         if axis not in mesh.sizes:
             yield f"`{axis}` is no axis of the mesh {mesh}"
@@ -232,6 +249,9 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
         yield from _two_splits(one, other, mesh)
     if list(pending) != sorted(pending):
         yield f"the pending sums are out of order: {', '.join(pending)}"
+    for axis, rank in home:
+        if rank >= mesh.size(axis):
+            yield f"there is no rank {rank} on axis `{axis}` of the mesh {mesh}"
 
 
 def _split(split: Split, shape: tuple[int, ...], mesh: Mesh) -> Complaints:
@@ -358,6 +378,23 @@ def _collective(op: Op, mesh: Mesh) -> Complaints:
         yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}: {sides}"
     if before.layout.without(axis) != after.layout.without(axis):
         yield f"it changes more than axis `{axis}`: {sides}"
+
+
+def _send(op: Op, mesh: Mesh) -> Complaints:
+    """From the one rank of an axis that holds a value to another one."""
+    yield from _operands(op, 1)
+    yield from _results(op, 1)
+    axis = op.attrs.get("axis")
+    if not isinstance(axis, str) or axis not in mesh.sizes:
+        yield f"attribute `axis` is `{render_attr(axis)}`, no axis of the mesh {mesh}"
+        return
+    before, after = next(op.inputs()).type, op.results[0].type
+    sides = f"operand `{render_type(before, mesh)}`, result `{render_type(after, mesh)}`"
+    source, target = before.layout.home_on(axis), after.layout.home_on(axis)
+    if source is None or target is None or source == target:
+        yield f"it brings a value from one rank of `{axis}` to another: {sides}"
+    elif before != after.with_layout(after.layout.with_home(axis, source)):
+        yield f"operand and result differ in more than the rank of `{axis}`: {sides}"
 
 
 def _part(op: Op, mesh: Mesh) -> Complaints:
@@ -495,6 +532,7 @@ def _matmul(spelled: str) -> Check:
 
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(TRANSITIONS, _collective),
+    SEND: _send,
     "moai.part": _part,
     "moai.join": _join,
     "moai.accumulate": _accumulate,

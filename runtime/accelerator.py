@@ -317,18 +317,18 @@ class Accelerator:
         shape = list(place.layout.local_shape(buffer.shape, place.mesh))
         line = self._lines.here()
         if buffer.host is None:
-            self._pool.push([Code.FILL, line, buffer.id, buffer.dtype, shape, place.mesh.ranks, buffer.fill])
+            self._pool.push([Code.FILL, line, buffer.id, buffer.dtype, shape, place.holders, buffer.fill])
         else:
             self._pool.put([Code.PUT, line, buffer.id, buffer.dtype, shape], self._parts(buffer.host, place))
         buffer.host, buffer.fill = None, None
 
     def _parts(self, host: Tensor, place: Placement) -> list[Tensor | None]:
         """Per worker the bytes of its part; workers with equal parts get the same memory."""
-        none: list[Tensor | None] = [None] * (self.flavor - place.mesh.ranks)
-        if place.is_whole:
-            return [as_block(host)] * place.mesh.ranks + none
-        ranks = range(place.mesh.ranks)
-        return [as_block(local_part(host, place.mesh, place.layout, rank)) for rank in ranks] + none
+        parts: list[Tensor | None] = [None] * self.flavor
+        whole = as_block(host) if place.is_uncut else None
+        for rank in place.holders:
+            parts[rank] = as_block(local_part(host, place.mesh, place.layout, rank)) if whole is None else whole
+        return parts
 
     def _moved(self, buffer: Buffer, place: Placement) -> Buffer:
         """A temporary copy of a buffer that lies as `place` says."""
@@ -496,17 +496,17 @@ class Accelerator:
         decision = decide(call.op, given, outputs, self.flavor)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
-        for index, (each, needed, ranks) in enumerate(zip(given, decision.required, decision.ranks, strict=True)):
+        for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
             assert each.place is not None
             if not serves(each.place, needed):
                 moved.append((index, self._path(Conversion(each.dtype, each.buffer_shape, each.place, needed))))
-                if each.written:
-                    returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, needed, each.place))))
-            elif each.written and ranks < each.place.mesh.ranks:
-                there = everywhere(ranks)
-                returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, there, each.place))))
+            elif not each.written or set(needed.holders) == set(each.place.holders):
+                continue
+            if each.written:
+                returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, needed, each.place))))
         geometries = tuple(each.geometry for each in given)
-        number = self._defined(Operation(call.op, call.args, call.kwargs, geometries, decision.ranks))
+        ranks = tuple(place.holders for place in decision.required)
+        number = self._defined(Operation(call.op, call.args, call.kwargs, geometries, ranks))
         outputs_places = tuple(self._same(place) for place in decision.outputs)
         return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
 

@@ -15,7 +15,7 @@ class Code(IntEnum):
     PUT = 0
     """id, dtype, local shape, block: the block's bytes become the buffer; an absent block means no part here."""
     FILL = 1
-    """id, dtype, local shape, ranks, value or None for anything."""
+    """id, dtype, local shape, the ranks that get it, value or None for anything."""
     DEFINE = 2
     """number, operation: what OPERATE with that number does (`operation.Operation`)."""
     OPERATE = 3

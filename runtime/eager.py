@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.layout import Layout, Split
+from moaic.ir.layout import Split
 from moaic.runtime.buffer import Buffer, View
 from moaic.runtime.operation import Geometry, Part
 from moaic.runtime.placement import Placement, alike, everywhere
@@ -186,10 +186,9 @@ def _indices(part: Part) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How an op runs: how each operand must lie, on how many ranks it is used, and how the results lie."""
+    """How an op runs: how each operand must lie, on the ranks that use it, and how the results lie."""
 
     required: tuple[Placement, ...]
-    ranks: tuple[int, ...]
     outputs: tuple[Placement, ...]
 
 
@@ -218,13 +217,17 @@ def _decide(
         decision = _in_parts(given, outputs)
         if decision is not None:
             return decision
-    ranks = workers if is_spread else min((each.place.mesh.ranks for each in placed if each.place), default=workers)
-    there = everywhere(ranks)
-    required = tuple(
-        each.place if each.place is not None and each.place.is_whole and each.place.mesh.ranks >= ranks else there
-        for each in given
-    )
-    return Decision(required, (ranks,) * len(given), (there,) * len(outputs))
+    there = _gathering_place(placed, workers)
+    return Decision((there,) * len(given), (there,) * len(outputs))
+
+
+def _gathering_place(placed: Sequence[Operand], workers: int) -> Placement:
+    """Where an op runs on whole values: where all of them are, or else everywhere."""
+    places = {each.place for each in placed if each.place is not None}
+    if len(places) == 1 and next(iter(places)).is_uncut:
+        return next(iter(places))
+    is_spread = any(not place.is_whole for place in places)
+    return everywhere(workers if is_spread else min((place.mesh.ranks for place in places), default=workers))
 
 
 def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None]) -> Decision | None:
@@ -242,41 +245,32 @@ def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None
     if len(found) < len(targets):
         return None
     required: list[Placement] = []
-    ranks: list[int] = []
     for each in given:
         if each.position < 0 and is_list:
             required.append(_for_all(found.values()))
-            ranks.append(required[-1].mesh.ranks)
             continue
         place, shape = found[each.position if is_list else 0]
-        ranks.append(place.mesh.ranks)
         needed = _projected(place, shape, each.shape)
-        if each.geometry is not None and not needed.is_whole:
+        if each.geometry is not None and not needed.is_uncut:
             return None
-        required.append(_kept(each, needed))
+        required.append(needed)
     results = tuple(
         found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found
     )
     if len(results) < len(outputs):
         return None
-    return Decision(tuple(required), tuple(ranks), results)
-
-
-def _kept(operand: Operand, needed: Placement) -> Placement:
-    """The operand's own placement if it will do as it is."""
-    place = operand.place
-    return place if place is not None and serves(place, needed) else needed
+    return Decision(tuple(required), results)
 
 
 def serves(place: Placement, needed: Placement) -> bool:
     """Whether what lies as `place` says can be used where `needed` is asked for."""
-    is_more = place.is_whole and needed.is_whole and place.mesh.ranks >= needed.mesh.ranks
+    is_more = place.is_uncut and needed.is_uncut and set(needed.holders) <= set(place.holders)
     return is_more or alike(place, needed)
 
 
 def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
     """Whole for as many ranks as any position of the list needs."""
-    return everywhere(max(place.mesh.ranks for place, _ in targets))
+    return everywhere(max(place.holders[-1] for place, _ in targets) + 1)
 
 
 def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | None:
@@ -295,7 +289,7 @@ def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | Non
     splits = tuple(Split(split.axis, split.dim + shift, split.stride) for split in leader.place.layout.splits)
     if shift < 0 or any(leader.shape[split.dim - shift] != shape[split.dim] for split in splits):
         return None
-    return leader.place.with_layout(Layout(splits)), shape
+    return leader.place.with_splits(splits), shape
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -312,4 +306,4 @@ def _projected(place: Placement, shape: tuple[int, ...], operand: tuple[int, ...
         for split in place.layout.splits
         if split.dim >= shift and operand[split.dim - shift] != 1
     )
-    return place.with_layout(Layout(splits))
+    return place.with_splits(splits)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
-from moaic.ir.ops import attr_int
+from moaic.ir.ops import SEND, attr_int
 from moaic.ir.parser import parse
 from moaic.runtime.compile import compile_function
 from moaic.runtime.moves import Seat, is_shared, move, own
@@ -73,29 +73,40 @@ class Program:
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
+        self._at = module.mesh.coordinates(rank)
         self.takes_part = rank < self.mesh.ranks
         self.record = Record()
         self._note = note
         if not self.takes_part:
             return
         seat = Seat(self.mesh, rank, transport)
+        mine = [op for op in self.main.ops if _takes_part(op, self._at)]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
-        kernels = _compile_all(functions, seat, self.record, compiled=compiled)
+        own = {op.callee for op in mine if op.name == "call"}
+        kernels = _compile_all(functions, own, seat, self.record, compiled=compiled)
         self._slots = {value: slot for slot, value in enumerate(self.main.values())}
-        self._instructions = list(_instructions(self.main, seat, functions, kernels, self._slots))
+        self._numbers = [index for index, op in enumerate(self.main.ops) if _takes_part(op, self._at)]
+        self._instructions = list(
+            _instructions(replace(self.main, ops=tuple(mine)), seat, functions, kernels, self._slots)
+        )
         self._results = [self._slots[result] for result in self.main.results]
         self._params = len(self.main.params)
         roles = [self.main.param_role(index).kind for index in range(self._params)]
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
 
-    def run(self, inputs: Sequence[Tensor], key: Sequence[int] | None, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """The results in order, each in memory of its own; None for those that are not wanted."""
+    def run(
+        self, inputs: Sequence[Tensor | None], key: Sequence[int] | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The results in order, each in memory of its own; None for those not wanted, or not held here.
+
+        So are the inputs None that this rank does not hold.
+        """
         slots = self._fill(inputs, key)
         del inputs
         clock = time.perf_counter
         start = before = clock()
-        for index, (run, reads, writes, frees, communicates) in enumerate(self._instructions):
+        for index, (run, reads, writes, frees, communicates) in zip(self._numbers, self._instructions, strict=True):
             self._note(index)
             operands = [slots[slot] for slot in reads]
             for slot in frees:
@@ -120,7 +131,7 @@ class Program:
         """Names an instruction, for messages."""
         return describe(self.main, index)
 
-    def _fill(self, inputs: Sequence[Tensor], key: Sequence[int] | None) -> list[Any]:
+    def _fill(self, inputs: Sequence[Tensor | None], key: Sequence[int] | None) -> list[Any]:
         slots: list[Any] = [None] * len(self._slots)
         rest = iter(inputs)
         for index in range(self._params):
@@ -159,21 +170,34 @@ def _is_compact(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
+def _takes_part(op: Op, at: dict[str, int]) -> bool:
+    """Whether the rank at these coordinates has something to do with an instruction: it runs where its results are."""
+    if op.name == SEND and next(op.inputs()).type.layout.holds(at):
+        return True
+    return all(value.type.layout.holds(at) for value in op.results)
+
+
 def _compile_all(
-    functions: Mapping[str, Function], seat: Seat, record: Record, *, compiled: bool
+    functions: Mapping[str, Function], own: Collection[str], seat: Seat, record: Record, *, compiled: bool
 ) -> dict[str, Compute]:
-    """Compiles every function, first this rank's share of them; the others' are then found in the cache on disk."""
+    """Compiles the functions that are this rank's own.
+
+    First its share of all, whosever they are; what others compiled is then found in the cache on disk.
+    """
     names = list(functions)
     count = seat.mesh.ranks
-    shares = [names[(seat.rank + turn) % count :: count] for turn in range(count)]
     kernels: dict[str, Compute] = {}
-    for turn, share in enumerate(shares):
-        if turn == 1 and compiled:
-            seat.transport.barrier(Group.of(range(count), seat.rank))
-        for name in share:
+
+    def build(names: Iterable[str]) -> None:
+        for name in names:
             start = time.perf_counter()
             kernels[name] = compile_function(functions[name], compiled=compiled)
             record.compile[name] = time.perf_counter() - start
+
+    if compiled and count > 1:
+        build(names[seat.rank :: count])
+        seat.transport.barrier(Group.of(range(count), seat.rank))
+    build(name for name in names if name in own and name not in kernels)
     return kernels
 
 
@@ -185,15 +209,18 @@ def _instructions(
     slots: Mapping[Value, int],
 ) -> Iterator[Instruction]:
     params = set(main.params)
+    at = seat.mesh.coordinates(seat.rank)
     for op, dying in zip(main.ops, last_uses(main), strict=True):
         dead = set(dying)
-        may_overwrite = {value for value in op.inputs() if value in dead and value not in params}
+        held = [value for value in op.inputs() if value.type.layout.holds(at)]
+        made = [value for value in op.results if value.type.layout.holds(at)]
+        may_overwrite = {value for value in held if value in dead and value not in params}
         yield Instruction(
             run=_compute(op, seat, functions, kernels, may_overwrite),
-            reads=tuple(slots[value] for value in op.inputs()),
-            writes=tuple(-1 if value in dead else slots[value] for value in op.results),
-            frees=tuple(slots[value] for value in op.inputs() if value in dead),
-            communicates=op.name in COLLECTIVES,
+            reads=tuple(slots[value] for value in held),
+            writes=tuple(-1 if value in dead else slots[value] for value in made),
+            frees=tuple(slots[value] for value in held if value in dead),
+            communicates=op.name in COLLECTIVES or op.name == SEND,
         )
 
 
@@ -208,6 +235,8 @@ def _compute(
         return _with_coordinates(functions[op.callee], kernels[op.callee], seat)
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
+    if op.name == SEND:
+        return _send(op, seat)
     maker = _IN_TIME.get(op.name)
     if maker is None:
         raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
@@ -230,6 +259,22 @@ def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     assert isinstance(axis, str)
     step = move(seat, axis, operand.type.layout, result.type.layout, in_place=operand in may_overwrite)
     return lambda inputs: [step(inputs.pop())]
+
+
+def _send(op: Op, seat: Seat) -> Compute:
+    """On one rank the sending, on another the receiving."""
+    (operand,), (result,) = tuple(op.inputs()), op.results
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    at, homes = seat.mesh.coordinates(seat.rank), [value.type.layout.home_on(axis) for value in (operand, result)]
+    ranks = [seat.mesh.rank({**at, axis: home}) for home in homes if home is not None]
+    group, shape, dtype = Group.of(ranks, seat.rank), result.type.local_shape(seat.mesh), DTYPES[result.type.dtype]
+
+    def send(inputs: list[Tensor]) -> list[Tensor]:
+        seat.transport.broadcast(inputs.pop(), shape, dtype, group)
+        return []
+
+    return send if group.index == 0 else lambda inputs: [seat.transport.broadcast(None, shape, dtype, group)]
 
 
 def _part(op: Op, may_overwrite: set[Value]) -> Compute:

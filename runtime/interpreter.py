@@ -17,13 +17,16 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh, Split
 from moaic.ir.local import localize
-from moaic.ir.ops import Kind, kind_of
+from moaic.ir.ops import SEND, Kind, kind_of
 from moaic.ir.types import TensorType
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.to_fx import last_uses, operand_of, run_op, run_ops
 
 PerRank = list[Tensor]
 """One rank's part of a value after the other."""
+
+ABSENT: Final = torch.empty(0)
+"""What a rank has of a value that it does not hold."""
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float64: 1e-9,
@@ -53,7 +56,8 @@ def run_parts(module: Module, inputs: Sequence[PerRank], name: str = "") -> list
     """The results of a function (the main one unless named), both parameters and results as every rank's parts."""
     with torch.no_grad():
         function = module.function(name) if name else module.main
-        return _Ranks(module).run(function, inputs)
+        work = _Ranks(module)
+        return work.run(function, inputs, work.everyone)
 
 
 # Whole tensors.
@@ -73,7 +77,7 @@ def _run_whole(module: Module, function: Function, inputs: Sequence[Tensor]) -> 
 def _whole_op(module: Module, op: Op, operands: list[Any]) -> Sequence[Tensor]:
     if op.name == "call":
         return _run_whole(module, module.function(op.callee), operands)
-    if op.name in COLLECTIVES:
+    if op.name in COLLECTIVES or op.name == SEND:
         return operands
     if op.name not in MOVES_IN_TIME:
         return run_op(op, operands)
@@ -104,64 +108,99 @@ class _Ranks:
         self.module = module
         self.mesh = module.mesh
         self.places = [self.mesh.coordinates(rank) for rank in range(self.mesh.ranks)]
+        self.everyone = list(range(self.mesh.ranks))
         self.local: dict[Function | Op, Function] = {}
 
-    def run(self, function: Function, inputs: Sequence[PerRank]) -> list[PerRank]:
+    def run(self, function: Function, inputs: Sequence[PerRank], ranks: Sequence[int]) -> list[PerRank]:
+        """The function on these ranks; the others have nothing of its values."""
         if all(kind_of(op) is not Kind.INSTRUCTION for op in function.ops):
-            return self._compute(function, function, inputs)
+            return self._compute(function, function, inputs, ranks)
         values: dict[Value, PerRank] = {}
-        self._bind(values, function.params, inputs, function.name)
+        self._bind(values, function.params, inputs, function.name, ranks)
         for op, dead in zip(function.ops, last_uses(function), strict=True):
-            self._bind(values, op.results, self._op(op, values), op.name)
+            self._bind(values, op.results, self._op(op, values, ranks), op.name, ranks)
             for value in dead:
                 del values[value]
         return [values[value] for value in function.results]
 
-    def _op(self, op: Op, values: Mapping[Value, PerRank]) -> list[PerRank]:
+    def _op(self, op: Op, values: Mapping[Value, PerRank], ranks: Sequence[int]) -> list[PerRank]:
         operands = [values[value] for value in op.inputs()]
+        if op.name == SEND:
+            return [self._send(op, operands[0])]
+        there = [rank for rank in ranks if all(self._holds(value, rank) for value in op.results)]
         if op.name == "call":
-            return self.run(self.module.function(op.callee), operands)
+            return self.run(self.module.function(op.callee), operands, there)
         if op.name in COLLECTIVES:
-            return [self._collective(op, operands[0])]
+            return [self._collective(op, operands[0], there)]
         if op.name in MOVES_IN_TIME:
-            return [[MOVES_IN_TIME[op.name](op, list(parts)) for parts in zip(*operands, strict=True)]]
+            moved = self._absent()
+            for rank in there:
+                moved[rank] = MOVES_IN_TIME[op.name](op, [parts[rank] for parts in operands])
+            return [moved]
         inputs = list(dict.fromkeys(op.inputs()))
         alone = Function(op.name, tuple(inputs), (op,), op.results)
-        return self._compute(op, alone, [values[value] for value in inputs])
+        return self._compute(op, alone, [values[value] for value in inputs], there)
 
-    def _compute(self, key: Function | Op, function: Function, inputs: Sequence[PerRank]) -> list[PerRank]:
+    def _compute(
+        self, key: Function | Op, function: Function, inputs: Sequence[PerRank], ranks: Sequence[int]
+    ) -> list[PerRank]:
         if key not in self.local:
             self.local[key] = localize(function, self.mesh)
         local = self.local[key]
         axes = [local.param_role(index).label for index in range(len(function.params), len(local.params))]
-        results: list[list[Tensor]] = []
-        for rank, at in enumerate(self.places):
-            coordinates = [torch.tensor(at[axis]) for axis in axes]
-            results.append(run_ops(local, [*(parts[rank] for parts in inputs), *coordinates]))
-        transposed = [list(parts) for parts in zip(*results, strict=True)]
-        self._bind({}, function.results, transposed, function.name)
-        return transposed
+        results = [self._absent() for _ in function.results]
+        for rank in ranks:
+            coordinates = [torch.tensor(self.places[rank][axis]) for axis in axes]
+            made = run_ops(local, [*(parts[rank] for parts in inputs), *coordinates])
+            for parts, tensor in zip(results, made, strict=True):
+                parts[rank] = tensor
+        self._bind({}, function.results, results, function.name, ranks)
+        return results
 
-    def _collective(self, op: Op, parts: PerRank) -> PerRank:
+    def _collective(self, op: Op, parts: PerRank, ranks: Sequence[int]) -> PerRank:
         axis = op.attrs["axis"]
         assert isinstance(axis, str)
-        source = next(op.inputs()).type
-        done: dict[int, Tensor] = {}
-        for rank in range(self.mesh.ranks):
-            if rank not in done:
-                group = self.mesh.group(rank, axis)
+        source, target = next(op.inputs()).type, op.results[0].type
+        made = self._absent()
+        for rank in ranks:
+            group = self.mesh.group(rank, axis)
+            if rank == group[0]:
                 given = [parts[member] for member in group]
-                done.update(
-                    zip(group, COLLECTIVES[op.name](given, source, op.results[0].type, axis, self.mesh), strict=True)
-                )
-        return [done[rank] for rank in range(self.mesh.ranks)]
+                results = COLLECTIVES[op.name](given, source, target, axis, self.mesh)
+                for member, result in zip(group, results, strict=True):
+                    made[member] = result
+        return made
 
-    def _bind(self, values: dict[Value, PerRank], names: Sequence[Value], parts: Sequence[PerRank], what: str) -> None:
+    def _send(self, op: Op, parts: PerRank) -> PerRank:
+        """Between ranks that differ along the axis alone."""
+        axis = op.attrs["axis"]
+        assert isinstance(axis, str)
+        source, made = next(op.inputs()).type.layout.home_on(axis), self._absent()
+        for rank in self.everyone:
+            if self._holds(op.results[0], rank):
+                made[rank] = parts[self.mesh.group(rank, axis)[source or 0]]
+        return made
+
+    def _holds(self, value: Value, rank: int) -> bool:
+        return value.type.layout.holds(self.places[rank])
+
+    def _absent(self) -> PerRank:
+        return [ABSENT] * self.mesh.ranks
+
+    def _bind(
+        self,
+        values: dict[Value, PerRank],
+        names: Sequence[Value],
+        parts: Sequence[PerRank],
+        what: str,
+        ranks: Sequence[int],
+    ) -> None:
         assert len(names) == len(parts), f"{what}: {len(parts)} values for {len(names)} names"
         for value, tensors in zip(names, parts, strict=True):
             shape = value.type.local_shape(self.mesh)
-            for tensor in tensors:
-                _check(tensor, value.type.dtype, shape, what)
+            for rank in ranks:
+                if self._holds(value, rank):
+                    _check(tensors[rank], value.type.dtype, shape, what)
             values[value] = tensors
 
 
@@ -187,6 +226,9 @@ def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:
     parts: PerRank = []
     for rank in range(mesh.ranks):
         at = mesh.coordinates(rank)
+        if not kind.layout.holds(at):
+            parts.append(ABSENT)
+            continue
         part = tensor
         for split in sorted(kind.layout.splits, key=lambda split: -split.stride):
             part = take_digit(part, split.dim, split.stride, mesh.size(split.axis), at[split.axis])
@@ -197,7 +239,9 @@ def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:
 
 def gather(parts: PerRank, kind: TensorType, mesh: Mesh) -> Tensor:
     """The whole tensor of which ranks hold `parts`, pending sums summed; ranks that should agree must."""
-    held = {rank: parts[rank] for rank in range(mesh.ranks)}
+    homeless = {axis: 0 for axis, _ in kind.layout.home}
+    places = {rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
+    held = {mesh.rank({**at, **homeless}): parts[rank] for rank, at in places.items() if kind.layout.holds(at)}
     for axis in kind.layout.pending:
         held = _folded(held, mesh, axis, lambda members: torch.stack(members).sum(0).to(members[0].dtype))
     for split in sorted(kind.layout.splits, key=lambda split: split.stride):

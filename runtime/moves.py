@@ -158,17 +158,13 @@ def convert(
 ) -> Callable[[Tensor | None], Tensor | None]:
     """What worker `rank` does: from its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
-    if before.mesh == after.mesh:
-        steps = (
-            _changes(Seat(before.mesh, rank, transport), before.layout, after.layout)
-            if rank < before.mesh.ranks
-            else []
-        )
+    if before.mesh == after.mesh and before.layout.home == after.layout.home:
+        steps = _changes(before, before.layout, after.layout, rank, transport)
         return lambda tensor: _apply(steps, tensor)
-    gather = _changes(Seat(before.mesh, rank, transport), before.layout, REPLICATED) if rank < before.mesh.ranks else []
+    gather = _changes(before, before.layout, REPLICATED, rank, transport)
     spread = _spread(conversion, rank, transport)
-    cutting = _changes(Seat(after.mesh, rank, transport), REPLICATED, after.layout) if rank < after.mesh.ranks else []
-    keeps = rank < after.mesh.ranks
+    cutting = _changes(after, REPLICATED, after.layout, rank, transport)
+    keeps = rank in after.holders
 
     def run(tensor: Tensor | None) -> Tensor | None:
         whole = spread(_apply(gather, tensor))
@@ -180,16 +176,25 @@ def convert(
 def _spread(
     conversion: Conversion, rank: int, transport: SharedMemoryTransport
 ) -> Callable[[Tensor | None], Tensor | None]:
-    """Brings a value that ranks of the old mesh hold whole to those that only the new mesh has."""
-    new = range(conversion.before.mesh.ranks, conversion.after.mesh.ranks)
-    if not new or (rank != 0 and rank not in new):
+    """Brings a value that its holders have whole to those that are to hold it and do not."""
+    have = conversion.before.holders
+    new = [each for each in conversion.after.holders if each not in have]
+    if not new or (rank != have[0] and rank not in new):
         return lambda tensor: tensor
-    group = Group.of((0, *new), rank)
+    group = Group.of((have[0], *new), rank)
     return lambda tensor: transport.broadcast(tensor, conversion.shape, DTYPES[conversion.dtype], group)
 
 
-def _changes(seat: Seat, before: Layout, after: Layout) -> list[Move]:
-    """Moves from one layout to another: one if one axis changes, else first all that changes is gathered, then cut."""
+def _changes(
+    place: Placement, before: Layout, after: Layout, rank: int, transport: SharedMemoryTransport
+) -> list[Move]:
+    """Moves among the holders of `place` from one layout to another.
+
+    One if one axis changes, else first all that changes is gathered, then cut.
+    """
+    if rank not in place.holders:
+        return []
+    seat = Seat(place.mesh, rank, transport)
     changing = [axis for axis, size in seat.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
     if len(changing) == 1:
         return [move(seat, changing[0], before, after)]
@@ -216,10 +221,10 @@ def _apply(steps: list[Move], tensor: Tensor | None) -> Tensor | None:
 
 def _encode(place: Placement) -> list[Any]:
     splits = [[split.axis, split.dim, split.stride] for split in place.layout.splits]
-    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.pending)]
+    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.pending), place.layout.home]
 
 
 def _decode(data: Any) -> Placement:
-    axes, splits, pending = data
-    layout = Layout(tuple(Split(*split) for split in splits), tuple(pending))
+    axes, splits, pending, home = data
+    layout = Layout(tuple(Split(*split) for split in splits), tuple(pending), tuple((axis, at) for axis, at in home))
     return Placement(Mesh(tuple((axis, size) for axis, size in axes)), layout)

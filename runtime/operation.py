@@ -33,7 +33,7 @@ class Operation:
     args: tuple[Part, ...]
     kwargs: tuple[tuple[str, Part], ...]
     geometries: tuple[Geometry | None, ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
 
     def encoded(self) -> list[Any]:
         return [self.op, self.args, self.kwargs, self.geometries, self.ranks]
@@ -46,7 +46,7 @@ class Operation:
             tuple(_part(part) for part in args),
             tuple((name, _part(part)) for name, part in kwargs),
             tuple(None if each is None else Geometry(*(_tuple(item) for item in each)) for each in geometries),
-            tuple(ranks),
+            tuple(map(tuple, ranks)),
         )
 
 
@@ -65,7 +65,7 @@ class Operator:
     def __init__(self, operation: Operation, rank: int) -> None:
         self._operation = operation
         self._call: Callable[..., Any] = signature(operation.op).overload
-        self._present = [rank < ranks for ranks in operation.ranks]
+        self._present = [rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
         self.name = operation.op
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from moaic.ir.layout import REPLICATED, Layout, Mesh
+from moaic.ir.layout import REPLICATED, Layout, Mesh, Split
 
 EVERYWHERE_AXIS = "w"
 """The axis of all workers, for buffers that no plan has placed."""
@@ -21,13 +21,25 @@ class Placement:
     @property
     def is_whole(self) -> bool:
         """Every rank of the mesh holds all of it."""
+        return self.is_uncut and len(holders(self)) == self.mesh.ranks
+
+    @property
+    def is_uncut(self) -> bool:
+        """Every rank that holds any of it holds all."""
         return not self.layout.pending and all(self.mesh.size(split.axis) == 1 for split in self.layout.splits)
 
-    def with_layout(self, layout: Layout) -> Placement:
-        return Placement(self.mesh, layout)
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that hold a part."""
+        return holders(self)
+
+    def with_splits(self, splits: tuple[Split, ...]) -> Placement:
+        """Cut so, on the same ranks."""
+        return Placement(self.mesh, Layout(splits, home=self.layout.home))
 
     def whole(self) -> Placement:
-        return Placement(self.mesh, REPLICATED)
+        """Uncut, on the same ranks."""
+        return self.with_splits(())
 
 
 Tile = tuple[tuple[int, int, int, int], ...]
@@ -40,16 +52,25 @@ def everywhere(workers: int) -> Placement:
 
 
 @cache
-def tiles(place: Placement) -> tuple[Tile, ...]:
-    """What each rank holds. A pending sum is not looked at."""
+def holders(place: Placement) -> tuple[int, ...]:
+    """The ranks that hold a part, in order."""
+    mesh = place.mesh
+    return tuple(rank for rank in range(mesh.ranks) if place.layout.holds(mesh.coordinates(rank)))
+
+
+@cache
+def tiles(place: Placement) -> tuple[Tile | None, ...]:
+    """What each rank holds, if anything, up to the last one that does. A pending sum is not looked at."""
     mesh = place.mesh
 
-    def tile(rank: int) -> Tile:
+    def tile(rank: int) -> Tile | None:
         at = mesh.coordinates(rank)
+        if not place.layout.holds(at):
+            return None
         splits = [split for split in place.layout.splits if mesh.size(split.axis) > 1]
         return tuple((split.dim, split.stride, mesh.size(split.axis), at[split.axis]) for split in splits)
 
-    return tuple(tile(rank) for rank in range(mesh.ranks))
+    return tuple(tile(rank) for rank in range(holders(place)[-1] + 1))
 
 
 @cache
@@ -57,7 +78,8 @@ def owners(place: Placement) -> tuple[int, ...]:
     """One rank for each part: the first that holds it, in order of rank."""
     first: dict[Tile, int] = {}
     for rank, tile in enumerate(tiles(place)):
-        first.setdefault(tile, rank)
+        if tile is not None:
+            first.setdefault(tile, rank)
     return tuple(first.values())
 
 

@@ -100,8 +100,8 @@ class Worker:
         if block is not None:
             self.table[buffer_id] = from_block(block, DTYPES[dtype], shape)
 
-    def _fill(self, buffer_id: int, dtype: str, shape: Sequence[int], ranks: int, value: Any) -> None:
-        if self.rank < ranks:
+    def _fill(self, buffer_id: int, dtype: str, shape: Sequence[int], ranks: Sequence[int], value: Any) -> None:
+        if self.rank in ranks:
             empty = torch.empty(tuple(shape), dtype=DTYPES[dtype])
             self.table[buffer_id] = empty if value is None else empty.fill_(value)
 
@@ -140,7 +140,7 @@ class Worker:
         if not program.takes_part:
             return
         wanted = [buffer_id is not None for buffer_id in outputs]
-        results = program.run([self.table[buffer_id] for buffer_id in inputs], key, wanted)
+        results = program.run([self.table.get(buffer_id) for buffer_id in inputs], key, wanted)
         for buffer_id, tensor in zip(outputs, results, strict=True):
             if buffer_id is not None and tensor is not None:
                 self.table[buffer_id] = tensor
