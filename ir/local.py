@@ -20,8 +20,8 @@ from moaic.ir.types import TensorType
 def localize(function: Function, mesh: Mesh, axes: Collection[str] | None = None) -> Function:
     """`function` as each rank of `mesh` runs it on its parts; with `axes`, its parts over these axes alone.
 
-    Gains one trailing parameter, i64[] with role ("coordinate", axis), per axis whose coordinate an op needs to know, in
-    the order of the mesh. Raises Diagnostic for an op that cannot make a part.
+    Gains one trailing parameter, i64[] with role ("coordinate", axis), per axis whose coordinate an op asks for, in the
+    order of the mesh. Raises Diagnostic for an op that cannot make a part.
     """
     gone = [axis for axis, _ in mesh.axes if axes is None or axis in axes]
     coordinates = {axis: Value(TensorType("i64", ()), axis) for axis in _asked_axes(function, gone)}

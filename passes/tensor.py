@@ -72,7 +72,7 @@ def _check(module: Module, axis: Axis, found: Possible) -> None:
                 f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
             )
             would = [f"{axis.name}={n}" for n in range(2, count + 1) if all(h % n == 0 for h in heads)]
-            raise Diagnostic(f"{asked} does not divide {count} heads{where}{_alternatives(would)}")
+            raise Diagnostic(f"{asked} divides neither the {count} heads nor the rows{where}{_alternatives(would)}")
     if len(stuck) == len(heavy):
         raise Diagnostic(
             f"{asked} cannot split any of the {len(heavy)} matrix products of @{module.main.name}: "

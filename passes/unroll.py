@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh
-from moaic.ir.local import local_type, localize, refit
+from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 
 PRE, POST = -1, -2
@@ -144,9 +144,11 @@ class _Unroller:
         mapping = {
             value: self.parts[value][index] if value in self.parts else self.whole[value] for value in op.inputs()
         }
-        new_op = self._drawn(op, mapping, index) if op.name == "moai.rand" else self._computed(op, mapping, index)
-        self._append(new_op, index)
-        for old, new in zip(op.results, new_op.results, strict=True):
+        placed = self._placed(op, mapping, index) if asked_axes(op, (self.axis,)) else []
+        new_ops = placed or [self._computed(op, mapping, index)]
+        for new_op in new_ops:
+            self._append(new_op, index)
+        for old, new in zip(op.results, new_ops[-1].results, strict=True):
             self.parts.setdefault(old, []).append(new)
             if old.type.layout.state(self.axis) == WHOLE:
                 # Every part makes it alike: what comes after the last one reads the last.
@@ -160,14 +162,15 @@ class _Unroller:
         wants_number = op.name == "call" and len(self.functions[op.callee].params) > len(op.operands)
         return replace(new, operands=(*new.operands, self._number(index))) if wants_number else new
 
-    def _drawn(self, op: Op, mapping: Mapping[Value, Value], index: int) -> Op:
-        """A random op of the main function: told where in the whole its part lies."""
-        keys = tuple(op.inputs())
-        local = function_of_part(Function(op.name, keys, (op,), op.results), self.axis, self.mesh)
-        given = [mapping[key] for key in keys]
-        if len(local.params) > len(keys):
+    def _placed(self, op: Op, mapping: Mapping[Value, Value], index: int) -> list[Op]:
+        """An op of the main function that is told where in the whole its part lies."""
+        inputs = tuple(dict.fromkeys(op.inputs()))
+        local = function_of_part(Function(op.name, inputs, (op,), op.results), self.axis, self.mesh)
+        given = [mapping[value] for value in inputs]
+        if len(local.params) > len(inputs):
             given.append(self._number(index))
-        return local.ops[0].with_operands(dict(zip(local.params, given, strict=True)))
+        bound = dict(zip(local.params, given, strict=True))
+        return [each.with_operands(bound) for each in local.ops]
 
     def _number(self, index: int) -> Value:
         """The part's number, as a cut of all of them: a constant would make every part a segment of its own."""

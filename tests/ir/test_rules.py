@@ -79,29 +79,29 @@ ATTENTION = "%q: f32[2, 4, 8, 6], %k: f32[2, 4, 9, 6], %v: f32[2, 4, 9, 5]"
             [{0}],
         ),
         ("%x: f32[4, 6]", "%y = aten.cat [%x, %x] {dim = 1} : f32[4, 12]", "d0 r, d0 r -> d0 (p! r)", [{0, 1}]),
-        ("%w: f32[9, 6], %i: i64[4, 8]", "%y = aten.embedding %w, %i : f32[4, 8, 6]", "v! d, i0 i1 -> i0 i1 d", [{0}]),
+        ("%w: f32[9, 6], %i: i64[4, 8]", "%y = aten.embedding %w, %i : f32[4, 8, 6]", "v d, i0 i1 -> i0 i1 d", [{0}]),
         (
             "%g: f32[4, 8, 6], %i: i64[4, 8]",
             "%y = aten.embedding_dense_backward %g, %i {num_weights = 9} : f32[9, 6]",
-            "i0 i1 d, i0 i1 -> v! d",
+            "i0 i1 d, i0 i1 -> v d",
             [{0}],
         ),
         (
             "%x: f32[4, 9], %i: i64[4, 3]",
             "%y = aten.gather %x, %i {dim = 1} : f32[4, 3]",
-            "d0 t0d1!, d0 g -> d0 g",
+            "d0 v, d0 g -> d0 g",
             [{0}],
         ),
         (
             "%x: f32[9, 6], %i: i64[4, 1], %j: i64[8]",
             "%y = aten.index.Tensor %x, [%i, %j] : f32[4, 8]",
-            "v0! v1!, i0 1, i1 -> i0 i1",
+            "v0 v1, i0 1, i1 -> i0 i1",
             [{0}],
         ),
         (
             "%x: f32[2, 9, 6], %i: i64[4]",
             "%y = aten.index.Tensor %x, [_, %i] : f32[2, 4, 6]",
-            "d0 v1! d2, i0 -> d0 i0 d2",
+            "d0 v1 d2, i0 -> d0 i0 d2",
             [{0}],
         ),
         (
@@ -114,7 +114,7 @@ ATTENTION = "%q: f32[2, 4, 8, 6], %k: f32[2, 4, 9, 6], %v: f32[2, 4, 9, 5]"
         (
             f"{ATTENTION}, %m: bool[2, 1, 8, 9]",
             "%o, %l = moai.sdpa %q, %k, %v, %m {is_causal = false, scale = 0.5} : f32[2, 4, 8, 5], f32[2, 4, 8]",
-            "b h q! d!, b h k! d!, b h k! e!, b 1 q! k! -> b h q! e!, b h q!",
+            "b h q d!, b h k! d!, b h k! e!, b 1 q k! -> b h q e!, b h q",
             [],
         ),
         ("%k: i64[2]", "%r = moai.rand %k : f32[8, 6]", "key! -> d0 d1", []),

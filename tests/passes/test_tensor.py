@@ -270,14 +270,27 @@ def test_more_layers_are_no_larger_problem() -> None:
 @pytest.mark.parametrize(
     ("n", "heads", "message"),
     [
-        (3, 4, "tp=3 does not divide 4 heads of layers.*.attention; tp=2 or tp=4 would"),
-        (4, 6, "tp=4 does not divide 6 heads of layers.*.attention; tp=2, tp=3 or tp=6 would"),
-        (2, 1, "tp=2 does not divide 1 heads of layers.*.attention; no other size would"),
+        (3, 4, "tp=3 divides neither the 4 heads nor the rows of layers.*.attention; tp=2 or tp=4 would"),
+        (4, 6, "tp=4 divides neither the 6 heads nor the rows of layers.*.attention; tp=2, tp=3 or tp=6 would"),
+        (2, 1, "tp=2 divides neither the 1 heads nor the rows of layers.*.attention; no other size would"),
     ],
 )
-def test_heads_that_do_not_divide(n: int, heads: int, message: str) -> None:
+def test_heads_and_rows_that_do_not_divide(n: int, heads: int, message: str) -> None:
     with pytest.raises(Diagnostic, match=re.escape(message)):
-        follow_tensor(attention(heads, 1, width=12), Axis("tp", n))
+        follow_tensor(attention(heads, 1, width=12, sequence=7), Axis("tp", n))
+
+
+def test_where_heads_do_not_divide_rows_are_split() -> None:
+    whole = attention(6, 1)
+    split = put_in(whole, 4)
+    sdpa = next(op for op in split.main.ops if op.name == "moai.sdpa")
+    assert [value.type.layout.state("tp") for value in sdpa.inputs()] == [(2, 2), WHOLE, WHOLE]
+    prove(split, whole)
+
+
+def test_seven_heads_on_two_ranks() -> None:
+    whole = attention(7, 1)
+    prove(put_in(whole, 2), whole)
 
 
 def test_nothing_to_split() -> None:
