@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.whole import captures_whole
 from moaic.device.handles import dtype_name, is_ours, tensor_of, view_of
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
@@ -22,6 +23,7 @@ from moaic.runtime.buffer import Buffer, row_major, whole
 from moaic.step import Call, Key, Step
 
 
+@captures_whole
 def moai(
     graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None
 ) -> Callable[..., Any]:

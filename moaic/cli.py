@@ -24,6 +24,9 @@ from moaic.ir.verify import load
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moaic.capture.dry import Taken
+    from moaic.check import Step
+
 MISTAKE = 2
 """Exit code for a person's mistake."""
 
@@ -78,17 +81,33 @@ def _parser() -> argparse.ArgumentParser:
     opt.set_defaults(command=_opt)
 
     capture = commands.add_parser("capture", help="write the graph of a training step as IR text")
-    capture.add_argument("source", metavar="SCRIPT|MODEL", help="a .py file, a Hugging Face model type, or its folder")
-    capture.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, behind --")
+    _add_source(capture, sequence=128)
     capture.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
-    capture.add_argument(
+    capture.set_defaults(command=_capture)
+
+    check = commands.add_parser("check", help="prove that plans compute what a training step says")
+    _add_source(check, sequence=8)
+    check.add_argument("--devices", default="2,4", metavar="N,…", help="of the plans (default: %(default)s)")
+    check.add_argument("--all-plans", action="store_true", help="every candidate instead of a sample")
+    check.add_argument("--workers", action="store_true", help="on real workers too, in float32 and op by op")
+    check.add_argument("--compile", action="store_true", help="with --workers: what they run is compiled")
+    check.set_defaults(command=_check)
+    return parser
+
+
+def _add_source(command: argparse.ArgumentParser, sequence: int) -> None:
+    """Where the step comes from."""
+    command.add_argument(
+        "source", metavar="SCRIPT|MODEL", help="a .py file, a Hugging Face model type or its folder, or IR text"
+    )
+    command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, behind --")
+    command.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model's configuration"
     )
-    capture.add_argument("--batch", type=int, default=8, metavar="N")
-    capture.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
-    capture.add_argument("--inference", action="store_true", help="the forward alone, without labels")
-    capture.set_defaults(command=_capture)
-    return parser
+    command.add_argument("--batch", type=int, default=8, metavar="N")
+    command.add_argument("--sequence", type=int, default=sequence, metavar="N", help="tokens (default: %(default)s)")
+    command.add_argument("--inference", action="store_true", help="the forward alone, without labels")
+    command.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's folder")
 
 
 def read(path: str) -> Module:
@@ -228,19 +247,50 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _capture(chosen: argparse.Namespace) -> int:
-    from moaic.capture.dry import Sample, capture_model, capture_script
-
-    if chosen.source.endswith(".py"):
-        function = capture_script(chosen.source, chosen.arguments)
-    else:
-        sample = Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
-        function = capture_model(chosen.source, dict(map(_setting, chosen.set)), sample)
-    text = render(Module((function,)))
+    text = render(Module((_taken(chosen, values=False).captured.function,)))
     if chosen.output is None:
         print(text, end="")
     else:
         Path(chosen.output).write_text(text, encoding="utf-8")
     return 0
+
+
+def _taken(chosen: argparse.Namespace, *, values: bool) -> Taken:
+    """The first step of a script or of a model."""
+    from moaic.capture.dry import Sample, Source, take_model, take_script
+
+    if chosen.source.endswith(".py"):
+        return take_script(chosen.source, chosen.arguments)
+    source = Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
+    return take_model(source, Sample(chosen.batch, chosen.sequence, training=not chosen.inference), values=values)
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    """Prints a verdict for each plan as soon as there is one, and how many there were."""
+    from moaic.check import Fate
+    from moaic.check_report import Asked, Checked, Table, check, check_size, devices_from, summary
+
+    asked = Asked(devices_from(chosen.devices), chosen.all_plans, chosen.workers, chosen.compile)
+    step = _checked_step(chosen)
+    check_size(step)
+    table = Table(step, asked)
+    print(table.head())
+    found: list[Checked] = []
+    for checked in check(step, asked):
+        found.append(checked)
+        print(table.line(checked), flush=True)
+    print(f"\n{summary(found)}")
+    return WRONG if any(checked.verdict.fate is Fate.FAIL for checked in found) else 0
+
+
+def _checked_step(chosen: argparse.Namespace) -> Step:
+    from moaic.check import Step, step_of
+
+    if not chosen.source.endswith(".moai"):
+        return step_of(_taken(chosen, values=True))
+    module = read(chosen.source)
+    _check_ops(module)
+    return Step(module, tuple(_random_inputs(module.main, 0))).cast("f64")
 
 
 def _setting(text: str) -> tuple[str, object]:

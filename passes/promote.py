@@ -1,4 +1,4 @@
-"""Every floating value of a module in float64: what exactness is proved in.
+"""Every floating value of a module in one type: float64 is what exactness is proved in.
 
 Casts, constants and results alike: a float32 left anywhere would hide an error of a plan behind its own rounding.
 """
@@ -12,29 +12,29 @@ from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.types import FLOATING, TensorType
 
 
-def promote(module: Module) -> Module:
-    """`module` in float64; integers, booleans and random keys stay as they are."""
-    return Module(tuple(_function(function) for function in module.functions), module.mesh)
+def promote(module: Module, dtype: str = "f64") -> Module:
+    """`module` in `dtype`; integers, booleans and random keys stay as they are."""
+    return Module(tuple(_function(function, dtype) for function in module.functions), module.mesh)
 
 
-def _function(function: Function) -> Function:
-    mapping = {value: Value(_type(value.type), value.name) for value in function.values()}
+def _function(function: Function, dtype: str) -> Function:
+    mapping = {value: Value(_type(value.type, dtype), value.name) for value in function.values()}
     return replace(
         function,
         params=tuple(mapping[param] for param in function.params),
-        ops=tuple(_op(op, mapping) for op in function.ops),
+        ops=tuple(_op(op, mapping, dtype) for op in function.ops),
         results=tuple(mapping[result] for result in function.results),
     )
 
 
-def _op(op: Op, mapping: Mapping[Value, Value]) -> Op:
-    attrs = {name: _attr(value) for name, value in op.attrs.items()}
+def _op(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Op:
+    attrs = {name: _attr(value, dtype) for name, value in op.attrs.items()}
     return replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results), attrs=attrs)
 
 
-def _type(type_: TensorType) -> TensorType:
-    return TensorType("f64", type_.shape, type_.layout) if type_.dtype in FLOATING else type_
+def _type(type_: TensorType, dtype: str) -> TensorType:
+    return TensorType(dtype, type_.shape, type_.layout) if type_.dtype in FLOATING else type_
 
 
-def _attr(value: Attr) -> Attr:
-    return "f64" if isinstance(value, str) and value in FLOATING else value
+def _attr(value: Attr, dtype: str) -> Attr:
+    return dtype if isinstance(value, str) and value in FLOATING else value

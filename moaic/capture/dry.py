@@ -1,21 +1,23 @@
-"""Capture without running: the graph of a model whose weights are never made, or of the first step of a script."""
+"""Capture without running: the first step of a model or of a script, and what it would have been run on."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.whole import captures_whole
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,30 @@ class Sample:
     training: bool = True
 
 
-class _CapturedOne(BaseException):
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Hugging Face model: its type (`llama`) or the place of its configuration, and what is set otherwise there."""
+
+    name: str
+    settings: Mapping[str, object]
+    trust_remote_code: bool = False
+    """Whether code that lies beside the configuration may run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A captured step, and the tensors that it was called with, in the order of `Captured.arguments`."""
+
+    captured: Captured
+    arguments: tuple[Tensor, ...]
+
+
+class _TakenError(BaseException):
     """Ends the first step before anything runs. No Exception: the person's script must not catch it."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, taken: Taken) -> None:
         super().__init__()
-        self.function = function
+        self.taken = taken
 
 
 class _Recorder:
@@ -44,7 +64,7 @@ class _Recorder:
         self.program = program
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> NoReturn:
-        raise _CapturedOne(captured.function)
+        raise _TakenError(Taken(captured, tuple(argument.detach() for argument in arguments)))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:
         raise AssertionError("nothing has run forward")
@@ -57,96 +77,119 @@ def _record(graph_module: Any, examples: Sequence[Any], **options: object) -> Ca
     return capture_backend(graph_module, examples, _Recorder)
 
 
-def capture_model(source: str, settings: Mapping[str, object], sample: Sample) -> Function:
-    """The step of a Hugging Face model, given by its type (`llama`) or by the place of its configuration."""
+def take_call(model: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Taken:
+    """The step that a call of `model` would run, as one graph."""
     from torch._dynamo.exc import TorchDynamoException
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    config = _config(source, settings)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = _model(config, sample)
-        compiled: Any = torch.compile(model.train(sample.training), backend=_record, fullgraph=True)
-        try:
-            with torch.set_grad_enabled(sample.training):
-                compiled(**inputs)
-        except _CapturedOne as one:
-            return one.function
-        except TorchDynamoException as error:
-            reason = str(error).strip().split("\n")[0]
-            raise Diagnostic(f"`{source}` cannot be captured as one graph: {reason}") from error
+    compiled: Any = torch.compile(model, backend=captures_whole(_record), fullgraph=True)
+    try:
+        compiled(**inputs)
+    except _TakenError as one:
+        return one.taken
+    except TorchDynamoException as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {reason}") from error
     raise AssertionError("a compiled model ran without its backend")
 
 
-def capture_script(path: str, arguments: Sequence[str]) -> Function:
+def _name(model: Callable[..., Any]) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def take_model(source: Source, sample: Sample, *, values: bool) -> Taken:
+    """The step of a model; with `values` of weights and batch (seeded), else without memory for them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers.initialization import no_init_weights
+
+    config = _config(source)
+    with nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True):
+        torch.manual_seed(0)
+        with nullcontext() if values else no_init_weights():
+            model, inputs = _model(config, source, sample)
+        with torch.set_grad_enabled(sample.training):
+            return take_call(model.train(sample.training), inputs)
+
+
+def take_script(path: str, arguments: Sequence[str]) -> Taken:
     """The first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
     from torch._dynamo.backends.registry import register_backend
 
     if not Path(path).is_file():
         raise Diagnostic(f"cannot read {path}: there is no such file")
-    register_backend(_record, name="moai")
+    register_backend(captures_whole(_record), name="moai")
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:
         runpy.run_path(path, run_name="__main__")
-    except _CapturedOne as one:
-        return one.function
+    except _TakenError as one:
+        return one.taken
     except SystemExit as end:
         if end.code not in (None, 0):
             raise Diagnostic(f"{path} ended with {end.code!r} before its first compiled step") from None
     raise Diagnostic(f"{path} ended without a compiled step", hint='it compiles with `backend="moai"`, and calls that')
 
 
-def _config(source: str, settings: Mapping[str, object]) -> Any:
+def _config(source: Source) -> Any:
     from transformers import AutoConfig
 
     kinds: Any = AutoConfig
     try:
-        here = Path(source).exists()
-        config: Any = kinds.from_pretrained(source, local_files_only=True) if here else kinds.for_model(source)
+        if Path(source.name).exists():
+            trusted = source.trust_remote_code
+            config: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
+        else:
+            config = kinds.for_model(source.name)
     except (OSError, ValueError) as error:
         hint = "give a type such as `llama`, or the folder of a config.json"
-        raise Diagnostic(f"there is no model `{source}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
+        if "trust_remote_code" in str(error):
+            hint = "read the code in that folder, and let it run with --trust-remote-code"
+        raise Diagnostic(f"there is no model `{source.name}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
     defaults = {"use_cache": False} if hasattr(config, "use_cache") else {}
-    for name, value in {**defaults, **settings}.items():
+    for name, value in {**defaults, **source.settings}.items():
         if not hasattr(config, name):
-            raise Diagnostic(f"the configuration of `{source}` has no `{name}`")
+            raise Diagnostic(f"the configuration of `{source.name}` has no `{name}`")
         setattr(config, name, value)
     return config
 
 
-def _model(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
-    """A model that learns its usual task, its weights not drawn, and a batch for it."""
-    from transformers.initialization import no_init_weights
-
+def _model(config: Any, source: Source, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
+    """A model that learns its usual task, and a batch for it."""
     try:
-        with no_init_weights():
-            model, inputs = _language(config, sample) if hasattr(config, "vocab_size") else _vision(config, sample)
+        makes_text = hasattr(config, "vocab_size")
+        maker = _maker(config, makes_text)
+        model = maker.from_config(config, trust_remote_code=source.trust_remote_code)
     except (AttributeError, ValueError) as error:
         reason = str(error).split("\n")[0]
-        raise Diagnostic(
-            f"`{config.model_type}` is no causal language model and no image classifier: {reason}"
-        ) from error
+        raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier: {reason}") from error
     model.tie_weights()
+    inputs = _text(config, sample) if makes_text else _pictures(config, sample)
     if not sample.training:
         del inputs["labels"]
     return model, inputs
 
 
-def _language(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
-    from transformers import AutoModelForCausalLM
+def _maker(config: Any, makes_text: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
-    makers: Any = AutoModelForCausalLM
-    model = makers.from_config(config)
-    model.loss_type = "ForCausalLM"  # GPT-2 says none, warns about it, and the warning breaks the graph
-    ids = torch.zeros(sample.batch, sample.sequence, dtype=torch.long)
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    if not makes_text:
+        return AutoModelForImageClassification
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
 
 
-def _vision(config: Any, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
-    from transformers import AutoModelForImageClassification
+def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
+    """Rows of unequal lengths, whose padding is no part of the loss."""
+    rows, length = sample.batch, sample.sequence
+    with unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
+        mask = (torch.arange(length) < length - torch.arange(rows).unsqueeze(1) % (length // 2 + 1)).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
-    makers: Any = AutoModelForImageClassification
-    model = makers.from_config(config)
+
+def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
     side = getattr(config, "image_size", sample.image)
-    pixels = torch.zeros(sample.batch, config.num_channels, side, side)
-    return model, {"pixel_values": pixels, "labels": torch.zeros(sample.batch, dtype=torch.long)}
+    with unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randn(sample.batch, config.num_channels, side, side, generator=generator)
+        labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
+        return {"pixel_values": pixels, "labels": labels}

@@ -1,0 +1,79 @@
+"""What Dynamo is told so that it takes a model as one graph: what breaks a graph without changing what it computes.
+
+Log calls are left out of the graph. Hooks that record outputs are installed while Dynamo looks on, not by code that it
+traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
+the form that treats every token by itself; all forms compute the same.
+
+Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from torch._dynamo import assume_constant_result, config
+
+Backend = TypeVar("Backend", bound=Callable[..., Any])
+
+_MARK = "captures_whole"
+
+
+def captures_whole(backend: Backend) -> Backend:
+    """`backend`, for which Dynamo will trace models in the way described above."""
+    from torch._dynamo.callback import callback_handler
+
+    setattr(backend, _MARK, True)
+    _teach()
+    # Libraries may be imported later.
+    if _teach not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_teach)
+    return backend
+
+
+def _teach(*started: Any) -> None:
+    """Once more where it was done before: a reset of Dynamo forgets some of it."""
+    _leave_out_log_calls()
+    recording: Any = sys.modules.get("transformers.utils.output_capturing")
+    if recording is not None:
+        assume_constant_result(recording.maybe_install_capturing_hooks)
+    experts: Any = sys.modules.get("transformers.integrations.moe")
+    if experts is not None and not hasattr(experts.ExpertsInterface.get_interface, _MARK):
+        _take_experts_by_token(experts)
+
+
+def _leave_out_log_calls() -> None:
+    """Those of every logger, and those that libraries add to loggers."""
+    own = {getattr(logging.Logger, name) for name in _LOG_CALLS}
+    added = {method for method in vars(logging.Logger).values() if callable(method) and method.__module__ != "logging"}
+    config.ignore_logging_functions |= own | added
+
+
+_LOG_CALLS = ("debug", "info", "warning", "error", "exception", "critical", "log")
+
+
+def _take_experts_by_token(experts: Any) -> None:
+    chosen = experts.ExpertsInterface.get_interface
+
+    @wraps(chosen)
+    def get_interface(self: Any, name: str, default: Any) -> Any:
+        if _is_traced_whole():
+            return experts.batched_mm_experts_forward
+        return chosen(self, name, default)
+
+    setattr(get_interface, _MARK, True)
+    experts.ExpertsInterface.get_interface = get_interface
+
+
+@assume_constant_result
+def _is_traced_whole() -> bool:
+    """Whether Dynamo is at work, for a backend that captures whole. Dynamo runs this instead of tracing it."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator, tls
+
+    if getattr(tls, "current_tx", None) is None:
+        return False
+    backend = InstructionTranslator.current_tx().output.compiler_fn
+    return any(hasattr(each, _MARK) for each in (backend, getattr(backend, "compiler_fn", None)))

@@ -1,0 +1,238 @@
+"""Tiny forms of the models that people train, made from their `transformers` configurations, each with a batch.
+
+Rows are ragged, labels hold -100, dropout is off; everything else is as the configuration has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+from tests.exact.models import Batch, Example
+
+ROWS = 8
+LENGTH = 8
+WIDTH = 16
+WIDER = 32
+LAYERS = 2
+HEADS = 4
+HEAD = WIDTH // HEADS
+VOCABULARY = 64
+CLASSES = 5
+IGNORED = -100
+
+REMOTE = Path(__file__).parent / "remote"
+"""A folder as it would be downloaded: a configuration and the model's own code."""
+
+
+def text(seed: int = 0, rows: int = ROWS) -> Batch:
+    """Rows padded on the right to unequal lengths, their padding left out of the loss."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, (rows, LENGTH), generator=generator)
+    lengths = torch.randint(LENGTH // 2, LENGTH + 1, (rows, 1), generator=generator)
+    mask = (torch.arange(LENGTH) < lengths).long()
+    return {
+        "input_ids": ids * mask,
+        "attention_mask": mask,
+        "labels": torch.where(mask.bool(), ids, IGNORED),
+    }
+
+
+def masked_text(seed: int = 0, rows: int = ROWS) -> Batch:
+    """Some tokens are to be guessed: another number of them in every row."""
+    batch = text(seed, rows)
+    hidden = (torch.arange(LENGTH) + torch.arange(rows).unsqueeze(1)) % 3 == 0
+    return {**batch, "labels": torch.where(hidden, batch["labels"], IGNORED)}
+
+
+def translation(seed: int = 0, rows: int = ROWS) -> Batch:
+    """Sources and targets of unequal lengths."""
+    return {**text(seed, rows), "labels": text(seed + 1, rows)["labels"]}
+
+
+def pictures(seed: int = 0, rows: int = ROWS) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (rows,), generator=generator)
+    return {"pixel_values": torch.randn((rows, 3, 8, 8), generator=generator), "labels": labels}
+
+
+def photos(seed: int = 0, rows: int = ROWS) -> Batch:
+    """Pictures large enough for five halvings."""
+    batch = pictures(seed, rows)
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {**batch, "pixel_values": torch.randn((rows, 3, 32, 32), generator=generator)}
+
+
+DECODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": LENGTH,
+    "use_cache": False,
+}
+GROUPED: dict[str, Any] = {**DECODER, "num_key_value_heads": 2}
+QUIET: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def made(model: Any, config: Any, **settings: Any) -> nn.Module:
+    return model(config(**settings))
+
+
+def llama() -> nn.Module:
+    return made(hf.LlamaForCausalLM, hf.LlamaConfig, **GROUPED)
+
+
+def qwen2() -> nn.Module:
+    return made(hf.Qwen2ForCausalLM, hf.Qwen2Config, **GROUPED)
+
+
+def qwen3() -> nn.Module:
+    return made(hf.Qwen3ForCausalLM, hf.Qwen3Config, **GROUPED, head_dim=HEAD)
+
+
+def mistral() -> nn.Module:
+    """Looks back at three tokens."""
+    return made(hf.MistralForCausalLM, hf.MistralConfig, **GROUPED, sliding_window=3)
+
+
+def gemma2() -> nn.Module:
+    """Scores and logits under soft caps, every other layer looking back at three tokens."""
+    return made(
+        hf.Gemma2ForCausalLM, hf.Gemma2Config, **GROUPED, head_dim=HEAD, query_pre_attn_scalar=HEAD, sliding_window=3
+    )
+
+
+def phi3() -> nn.Module:
+    return made(hf.Phi3ForCausalLM, hf.Phi3Config, **GROUPED, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def gpt2() -> nn.Module:
+    """One parameter is both the embedding and the last layer."""
+    return made(
+        hf.GPT2LMHeadModel,
+        hf.GPT2Config,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=LENGTH,
+        vocab_size=VOCABULARY,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+
+
+def gpt_neox() -> nn.Module:
+    return made(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, **DECODER)
+
+
+def opt() -> nn.Module:
+    return made(hf.OPTForCausalLM, hf.OPTConfig, **DECODER, ffn_dim=WIDER, dropout=0.0, word_embed_proj_dim=WIDTH)
+
+
+def bloom() -> nn.Module:
+    """Knows places by linear biases on distance."""
+    return made(
+        hf.BloomForCausalLM,
+        hf.BloomConfig,
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cache=False,
+    )
+
+
+def mixtral() -> nn.Module:
+    """Two experts of four for each token, and a loss that balances them."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    return made(hf.MixtralForCausalLM, hf.MixtralConfig, **GROUPED, **experts)
+
+
+def bert() -> nn.Module:
+    return made(hf.BertForMaskedLM, hf.BertConfig, **DECODER, **QUIET)
+
+
+def t5() -> nn.Module:
+    return made(
+        hf.T5ForConditionalGeneration,
+        hf.T5Config,
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        d_kv=HEAD,
+        d_ff=WIDER,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+
+
+def vit() -> nn.Module:
+    return made(
+        hf.ViTForImageClassification,
+        hf.ViTConfig,
+        hidden_size=WIDTH,
+        intermediate_size=WIDER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        image_size=8,
+        patch_size=4,
+        num_labels=CLASSES,
+        **QUIET,
+    )
+
+
+def resnet() -> nn.Module:
+    """Eighteen layers, few channels."""
+    return made(
+        hf.ResNetForImageClassification,
+        hf.ResNetConfig,
+        embedding_size=8,
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        num_labels=CLASSES,
+    )
+
+
+def remote() -> nn.Module:
+    """A model of nobody's: its code is beside its configuration."""
+    configs: Any = hf.AutoConfig
+    models: Any = hf.AutoModelForCausalLM
+    config = configs.from_pretrained(REMOTE, trust_remote_code=True)
+    return models.from_config(config, trust_remote_code=True)
+
+
+MODELS: Mapping[str, Example] = {
+    "llama": Example(llama, text),
+    "qwen2": Example(qwen2, text),
+    "qwen3": Example(qwen3, text),
+    "mistral": Example(mistral, text),
+    "gemma2": Example(gemma2, text),
+    "phi3": Example(phi3, text),
+    "gpt2": Example(gpt2, text),
+    "gpt_neox": Example(gpt_neox, text),
+    "opt": Example(opt, text),
+    "bloom": Example(bloom, text),
+    "mixtral": Example(mixtral, text),
+    "bert": Example(bert, masked_text),
+    "t5": Example(t5, translation),
+    "vit": Example(vit, pictures),
+    "resnet": Example(resnet, photos),
+    "remote": Example(remote, text),
+}
