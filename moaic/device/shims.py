@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ def install_in_use() -> None:
         seam.take_over(guard.raise_held)
     torch_private.PIN.take_over(_pin)
     torch_private.PRINT.take_over(_print)
+    torch_private.COMPILE_BY_DEFAULT.take_over(_compile_by_default)
 
 
 def _take_over_accelerator() -> None:
@@ -74,3 +75,14 @@ def _print(real: Any) -> Any:
         return real(self.detach().cpu() if self.device.type == NAME else self, indent)
 
     return tensor_str
+
+
+def _compile_by_default(real: Any) -> Any:
+    """`torch.compile` without a backend, on tensors of the device, means ours: Inductor runs in the workers."""
+
+    def compile_graph(self: Any, graph: Any, examples: Sequence[Any], **options: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in examples):
+            return torch_private.dynamo_backend(NAME)(graph, examples)
+        return real(self, graph, examples, **options)
+
+    return compile_graph

@@ -139,6 +139,11 @@ def without_key(key: str) -> Any:
     return _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, key)))
 
 
+def dynamo_backend(name: str) -> Callable[..., Any]:
+    """What `torch.compile(backend=name)` calls."""
+    return _torch._dynamo.lookup_backend(name)
+
+
 def accumulate_node(parameter: torch.Tensor) -> Any:
     """The node by which backward adds to `parameter.grad`."""
     return torch.autograd.graph.get_gradient_edge(parameter).node
@@ -211,6 +216,9 @@ PIN: Final = Seam(torch.Tensor, "pin_memory")
 
 PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
 """Reads a tensor element by element."""
+
+COMPILE_BY_DEFAULT: Final = Seam(_torch._TorchCompileInductorWrapper, "__call__")
+"""Behind `torch.compile` without a backend: makes code for devices that Inductor knows."""
 
 CURRENT_ACCELERATOR: Final = Seam(torch.accelerator, "current_accelerator")
 

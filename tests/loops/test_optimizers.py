@@ -1,0 +1,112 @@
+"""Optimizers of all kinds do on sharded parameters what they do in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers.optimization import Adafactor as HuggingFaceAdafactor
+
+from tests.exact.training import Call, Trainee
+from tests.loops.compare import PLANS, Found, same, weights
+from tests.loops.tiny import TINY
+
+STEPS = 4
+
+
+class Lion(Optimizer):
+    """Signs of a momentum, as people write it themselves."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3, decay: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99), "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                momentum: Tensor = state["momentum"]
+                p.data.mul_(1 - group["lr"] * group["decay"])
+                # A smooth sign: the true one would turn rounding into steps of full length.
+                update = momentum.clone().mul_(first).add(p.grad, alpha=1 - first).mul_(1e3).tanh_()
+                p.add_(update, alpha=-group["lr"])
+                momentum.mul_(second).add_(p.grad, alpha=1 - second)
+
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+optim: Any = torch.optim
+
+OPTIMIZERS: Mapping[str, Make] = {
+    "adamw_foreach": lambda ps: optim.AdamW(ps, lr=1e-2, eps=1e-4, foreach=True),
+    "adamw_fused": lambda ps: optim.AdamW(ps, lr=1e-2, eps=1e-4, fused=True),
+    "adamw_loop": lambda ps: optim.AdamW(ps, lr=1e-2, eps=1e-4, foreach=False),
+    "adamw_amsgrad": lambda ps: optim.AdamW(ps, lr=1e-2, eps=1e-4, amsgrad=True),
+    "adamw_tensor_lr": lambda ps: optim.AdamW(ps, lr=torch.tensor(1e-2), eps=1e-4, foreach=False),
+    "adam_maximize": lambda ps: optim.Adam(ps, lr=1e-2, eps=1e-4, weight_decay=0.1, maximize=True),
+    "sgd": lambda ps: optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "sgd_loop": lambda ps: optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.1, foreach=False),
+    "sgd_fused": lambda ps: optim.SGD(ps, lr=0.1, momentum=0.9, fused=True),
+    "adafactor": lambda ps: optim.Adafactor(ps, lr=1e-2),
+    "adafactor_foreach": lambda ps: optim.Adafactor(ps, lr=1e-2, foreach=True),
+    "adafactor_of_transformers": HuggingFaceAdafactor,
+    "lion": Lion,
+    "rmsprop": lambda ps: optim.RMSprop(ps, lr=1e-3, eps=1e-3, momentum=0.9, centered=True),
+    "adagrad": lambda ps: optim.Adagrad(ps, lr=1e-2, eps=1e-3),
+    "adagrad_fused": lambda ps: optim.Adagrad(ps, lr=1e-2, eps=1e-3, fused=True),
+    "nadam": lambda ps: optim.NAdam(ps, lr=1e-2, eps=1e-4),
+    "radam": lambda ps: optim.RAdam(ps, lr=1e-2, eps=1e-4),
+    "adamax": lambda ps: optim.Adamax(ps, lr=1e-2, eps=1e-3),
+    "adadelta": lambda ps: optim.Adadelta(ps, lr=1.0, eps=1e-4),
+    "asgd": lambda ps: optim.ASGD(ps, lr=1e-2),
+    "muon": lambda ps: optim.Muon([p for p in ps if p.dim() == 2], lr=1e-2),
+    "two_groups": lambda ps: optim.AdamW(
+        [
+            {"params": [p for p in ps if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in ps if p.dim() == 1], "weight_decay": 0.0, "lr": 3e-2},
+        ],
+        lr=1e-2,
+        eps=1e-4,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trainee() -> Trainee:
+    torch.compiler.reset()
+    return Trainee(TINY)
+
+
+def train(model: nn.Module, call: Call, make: Make) -> Found:
+    optimizer = make(list(model.parameters()))
+    losses: list[Tensor] = []
+    for step in range(STEPS):
+        loss: Tensor = call(**TINY.batch(step)).loss
+        loss.backward()
+        optimizer.step()
+        model.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *weights(model)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Found]:
+    return {}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_it_trains_as_in_pytorch(trainee: Trainee, plan: str, optimizer: str, expected: dict[str, Found]) -> None:
+    if optimizer not in expected:
+        host = TINY.model()
+        expected[optimizer] = train(host, host, OPTIMIZERS[optimizer])
+    trainee.use(plan)
+    same(train(trainee.model, trainee.call, OPTIMIZERS[optimizer]), expected[optimizer], 1e-4)
