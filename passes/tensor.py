@@ -15,6 +15,7 @@ from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis, Versions, annotate
+from moaic.passes.softmax import take_apart
 from moaic.passes.solver_linear import solve
 from moaic.passes.solver_prices import Prices, Pricing
 from moaic.passes.solver_problem import Choice, Problem, problem
@@ -25,7 +26,7 @@ ATTENTION = frozenset({"moai.sdpa", "moai.sdpa_backward"})
 
 def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
     """`module` with `axis` in every type, the cheapest way; raises Diagnostic where it cannot split what it is for."""
-    found = possible(module, axis)
+    module, found = take_apart(module, axis, possible(module, axis))
     _check(module, axis, found)
     pricing = Pricing(prices or Prices(), module.mesh, axis.size)
     asked = problem(module, found, pricing)
