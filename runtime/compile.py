@@ -6,7 +6,7 @@ of equal local shapes with as many threads pays for the look-up alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -27,9 +27,19 @@ def compile_function(function: Function, *, compiled: bool, device: torch.device
     parameter or of another result, so whoever overwrites tensors in place must own them. Threads and the device are
     those at the time of the call. No gradients are recorded.
     """
+    (run,) = compile_functions([function], compiled=compiled, device=device)
+    return run
+
+
+def compile_functions(functions: Sequence[Function], *, compiled: bool, device: torch.device = CPU) -> list[Run]:
+    """A callable for each function. What is compiled together here is found again together."""
     if not compiled:
-        return _interpreted(function, device)
-    return _compiled(function, device)
+        return [_interpreted(function, device) for function in functions]
+    from moaic.runtime.cpp import built_together
+
+    with built_together():
+        kernels = [_inductor(function, device) for function in functions]
+    return [_compiled(kernel) for kernel in kernels]
 
 
 def warm_up(device: torch.device = CPU) -> None:
@@ -38,7 +48,7 @@ def warm_up(device: torch.device = CPU) -> None:
     Some seconds on an empty cache, of which little is Python: worth doing while the controller captures and plans.
     """
     x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
-    _compiled(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), device)
+    compile_function(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), compiled=True, device=device)
 
 
 def _interpreted(function: Function, device: torch.device) -> Run:
@@ -49,9 +59,7 @@ def _interpreted(function: Function, device: torch.device) -> Run:
     return run
 
 
-def _compiled(function: Function, device: torch.device) -> Run:
-    kernel = _inductor(function, device)
-
+def _compiled(kernel: Any) -> Run:
     def run(inputs: list[Tensor]) -> list[Tensor]:
         arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
         # The kernel lets go of each argument after its last use, if nobody else holds it.

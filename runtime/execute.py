@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int
 from moaic.ir.parser import parse
-from moaic.runtime.compile import compile_function
+from moaic.runtime.compile import compile_functions
 from moaic.runtime.moves import Seat, is_shared, move, own
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.tiles import cut, join
@@ -178,27 +178,44 @@ def _takes_part(op: Op, at: dict[str, int]) -> bool:
 
 
 def _compile_all(
-    functions: Mapping[str, Function], own: Collection[str], seat: Seat, record: Record, *, compiled: bool
+    functions: Mapping[str, Function], own: Set[str], seat: Seat, record: Record, *, compiled: bool
 ) -> dict[str, Compute]:
     """Compiles the functions that are this rank's own.
 
     First its share of all, whosever they are; what others compiled is then found in the cache on disk.
     """
-    names = list(functions)
-    count = seat.mesh.ranks
     kernels: dict[str, Compute] = {}
 
-    def build(names: Iterable[str]) -> None:
-        for name in names:
-            start = time.perf_counter()
-            kernels[name] = compile_function(functions[name], compiled=compiled)
-            record.compile[name] = time.perf_counter() - start
+    def build(names: Sequence[str]) -> None:
+        start = time.perf_counter()
+        runs = compile_functions([functions[name] for name in names], compiled=compiled)
+        kernels.update(zip(names, runs, strict=True))
+        record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
 
-    if compiled and count > 1:
-        build(names[seat.rank :: count])
-        seat.transport.barrier(Group.of(range(count), seat.rank))
-    build(name for name in names if name in own and name not in kernels)
+    if not compiled:
+        build([name for name in functions if name in own])
+        return kernels
+    shares = _shares(functions, seat.mesh.ranks)
+    if mine := shares.pop(seat.rank):
+        build(mine)
+    if shares:
+        seat.transport.barrier(Group.of(range(seat.mesh.ranks), seat.rank))
+    for share in shares:
+        # What was compiled together is found together.
+        if not own.isdisjoint(share):
+            build(share)
     return kernels
+
+
+def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
+    """What each rank is to compile: about the same number of ops."""
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    ops = [0] * ranks
+    for name in sorted(functions, key=lambda name: -len(functions[name].ops)):
+        rank = ops.index(min(ops))
+        shares[rank].append(name)
+        ops[rank] += len(functions[name].ops)
+    return shares
 
 
 def _instructions(
