@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from moaic.ir.layout import REPLICATED, Layout, Mesh
@@ -35,6 +35,10 @@ class TensorType:
 
     def with_layout(self, layout: Layout) -> TensorType:
         return TensorType(self.dtype, self.shape, layout)
+
+    def anywhere(self) -> TensorType:
+        """This type without a home: a function says nothing of where it is called."""
+        return self.with_layout(replace(self.layout, home=())) if self.layout.home else self
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Shape of the part that one rank of `mesh` holds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import NoReturn, cast
@@ -165,14 +164,9 @@ class _Checker:
         if len(here) != len(there):
             yield f"{len(here)} {what} {len(there)}"
         for index, (one, other) in enumerate(zip(here, there, strict=False)):
-            if _anywhere(one) != _anywhere(other):
+            if one.anywhere() != other.anywhere():
                 kind, _, rest = what.partition(", ")
                 yield f"{kind.removesuffix('s')} {index} is `{self._text(one)}`, {rest} `{self._text(other)}`"
-
-
-def _anywhere(tensor: TensorType) -> TensorType:
-    """A function says nothing of where it is called."""
-    return tensor.with_layout(replace(tensor.layout, home=())) if tensor.layout.home else tensor
 
 
 def _homes(op: Op, mesh: Mesh) -> Complaints:
@@ -376,7 +370,7 @@ def _collective(op: Op, mesh: Mesh) -> Complaints:
     if (_standing(have), _standing(want)) != wanted or have == want:
         change = f"{_standing(have)} into {_standing(want)}"
         yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}: {sides}"
-    if before.layout.without(axis) != after.layout.without(axis):
+    if before.anywhere().layout.without(axis) != after.anywhere().layout.without(axis):
         yield f"it changes more than axis `{axis}`: {sides}"
 
 

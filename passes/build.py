@@ -6,15 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Module
+from moaic.ir.graph import Function, Module
 from moaic.ir.verify import check_made
+from moaic.passes.actions import signature_on_workers
 from moaic.passes.annotate import Axis
 from moaic.passes.config import Config
+from moaic.passes.context import follow_context
 from moaic.passes.distribute import distribute
 from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
+from moaic.passes.schedule import Schedule, forwards_only, schedule_of, stages_of
+from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
 
 
@@ -26,6 +30,13 @@ class Plan:
     module: Module
     programs: Programs
     pre_flops: int
+    schedule: Schedule | None = None
+
+    @property
+    def on_workers(self) -> Function:
+        """The step with the homes of its parameters and results on the workers that run the stages."""
+        main, schedule = self.module.main, self.schedule
+        return main if schedule is None else signature_on_workers(main, schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +69,20 @@ class Builder:
         for decided, name, stage in self._stages(config):
             so_far = replace(so_far, **decided)
             made = self._after(made, (name, so_far), stage)
-        return Plan(config, made.module, lower(made.module), made.pre_flops)
+        schedule = self._schedule(config)
+        return Plan(config, made.module, lower(made.module, schedule=schedule), made.pre_flops, schedule)
+
+    def _schedule(self, config: Config) -> Schedule | None:
+        if config.pp == 1:
+            return None
+        schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
+        main = self._outlined.module.main
+        trains = any(main.result_role(index).kind == "grad" for index in range(len(main.results)))
+        return schedule if trains else forwards_only(schedule)
 
     def _stages(self, config: Config) -> list[tuple[dict[str, object], str, Stage]]:
         """Each pass with the decisions that it carries out."""
-        mb, dp, tp = config.micro_batches, config.dp, config.tp
+        mb, dp, cp, tp = config.micro_batches, config.dp, config.cp, config.tp
         level, narrow = config.distribute_param, config.distribute_low_prec_param
         mode = config.recompute
         stages: list[tuple[dict[str, object], str, Stage]] = [
@@ -72,10 +92,16 @@ class Builder:
             stages.append(({"micro_batches": mb}, "mb", lambda m: _timed(m, Axis("mb", mb, in_time=True))))
         if dp > 1:
             stages.append(({"dp": dp}, "dp", _with(lambda m: follow_space(m, Axis("dp", dp)).module)))
+        if cp > 1:
+            stages.append(({"cp": cp}, "cp", _with(lambda m: follow_context(m, Axis("cp", cp)).module)))
         if tp > 1:
             stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp)).module)))
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
+        if config.pp > 1:
+            count = stages_of(config.schedule, config.pp)
+            decided = {"pp": config.pp, "schedule": config.schedule}
+            stages.append((decided, "pp", _with(lambda m: in_stages(m, count))))
         return stages
 
     def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:

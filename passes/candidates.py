@@ -12,6 +12,7 @@ from moaic.ir.graph import Function, Module
 from moaic.passes.config import Config, Distribute, Recompute, Request
 from moaic.passes.follow import batch_size
 from moaic.passes.hoist import narrows
+from moaic.passes.schedule import SCHEDULES
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
@@ -29,11 +30,13 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_workers(workers, request)
     _check_batch(workers, rows, request)
     _check_distribution(workers, rows, trains, request)
+    _check_schedule(workers, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision)
-        for dp, tp in _meshes(workers, request)
+        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule)
+        for pp, dp, tp in _meshes(workers, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
+        for schedule in _schedules(pp, micro_batches, trains, request)
         for mode in _recompute_modes(trains, request)
         for level in _levels(dp, trains, request)
         for low_precision in _low_precision(step, level, request)
@@ -42,9 +45,11 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     return sorted(found, key=simplicity)
 
 
-def simplicity(config: Config) -> tuple[int, int, int, int, int, bool]:
-    """Orders configurations: fewer micro-batches, no recomputing and less distribution come first, then fewer ranks."""
+def simplicity(config: Config) -> tuple[int, int, int, int, int, int, int, bool]:
+    """Orders configurations: no pipeline, fewer micro-batches, no recomputing, less distribution, then fewer ranks."""
     return (
+        config.pp,
+        [*SCHEDULES, config.schedule].index(config.schedule),
         config.micro_batches,
         get_args(Recompute).index(config.recompute),
         get_args(Distribute).index(config.distribute_param),
@@ -82,14 +87,29 @@ def followed(step: Module, workers: int, request: Request) -> Request:
     return request
 
 
-def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int]]:
-    """(dp, tp) of the meshes that are asked for, or whose ranks divide the workers or are a power of two."""
-    fixed = request.dp is not None or request.tp is not None
-    for dp in [request.dp] if request.dp is not None else range(1, workers + 1):
-        for tp in [request.tp] if request.tp is not None else range(1, workers // dp + 1):
-            ranks = dp * tp
-            if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
-                yield dp, tp
+def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
+    """(pp, dp, tp) of the meshes that are asked for, or whose ranks divide the workers or are a power of two."""
+    fixed = (request.pp, request.dp, request.tp) != (None, None, None)
+    for pp in [request.pp] if request.pp is not None else range(1, workers + 1):
+        for dp in [request.dp] if request.dp is not None else range(1, workers // pp + 1):
+            for tp in [request.tp] if request.tp is not None else range(1, workers // (pp * dp) + 1):
+                ranks = pp * dp * tp
+                if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
+                    yield pp, dp, tp
+
+
+def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:
+    """Schedules worth a look: 1f1b is as fast as gpipe and keeps less, and one micro-batch at a time has no order.
+
+    A pipeline of fewer micro-batches than stages is made where it is asked for: some worker always waits.
+    """
+    if pp == 1:
+        return [Config().schedule] if request.schedule is None else []
+    if request.schedule is not None:
+        return [request.schedule]
+    if micro_batches < pp:
+        return [Config().schedule] if request.pp is not None else []
+    return [name for name in SCHEDULES if name != "gpipe"] if trains else [Config().schedule]
 
 
 def _micro_batches(rows: int, request: Request) -> Sequence[int]:
@@ -130,8 +150,9 @@ def _casts_parameters(main: Function) -> bool:
 
 
 def _check_workers(workers: int, request: Request) -> None:
-    asked = [(name, n) for name, n in (("dp", request.dp), ("tp", request.tp)) if n is not None]
-    ranks = (request.dp or 1) * (request.tp or 1)
+    axes = (("pp", request.pp), ("dp", request.dp), ("tp", request.tp))
+    asked = [(name, n) for name, n in axes if n is not None]
+    ranks = (request.pp or 1) * (request.dp or 1) * (request.tp or 1)
     if ranks > workers:
         names = " with ".join(f"{name}={n}" for name, n in asked if n > 1)
         raise Diagnostic(
@@ -165,11 +186,13 @@ def _check_distribution(workers: int, rows: int, trains: bool, request: Request)
         return
     if request.dp == 1:
         raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
-    most = workers // (request.tp or 1)
+    most = workers // ((request.tp or 1) * (request.pp or 1))
     if most < 2:
-        beside = f" with tp={request.tp}" if request.tp else ""
+        others = [f"{name}={n}" for name, n in (("pp", request.pp), ("tp", request.tp)) if n]
+        beside = f" with {' and '.join(others)}" if others else ""
         raise Diagnostic(
-            f"{wanted} shares parameters out over dp, which{beside} needs {2 * (request.tp or 1)} workers, "
+            f"{wanted} shares parameters out over dp, which{beside} needs "
+            f"{2 * (request.tp or 1) * (request.pp or 1)} workers, "
             f"there {_are(workers)}"
         )
     parts = request.micro_batches or 1
@@ -178,6 +201,12 @@ def _check_distribution(workers: int, rows: int, trains: bool, request: Request)
             f"{wanted} shares parameters out over dp, and no dp from 2 to {most} divides a batch of {rows}"
             + (f" in {parts} micro-batches" if parts > 1 else "")
         )
+
+
+def _check_schedule(workers: int, request: Request) -> None:
+    if request.schedule is not None and (request.pp == 1 or workers == 1):
+        why = "pp=1 has one stage" if request.pp == 1 else "one worker runs no pipeline"
+        raise Diagnostic(f"schedule={request.schedule} orders the stages of a pipeline, and {why}")
 
 
 def _are(workers: int) -> str:

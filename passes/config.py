@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal, get_args
 
 from moaic.ir.errors import Diagnostic
+from moaic.passes.schedule import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
 
 Recompute = Literal["saved", "full"]
 """What the backward finds: `saved` keeps the cheapest sufficient set of values, `full` the inputs of each layer."""
@@ -25,10 +27,14 @@ class Config:
     recompute: Recompute = "saved"
     distribute_param: Distribute = "none"
     distribute_low_prec_param: bool = False
+    pp: int = 1
+    schedule: str = "1f1b"
+    """Name or text of a pipeline's schedule; without a pipeline it says nothing."""
+    cp: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.dp * self.tp
+        return self.pp * self.dp * self.cp * self.tp
 
     def __str__(self) -> str:
         """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
@@ -55,6 +61,9 @@ class Request:
     recompute: Recompute | None = None
     distribute_param: Distribute | None = None
     distribute_low_prec_param: bool | None = None
+    pp: int | None = None
+    schedule: str | None = None
+    cp: int | None = None
 
     def admits(self, config: Config) -> bool:
         """Whether `config` keeps to everything that was asked for."""
@@ -87,7 +96,9 @@ def request_from(options: dict[str, object]) -> Request:
 def _value(name: str, value: object) -> object:
     if value is None or value == "auto":
         return None
-    if name in ("dp", "tp", "micro_batches"):
+    if name == "schedule":
+        return _schedule(str(value))
+    if name in ("dp", "cp", "tp", "pp", "micro_batches"):
         text = str(value)
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")
@@ -99,6 +110,19 @@ def _value(name: str, value: object) -> object:
         return _choice(name, str(value).lower(), {**words, "true": "full", "false": "saved"})
     words = {word: word for word in get_args(Distribute)}
     return _choice(name, str(value).lower(), {**words, "true": "step", "false": "none"})
+
+
+def _schedule(value: str) -> str:
+    """The name of a schedule, or the lists of actions that a file of this name holds, or these themselves."""
+    if is_schedule_name(value):
+        return value
+    if is_schedule_text(value):
+        return str(parse_schedule(value))
+    path = Path(value)
+    if not path.is_file():
+        names = ", ".join(SCHEDULES)
+        raise Diagnostic(f"there is no schedule `{value}`", hint=f"choose one of {names}, or name a file with lists")
+    return str(parse_schedule(path.read_text(encoding="utf-8")))
 
 
 def _choice(name: str, value: str, choices: dict[str, object]) -> object:

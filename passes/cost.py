@@ -1,7 +1,8 @@
 """Predicted seconds of a step: a roofline per kernel, latency and rate per collective, the list run through in order.
 
 A kernel takes the longer of its arithmetic and its memory traffic. Workers of a CPU do nothing beside a collective, so
-the clock adds up: nothing overlaps. Every number carries the source of the worst number that it was made from.
+the clock of one worker adds up: nothing overlaps. Stages of a pipeline have a clock each (`simulate`). Every number
+carries the source of the worst number that it was made from.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from math import prod
 
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import Kind, flops_of, kind_of
+from moaic.ir.ops import SEND, Kind, flops_of, kind_of
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, Kernel
 from moaic.passes.machine import ZERO, Machine, Number, Source, larger_side, total
 from moaic.passes.memory import STATE_BYTES, FusedFunctions, trainables
+from moaic.passes.rank import homes
+from moaic.passes.simulate import simulate
 
 FAMILIES: Mapping[str, str] = {
     "aten.mm": "mm",
@@ -56,7 +59,10 @@ FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one step, and what they go into: `heavy`, `light`, `collective`, `move`, `overhead`, `optimizer`."""
+    """Seconds of one step, and what they go into.
+
+    `heavy` and `light` kernels, `collective`, `send`, `move`, `overhead`, `bubble` and `optimizer`.
+    """
 
     parts: Mapping[str, Number]
 
@@ -84,19 +90,39 @@ def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Predictio
 
 
 def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
-    """What the instructions of one worker take, by what they do."""
+    """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
     functions = {function.name: function for function in program.functions}
+    prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
+    run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()})
     spent: dict[str, list[Number]] = defaultdict(list)
-    for op in program.main.ops:
-        spent["overhead"].append(machine.call_overhead)
-        if op.name == "call":
-            for part, number in seconds(functions[op.callee], program.mesh).items():
-                spent[part].append(number)
-        elif op.name in PASSES:
-            spent["move"].append(_moved(op, program.mesh, machine))
-        else:
-            spent["collective"].append(_collective(op, program.mesh, machine))
+    for op in run.done[run.last]:
+        for part, number in prices[op].items():
+            spent[part].append(Number(number.value / 2, number.source) if op.name == SEND else number)
+    waited = run.ends[run.last] - run.busy[run.last]
+    if waited > 0:
+        spent["bubble"].append(Number(waited, max(number.source for numbers in spent.values() for number in numbers)))
     return {part: total(numbers) for part, numbers in spent.items()}
+
+
+def _priced(
+    op: Op, mesh: Mesh, functions: Mapping[str, Function], machine: Machine, seconds: FunctionSeconds
+) -> dict[str, Number]:
+    spent = {"overhead": machine.call_overhead}
+    if op.name == "call":
+        spent.update(seconds(functions[op.callee], mesh))
+    elif op.name == SEND:
+        spent["send"] = _sent(op, mesh, machine)
+    elif op.name in PASSES:
+        spent["move"] = _moved(op, mesh, machine)
+    else:
+        spent["collective"] = _collective(op, mesh, machine)
+    return spent
+
+
+def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    """Both halves of a send: each side reads and writes every byte once."""
+    copied = machine.seconds_to_move(4 * op.results[0].type.local_nbytes(mesh))
+    return total([copied, *(link.latency for link in [machine.links.get("all_gather")] if link is not None)])
 
 
 def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:
@@ -140,9 +166,16 @@ def family_of(op: Op) -> str:
 
 def optimizer_seconds(plan: Plan, machine: Machine) -> Number:
     """One step of the assumed optimizer, with the gathers that make updates whole where parameters rest whole."""
-    mesh = plan.module.mesh
+    mesh = plan.programs.joint.mesh
+    spent = [_optimizer_at(plan, at, mesh, machine) for at in homes(mesh)]
+    return max(spent, key=lambda number: number.value)
+
+
+def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) -> Number:
     spent: list[Number] = []
     for each in trainables(plan):
+        if not each.gradient.layout.holds(at):
+            continue
         elements = prod(each.gradient.local_shape(mesh))
         width = DTYPE_BYTES[each.parameter.dtype]
         moved = elements * (OPTIMIZER_VALUE_PASSES * width + OPTIMIZER_STATE_PASSES * STATE_BYTES)

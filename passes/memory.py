@@ -1,8 +1,9 @@
 """Peak bytes of one worker: liveness over the programs that it will run.
 
-What a program was given and what it returns is held until its end; everything else dies with its last reader. A call
-holds what its function needs at the worst moment (`fusion`: kernels' outputs, no workspace of matmuls, no reuse of an
-input that dies). A sum may be added to in place. The allocator's waste and the process itself are not counted.
+In a pipeline the fullest worker counts. What a program was given and what it returns is held until its end; everything
+else dies with its last reader. A call holds what its function needs at the worst moment (`fusion`: kernels' outputs, no
+workspace of matmuls, no reuse of an input that dies). A sum may be added to in place. The allocator's waste and the
+process itself are not counted.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from math import prod
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
+from moaic.ir.ops import SEND
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, fuse
+from moaic.passes.rank import held, homes, of_rank
 
 OPTIMIZER_STATES = 2
 """Values kept per trainable parameter element, and …"""
@@ -69,15 +72,24 @@ def fused_functions() -> FusedFunctions:
 
 
 def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
-    """Bytes that the plan's programs need on each worker."""
-    programs, step, mesh = plan.programs, plan.module.main, plan.module.mesh
-    resting = {i: p for i, p in enumerate(step.params) if step.param_role(i).kind in ("param", "buffer")}
+    """Bytes that the plan's programs need on the worker that needs most."""
+    return max((_memory_at(plan, at, fused) for at in homes(plan.programs.joint.mesh)), key=lambda memory: memory.peak)
+
+
+def _memory_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> Memory:
+    programs, step = plan.programs, plan.on_workers
+    mesh = programs.joint.mesh
+    resting = {
+        i: p
+        for i, p in enumerate(step.params)
+        if step.param_role(i).kind in ("param", "buffer") and p.type.layout.holds(at)
+    }
 
     def peak(program: Module, positions: Sequence[int]) -> int:
         beside = bytes_of((param for i, param in resting.items() if i not in positions), mesh)
-        return state + beside + program_peak(program, fused)
+        return state + beside + program_peak(program, fused, at)
 
-    trained = trainables(plan)
+    trained = [each for each in trainables(plan) if each.gradient.layout.holds(at)]
     state = sum(prod(each.gradient.local_shape(mesh)) for each in trained) * OPTIMIZER_STATES * STATE_BYTES
     gradients = sum(each.gradient.local_nbytes(mesh) for each in trained)
     joint = peak(programs.joint, programs.joint_params)
@@ -85,8 +97,8 @@ def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
     if programs.backward is not None:
         main = programs.forward.main
         outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "saved"]
-        held = bytes_of(outputs, programs.forward.mesh)
-        split = max(split, held + peak(programs.backward, programs.backward_params))
+        kept = bytes_of(held(outputs, at), mesh)
+        split = max(split, kept + peak(programs.backward, programs.backward_params))
     return Memory(bytes_of(resting.values(), mesh), gradients, state, joint, split)
 
 
@@ -100,7 +112,7 @@ class Trainable:
 
 def trainables(plan: Plan) -> list[Trainable]:
     """Every parameter of which the step makes the gradient."""
-    main = plan.module.main
+    main = plan.on_workers
     roles = [(main.param_role(i), param.type) for i, param in enumerate(main.params)]
     params = {role.label: type_ for role, type_ in roles if role.kind == "param"}
     made = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
@@ -113,9 +125,9 @@ def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:
     return sum(value.type.local_nbytes(mesh) for value in set(values))
 
 
-def program_peak(program: Module, fused: FusedFunctions) -> int:
-    """Most bytes that a worker holds at once while it runs a program, its parameters and results included."""
-    main, mesh = program.main, program.mesh
+def program_peak(program: Module, fused: FusedFunctions, at: dict[str, int] | None = None) -> int:
+    """Most bytes that a worker (of a pipeline the one at `at`) holds at once, parameters and results included."""
+    main, mesh = of_rank(program.main, at or {}), program.mesh
     functions = {function.name: function for function in program.functions}
     owners = _owners(main, lambda op: fused(functions[op.callee], mesh))
     last = _last_uses(main, owners)
@@ -141,6 +153,9 @@ def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]
     for index, op in enumerate(main.ops):
         if op.name == "call":
             _call_owners(op, callee(op), owners)
+            continue
+        if op.name == SEND:
+            owners.update((result, result) for result in op.results)
             continue
         (result,) = op.results
         source = next(op.inputs())

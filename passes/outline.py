@@ -107,7 +107,7 @@ def shape_of(function: Function, indices: Sequence[int]) -> Shape:
         if value is None:
             return None
         if value not in numbers:
-            numbers[value] = ("in", len(inputs), value.type)
+            numbers[value] = ("in", len(inputs), value.type.anywhere())
             inputs.append(value)
         return numbers[value]
 
@@ -118,7 +118,7 @@ def shape_of(function: Function, indices: Sequence[int]) -> Shape:
     for i in indices:
         op = function.ops[i]
         operands = tuple(operand_key(operand) for operand in op.operands)
-        key.append((op.name, operands, tuple(sorted(op.attrs.items())), tuple(r.type for r in op.results)))
+        key.append((op.name, operands, tuple(sorted(op.attrs.items())), tuple(r.type.anywhere() for r in op.results)))
         for result in op.results:
             numbers[result] = len(values)
             values.append(result)
@@ -166,8 +166,8 @@ def _relocated(op: Op, region: Region) -> Op:
 
 
 def fresh(function: Function) -> Function:
-    """A copy of `function` that shares no value with it."""
-    mapping = {value: Value(value.type, value.name) for value in function.values()}
+    """A copy of `function` that shares no value with it and says nothing of where it is called."""
+    mapping = {value: Value(value.type.anywhere(), value.name) for value in function.values()}
     ops = tuple(
         replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results))
         for op in function.ops

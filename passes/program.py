@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.types import TensorType
 from moaic.passes.dead import needed
+from moaic.passes.schedule import Schedule
 from moaic.passes.segment import Segments, segment
-from moaic.passes.unroll import Timed, function_of_part, is_timed, unroll
+from moaic.passes.timed import Timed
+from moaic.passes.unroll import function_of_part, is_timed, unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,13 @@ class Programs:
     backward_params: tuple[int, ...]
 
 
-def lower(module: Module, unread: Collection[int] = ()) -> Programs:
-    """Programs for `module`; the joint one does not make the results at the positions `unread`."""
+def lower(module: Module, unread: Collection[int] = (), schedule: Schedule | None = None) -> Programs:
+    """Programs for `module`, in the order of `schedule` if it is in stages.
+
+    The joint one does not make the results at the positions `unread`.
+    """
     made = Segments()
-    timed = unroll(_inlined(module, made))
+    timed = unroll(_inlined(module, made), schedule)
     step = timed.function
     everything = range(len(step.results))
     outputs = [i for i in everything if step.result_role(i).kind != "grad"]
@@ -94,12 +100,17 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
             ops.append(op)
             continue
         inner: dict[Value, Value] = dict(zip(body.params, op.inputs(), strict=True))
+        home = op.results[0].type.layout.home
         for each in body.ops:
-            results = tuple(Value(result.type, result.name) for result in each.results)
+            results = tuple(Value(_with_home(result.type, home), result.name) for result in each.results)
             ops.append(replace(each.with_operands(inner), results=results))
             inner.update(zip(each.results, results, strict=True))
         mapping.update((old, inner[new]) for old, new in zip(op.results, body.results, strict=True))
     return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))
+
+
+def _with_home(type_: TensorType, home: tuple[tuple[str, int], ...]) -> TensorType:
+    return type_.with_layout(replace(type_.layout, home=home)) if home else type_
 
 
 def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """Cut a function at its instructions: what lies between them becomes segment functions, to be compiled and called.
 
 Ops of one phase go into one segment as far as no instruction lies between them: an op's level is the number of
-instructions-then-compute alternations before it, and one (phase, level) is one segment. Views and constants are built
-in every segment that reads them. Equal segments share one function.
+instructions-then-compute alternations before it, and one (phase, level, home) is one segment. Views and constants are
+built in every segment that reads them. Equal segments share one function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.outline import fresh, in_order, shape_of
 
-Key = tuple[int, int]
+Home = tuple[tuple[str, int], ...]
+Key = tuple[int, int, Home]
 
 
 @dataclass(slots=True)
@@ -51,13 +52,13 @@ def segment(function: Function, made: Segments, phases: Sequence[int] | None = N
 
 
 def _keys(function: Function, phases: Sequence[int]) -> list[Key]:
-    """(phase, level) of every op."""
+    """(phase, level, home) of every op."""
     levels: dict[Value, int] = {}
     keys: list[Key] = []
     for op, phase in zip(function.ops, phases, strict=True):
         level = max((levels[value] for value in op.inputs() if value in levels), default=0)
         after = level + 1 if kind_of(op) is Kind.INSTRUCTION else level
-        keys.append((phase, level))
+        keys.append((phase, level, op.results[0].type.layout.home))
         levels.update(dict.fromkeys(op.results, after))
     return keys
 

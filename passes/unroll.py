@@ -1,32 +1,26 @@
 """Write micro-batches out: the axis `mb` leaves the mesh, and what it split in time is repeated once per part.
 
 Every op is *pre* (whole, needs nothing of a micro-batch), *body* (split or pending over `mb`) or *post* (reads a
-finished sum). Pre runs once, body once per part, post once.
+finished sum). Pre runs once, body once per part, post once. In a pipeline the body's ops of each stage come in the
+order of the schedule, and stages become the workers that run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
-
-PRE, POST = -1, -2
+from moaic.passes.actions import actions_of, on_workers
+from moaic.passes.schedule import Schedule
+from moaic.passes.timed import POST, PRE, Timed
 
 NUMBER = TensorType("i64", (1,))
 """Type of the number of a part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Instructions of one function in order, each with the micro-batch that it belongs to (PRE, POST or its index)."""
-
-    function: Function
-    mesh: Mesh
-    phases: tuple[int, ...]
 
 
 def is_timed(op: Op, axis: str) -> bool:
@@ -52,12 +46,16 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     )
 
 
-def unroll(module: Module, axis: str = "mb") -> Timed:
-    """The main function of `module` without the axis `mb`; what it calls are functions of one part."""
+def unroll(module: Module, schedule: Schedule | None = None, axis: str = "mb") -> Timed:
+    """The main function of `module` without the axis `mb`; what it calls are functions of one part.
+
+    A module in stages needs a schedule. Raises Diagnostic where an op needs what its place in that cannot give.
+    """
     mesh = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
     work = _Unroller(module, axis)
-    function = work.run()
-    return Timed(function, mesh, tuple(work.phases))
+    function = work.run(schedule)
+    timed = Timed(function, mesh, tuple(work.phases))
+    return timed if schedule is None else on_workers(timed, schedule)
 
 
 class _Unroller:
@@ -70,11 +68,13 @@ class _Unroller:
         self.ops: list[Op] = []
         self.phases: list[int] = []
         self.whole: dict[Value, Value] = {}
-        self.parts: dict[Value, list[Value]] = {}
+        self.parts: dict[Value, dict[int, Value]] = {}
+        self.phase = PRE
         self.all_numbers: Value | None = None
         self.numbers: dict[int, Value] = {}
         self.late = self._late_ops()
         self.body = self._body_ops()
+        self.in_parts = {result for op in self.body for result in op.results}
         self.sums = {
             value: op
             for op in self.old.ops
@@ -83,15 +83,15 @@ class _Unroller:
             if value.type.layout.state(axis) == PENDING
         }
 
-    def run(self) -> Function:
+    def run(self, schedule: Schedule | None) -> Function:
         for param in self.old.params:
             self.whole[param] = Value(param.type, param.name)
-        body = [op for op in self.old.ops if op in self.body]
         for op in self.old.ops:
             if op not in self.body and op not in self.late:
                 self._once(op, PRE)
-        for index in range(self.count):
-            for op in body:
+        for phase, (ops, index) in enumerate(self._actions(schedule)):
+            self.phase = phase
+            for op in ops:
                 self._part_of(op, index)
         for op in self.old.ops:
             if op in self.late:
@@ -99,6 +99,16 @@ class _Unroller:
         params = tuple(self.whole[param] for param in self.old.params)
         results = tuple(self.whole[value] for value in self.old.results)
         return replace(self.old, params=params, ops=tuple(self.ops), results=results)
+
+    def _actions(self, schedule: Schedule | None) -> Iterator[tuple[Sequence[Op], int]]:
+        """Ops that are done together and the part that they are done for, in order."""
+        body = [op for op in self.old.ops if op in self.body]
+        if schedule is None:
+            yield from ((body, index) for index in range(self.count))
+            return
+        groups = actions_of(self.old, body, splits_backward=schedule.splits_backward)
+        for action in schedule.merged:
+            yield groups.get((action.kind, action.stage), ()), action.part
 
     def _late_ops(self) -> set[Op]:
         """Ops that finish what the micro-batches made, and those that read of that."""
@@ -141,20 +151,24 @@ class _Unroller:
             return
         if op.name == "moai.first" and op.attrs["axis"] == self.axis:
             raise AssertionError("a whole value enters a sum over micro-batches: propagation never asks for that")
-        mapping = {
-            value: self.parts[value][index] if value in self.parts else self.whole[value] for value in op.inputs()
-        }
+        mapping = {value: self._operand(value, index, op) for value in op.inputs()}
         placed = self._placed(op, mapping, index) if asked_axes(op, (self.axis,)) else []
         new_ops = placed or [self._computed(op, mapping, index)]
         for new_op in new_ops:
-            self._append(new_op, index)
+            self._append(new_op, self.phase)
         for old, new in zip(op.results, new_ops[-1].results, strict=True):
-            self.parts.setdefault(old, []).append(new)
+            self.parts.setdefault(old, {})[index] = new
             if old.type.layout.state(self.axis) == WHOLE:
                 # Every part makes it alike: what comes after the last one reads the last.
                 self.whole[old] = new
             if old in self.sums:
-                self._accumulate(self.sums[old], new, index)
+                self._accumulate(self.sums[old], new, len(self.parts[old]))
+
+    def _operand(self, value: Value, index: int, reader: Op) -> Value:
+        found = self.whole.get(value) if value not in self.in_parts else self.parts.get(value, {}).get(index)
+        if found is None:
+            raise Diagnostic(f"pp cannot pass {reader.name}: the schedule runs it before what makes `%{value.name}`")
+        return found
 
     def _computed(self, op: Op, mapping: Mapping[Value, Value], index: int) -> Op:
         results = tuple(Value(local_type(result.type, self.mesh, (self.axis,)), result.name) for result in op.results)
@@ -170,7 +184,13 @@ class _Unroller:
         if len(local.params) > len(inputs):
             given.append(self._number(index))
         bound = dict(zip(local.params, given, strict=True))
-        return [each.with_operands(bound) for each in local.ops]
+        home = op.results[0].type.layout.home
+        for value in (result for each in local.ops for result in each.results):
+            bound[value] = Value(value.type.with_layout(replace(value.type.layout, home=home)), value.name)
+        return [
+            replace(each.with_operands(bound), results=tuple(bound[result] for result in each.results))
+            for each in local.ops
+        ]
 
     def _number(self, index: int) -> Value:
         """The part's number, as a cut of all of them: a constant would make every part a segment of its own."""
@@ -180,7 +200,7 @@ class _Unroller:
                 self._append(Op("aten.arange", (), (self.all_numbers,), {"end": self.count}), PRE)
             number = Value(NUMBER, self.axis)
             attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": 0, "stride": 1}
-            self._append(Op("moai.part", (self.all_numbers,), (number,), attrs), index)
+            self._append(Op("moai.part", (self.all_numbers,), (number,), attrs), self.phase)
             self.numbers[index] = number
         return self.numbers[index]
 
@@ -192,8 +212,8 @@ class _Unroller:
         stride = result.type.layout.local_stride(split, self.mesh)
         attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": split.dim, "stride": stride}
         part = Value(local_type(result.type, self.mesh, (self.axis,)), result.name)
-        self._append(Op("moai.part", (self.whole[source],), (part,), attrs, op.loc), index)
-        self.parts.setdefault(result, []).append(part)
+        self._append(Op("moai.part", (self.whole[source],), (part,), attrs, op.loc), self.phase)
+        self.parts.setdefault(result, {})[index] = part
 
     def _finish(self, op: Op) -> None:
         (source,) = op.inputs()
@@ -204,18 +224,21 @@ class _Unroller:
         assert split is not None
         joined = Value(result.type, result.name)
         attrs = {"dim": split.dim, "stride": source.type.layout.local_stride(split, self.mesh)}
-        self._append(Op("moai.join", tuple(self.parts[source]), (joined,), attrs, op.loc), POST)
+        self._append(Op("moai.join", self._all_parts(source), (joined,), attrs, op.loc), POST)
         self.whole[result] = joined
 
-    def _accumulate(self, op: Op, part: Value, index: int) -> None:
-        """Add a part at once, so that it does not outlive its micro-batch.
+    def _all_parts(self, value: Value) -> tuple[Value, ...]:
+        return tuple(part for _, part in sorted(self.parts[value].items(), key=lambda item: item[0]))
+
+    def _accumulate(self, op: Op, part: Value, count: int) -> None:
+        """Add the part number `count`, so that it does not outlive its micro-batch.
 
         The sum is kept in float32 until the last part where the parts are narrower: sums kept in bfloat16 cost 12 %
         more gradient error at 8 micro-batches.
         """
         (result,) = op.results
         dtype = part.type.dtype
-        wide = "f32" if dtype in FLOATING - {"f64"} and index < self.count - 1 else dtype
+        wide = "f32" if dtype in FLOATING - {"f64"} and count < self.count else dtype
         total = Value(TensorType(wide, part.type.shape, part.type.layout), result.name)
-        self._append(Op("moai.accumulate", (self.whole.get(result), part), (total,), {}, op.loc), index)
+        self._append(Op("moai.accumulate", (self.whole.get(result), part), (total,), {}, op.loc), self.phase)
         self.whole[result] = total

@@ -93,7 +93,7 @@ class Accelerator:
             self._pool.record(self._recorder)
         self._everywhere = everywhere(self._pool.size)
         self._places: dict[Placement, Placement] = {}
-        self._geometries: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._geometries: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         self._dead: deque[int] = deque()
         self._last_id = 0
         self._prepared: dict[Any, Prepared] = {}
@@ -113,7 +113,7 @@ class Accelerator:
         sizes = tuple(shape)
         steps = row_major(sizes) if strides is None else tuple(strides)
         with self._lock:
-            geometry = self._geometries.setdefault((sizes, steps), len(self._geometries))
+            geometry = self._geometries.setdefault((dtype, sizes, steps), len(self._geometries))
             self._last_id += 1
             return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
 
@@ -353,9 +353,10 @@ class Accelerator:
     def _fetched(self, view: View, buffer: Buffer, place: Placement) -> Tensor:
         line = self._lines.here()
         self._bury()
-        if place.is_whole:
+        if place.is_uncut:
             geometry = None if view.is_whole else Geometry(buffer.strides, view.shape, view.strides, view.offset)
-            return self._pool.ask(Code.FETCH, line, [buffer.id, geometry, [0]], [0])[0]
+            first = place.holders[0]
+            return self._pool.ask(Code.FETCH, line, [buffer.id, geometry, [first]], [first])[first]
         ranks = owners(place)
         parts = self._pool.ask(Code.FETCH, line, [buffer.id, None, ranks], ranks)
         value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
@@ -493,7 +494,7 @@ class Accelerator:
 
     def _prepare(self, call: Call, outputs: Sequence[Buffer]) -> Prepared:
         given = operands(call)
-        decision = decide(call.op, given, outputs, self.flavor)
+        decision = decide(call, given, outputs, self.flavor)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
         for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
@@ -505,8 +506,10 @@ class Accelerator:
             if each.written:
                 returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, needed, each.place))))
         geometries = tuple(each.geometry for each in given)
-        ranks = tuple(place.holders for place in decision.required)
-        number = self._defined(Operation(call.op, call.args, call.kwargs, geometries, ranks))
+        combination = decision.combination
+        ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
+        kwargs = (*call.kwargs, *decision.kwargs)
+        number = self._defined(Operation(call.op, call.args, kwargs, geometries, ranks, combination))
         outputs_places = tuple(self._same(place) for place in decision.outputs)
         return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from moaic.runtime.reduction import Combination, Combiner
 from moaic.runtime.schema import DTYPES, signature
+from moaic.runtime.transport import SharedMemoryTransport
 
 Part = tuple[Any, ...]
 """One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor by value,
@@ -34,19 +36,23 @@ class Operation:
     kwargs: tuple[tuple[str, Part], ...]
     geometries: tuple[Geometry | None, ...]
     ranks: tuple[tuple[int, ...], ...]
+    combination: Combination | None = None
+    """What becomes of the results, if they are those of parts."""
 
     def encoded(self) -> list[Any]:
-        return [self.op, self.args, self.kwargs, self.geometries, self.ranks]
+        combination = None if self.combination is None else self.combination.encoded()
+        return [self.op, self.args, self.kwargs, self.geometries, self.ranks, combination]
 
     @staticmethod
     def decoded(data: Any) -> Operation:
-        op, args, kwargs, geometries, ranks = data
+        op, args, kwargs, geometries, ranks, combination = data
         return Operation(
             op,
             tuple(_part(part) for part in args),
             tuple((name, _part(part)) for name, part in kwargs),
             tuple(None if each is None else Geometry(*(_tuple(item) for item in each)) for each in geometries),
             tuple(map(tuple, ranks)),
+            None if combination is None else Combination.decoded(combination),
         )
 
 
@@ -62,24 +68,43 @@ def _part(data: Any) -> Part:
 class Operator:
     """An operation, ready to be run by one worker on its table of buffers."""
 
-    def __init__(self, operation: Operation, rank: int) -> None:
+    def __init__(self, operation: Operation, rank: int, transport: SharedMemoryTransport) -> None:
         self._operation = operation
+        plan = operation.combination
+        self._combiner = None if plan is None else Combiner(plan, rank, transport)
         self._call: Callable[..., Any] = signature(operation.op).overload
         self._present = [rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
+        self._here = _positions_here(operation, self._present)
         self.name = operation.op
 
     def run(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         """Runs the op; its results, in order, become the buffers `outputs`."""
-        if self._present and not any(self._present):
-            return
+        if self._combiner is not None:
+            self._combine(self._combiner, table, ids, scalars, outputs)
+        elif not self._present or any(self._present):
+            result = self._result(table, ids, scalars)
+            if outputs:
+                self._keep(table, result, outputs)
+
+    def _combine(
+        self,
+        combiner: Combiner,
+        table: dict[int, Tensor],
+        ids: Sequence[int],
+        scalars: Sequence[Any],
+        outputs: Sequence[int],
+    ) -> None:
+        found = _listed(self._result(table, ids, scalars)) if any(self._present) else []
+        if combiner.takes_part:
+            table.update(zip(outputs, combiner.run(found), strict=True))
+
+    def _result(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any]) -> Any:
         tensors = [table[buffer_id] for buffer_id in ids] if self._is_plain else self._views(table, ids)
-        supply = _Supply(iter(tensors), iter(scalars))
+        supply = _Supply(iter(tensors), iter(scalars), self._here)
         args = [_argument(part, supply) for part in self._operation.args]
         kwargs = {name: _argument(part, supply) for name, part in self._operation.kwargs}
-        result = self._call(*args, **kwargs)
-        if outputs:
-            self._keep(table, result, outputs)
+        return self._call(*args, **kwargs)
 
     def _views(self, table: dict[int, Tensor], ids: Sequence[int]) -> list[Tensor | None]:
         return [
@@ -88,7 +113,7 @@ class Operator:
         ]
 
     def _keep(self, table: dict[int, Tensor], result: Any, outputs: Sequence[int]) -> None:
-        results = [result] if isinstance(result, Tensor) else [tensor for tensor in result if tensor is not None]
+        results = _listed(result)
         table.update(zip(self._held(outputs, len(results)), results, strict=False))
 
     def _held(self, outputs: Sequence[int], count: int) -> Sequence[int]:
@@ -98,9 +123,24 @@ class Operator:
         return [buffer_id for buffer_id, present in zip(outputs, self._present, strict=False) if present]
 
 
+def _positions_here(operation: Operation, present: Sequence[bool]) -> Sequence[bool]:
+    """For every position of the op's lists of tensors whether this worker has those tensors."""
+    before = 0
+    for part in (*operation.args, *(part for _, part in operation.kwargs)):
+        if part[0] == "views":
+            return present[before : before + part[1]]
+        before += part[0] == "view"
+    return ()
+
+
+def _listed(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [tensor for tensor in result if tensor is not None]
+
+
 class _Supply(NamedTuple):
     tensors: Iterator[Tensor | None]
     scalars: Iterator[Any]
+    here: Sequence[bool]
 
 
 def _argument(part: Part, supply: _Supply) -> Any:
@@ -112,11 +152,19 @@ def _views_argument(part: Part, supply: _Supply) -> list[Tensor]:
     return [tensor for tensor in taken if tensor is not None]
 
 
+def _scalars_argument(part: Part, supply: _Supply) -> list[Any]:
+    """A list of numbers; one that goes with lists of tensors is as short as they are here."""
+    taken = [next(supply.scalars) for _ in range(part[1])]
+    if len(taken) != len(supply.here):
+        return taken
+    return [scalar for scalar, here in zip(taken, supply.here, strict=True) if here]
+
+
 _ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
     "view": lambda _, supply: next(supply.tensors),
     "views": _views_argument,
     "scalar": lambda _, supply: next(supply.scalars),
-    "scalars": lambda part, supply: [next(supply.scalars) for _ in range(part[1])],
+    "scalars": _scalars_argument,
     "number": lambda part, supply: torch.tensor(next(supply.scalars), dtype=DTYPES[part[1]]),
     "dtype": lambda part, _: DTYPES[part[1]],
     "literal": lambda part, _: part[1],

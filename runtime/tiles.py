@@ -46,7 +46,7 @@ def local_part(whole: Tensor, mesh: Mesh, layout: Layout, rank: int) -> Tensor:
 
 
 def assemble(part: Callable[[int], Tensor], mesh: Mesh, layout: Layout) -> Tensor:
-    """The whole tensor from the parts of the ranks with coordinate 0 on every axis that splits nothing."""
+    """The whole tensor from the parts of the ranks at its home, with coordinate 0 on every axis that splits nothing."""
 
     def gather(splits: Sequence[Split], coordinates: Mapping[str, int]) -> Tensor:
         if not splits:
@@ -55,4 +55,4 @@ def assemble(part: Callable[[int], Tensor], mesh: Mesh, layout: Layout) -> Tenso
         parts = [gather(rest, {**coordinates, first.axis: i}) for i in range(mesh.size(first.axis))]
         return join(parts, first.dim, first.stride)
 
-    return gather(layout.splits, {})
+    return gather(layout.splits, dict(layout.home))

@@ -1,0 +1,304 @@
+"""Pipeline schedules as data: for each worker the list of what it does, stage by stage and micro-batch by micro-batch.
+
+`F1.3` is the forward of stage 1 on micro-batch 3, `B1.3` its backward, `W1.3` the part of the backward that makes the
+gradients of parameters where that is split off. People may write their own lists in this text; any list that is proved
+complete and free of deadlock here is a schedule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from moaic.ir.errors import Diagnostic
+
+UNITS: Mapping[str, int] = {"F": 2, "B": 4, "W": 2}
+"""Time of an action in which lists are put together: a backward is twice a forward, half of it for parameters."""
+
+STAGES_PER_WORKER = 2
+"""Of an interleaved schedule that does not say."""
+
+_ACTION = re.compile(r"([FBW])(\d+)\.(\d+)")
+_INTERLEAVED = re.compile(r"interleaved(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One stage's forward (F), backward (B) or gradients of parameters (W) on one micro-batch."""
+
+    kind: str
+    stage: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.part}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each worker of a pipeline does, in order. Raises Diagnostic for lists that are incomplete or block."""
+
+    workers: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_complete(self)
+        _ = self.merged
+
+    @cached_property
+    def stages(self) -> int:
+        return 1 + max(action.stage for action in self._all)
+
+    @cached_property
+    def parts(self) -> int:
+        """Number of micro-batches."""
+        return 1 + max(action.part for action in self._all)
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        return any(action.kind == "W" for action in self._all)
+
+    @cached_property
+    def homes(self) -> tuple[int, ...]:
+        """For every stage the worker that runs it."""
+        found = {action.stage: worker for worker, actions in enumerate(self.workers) for action in actions}
+        return tuple(found[stage] for stage in range(self.stages))
+
+    @property
+    def _all(self) -> Iterator[Action]:
+        return (action for actions in self.workers for action in actions)
+
+    @cached_property
+    def merged(self) -> tuple[Action, ...]:
+        """All actions in the order in which they would start, each after everything that it waits for.
+
+        That there is such an order proves that nobody waits for ever: workers that communicate in the order of one list
+        cannot block each other.
+        """
+        done: dict[Action, int] = {}
+        rest = [list(reversed(actions)) for actions in self.workers]
+        clock = [0] * len(self.workers)
+        order: list[Action] = []
+        while any(rest):
+            heads = [(worker, actions[-1], self._needs(actions[-1])) for worker, actions in enumerate(rest) if actions]
+            ready = [
+                (max([clock[worker], *(done[need] for need in needs)]), worker, action)
+                for worker, action, needs in heads
+                if all(need in done for need in needs)
+            ]
+            if not ready:
+                raise _deadlock([(worker, action, needs) for worker, action, needs in heads], done)
+            start, worker, action = min(ready, key=lambda found: found[:2])
+            clock[worker] = done[action] = start + self._units(action)
+            rest[worker].pop()
+            order.append(action)
+        return tuple(order)
+
+    def _units(self, action: Action) -> int:
+        return UNITS["W"] if action.kind == "B" and self.splits_backward else UNITS[action.kind]
+
+    def _needs(self, action: Action) -> list[Action]:
+        kind, stage, part = action.kind, action.stage, action.part
+        if kind == "F":
+            return [Action("F", stage - 1, part)] if stage else []
+        if kind == "W":
+            return [Action("B", stage, part)]
+        above = [Action("B", stage + 1, part)] if stage + 1 < self.stages else []
+        return [Action("F", stage, part), *above]
+
+    def live(self, worker: int) -> int:
+        """Most forwards whose backward has still to come on a worker: the peak of what it keeps."""
+        kept = peak = 0
+        last = "W" if self.splits_backward else "B"
+        for action in self.workers[worker]:
+            kept += (action.kind == "F") - (action.kind == last)
+            peak = max(peak, kept)
+        return peak
+
+    def __str__(self) -> str:
+        return " / ".join(" ".join(map(str, actions)) for actions in self.workers)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A schedule from its text: workers' lists divided by `/` or by lines, `#` beginning a comment."""
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    lists = [part.split() for line in lines for part in line.split("/")]
+    return Schedule(tuple(tuple(map(_action, words)) for words in lists if words))
+
+
+def is_schedule_text(text: str) -> bool:
+    return _ACTION.match(text.strip()) is not None
+
+
+def _action(word: str) -> Action:
+    match = _ACTION.fullmatch(word)
+    if match is None:
+        raise Diagnostic(f"`{word}` is no action of a schedule", hint="write for example F0.2, B0.2 or W0.2")
+    return Action(match[1], int(match[2]), int(match[3]))
+
+
+def _check_complete(schedule: Schedule) -> None:
+    if not any(schedule.workers):
+        raise Diagnostic("a schedule needs a list of actions for each worker")
+    counts = Counter(action for actions in schedule.workers for action in actions)
+    for action, count in counts.items():
+        if count > 1:
+            raise Diagnostic(f"the schedule runs {action} {count} times")
+    kinds = {action.kind for action in counts}
+    wanted = ["F", *sorted(kinds - {"F"})] if kinds - {"F"} else ["F"]
+    if "W" in wanted and "B" not in wanted:
+        raise Diagnostic("the schedule has gradients of parameters (W) and no backward (B)")
+    for stage in range(schedule.stages):
+        for kind in wanted:
+            missing = [part for part in range(schedule.parts) if Action(kind, stage, part) not in counts]
+            if missing:
+                raise Diagnostic(f"the schedule never runs {Action(kind, stage, missing[0])}")
+        homes = {w for w, actions in enumerate(schedule.workers) for action in actions if action.stage == stage}
+        if len(homes) > 1:
+            raise Diagnostic(f"stage {stage} stands in the lists of workers {', '.join(map(str, sorted(homes)))}")
+
+
+def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[Action, int]) -> Diagnostic:
+    waiting = [
+        f"worker {worker} waits with {action} for {next(need for need in needs if need not in done)}"
+        for worker, action, needs in heads
+    ]
+    return Diagnostic(f"the schedule blocks: {'; '.join(waiting)}")
+
+
+def stages_of(name: str, workers: int) -> int:
+    """Stages of the schedule called `name`, or written out, on so many workers. Raises Diagnostic."""
+    if is_schedule_text(name):
+        return parse_schedule(name).stages
+    match = _INTERLEAVED.fullmatch(name)
+    return workers * int(match[1] or STAGES_PER_WORKER) if match else workers
+
+
+def is_schedule_name(name: str) -> bool:
+    return name in SCHEDULES or _INTERLEAVED.fullmatch(name) is not None
+
+
+def schedule_of(name: str, workers: int, parts: int) -> Schedule:
+    """The schedule called `name`, or written out. Raises Diagnostic where it does not go with the numbers."""
+    if is_schedule_text(name):
+        found = parse_schedule(name)
+        if (len(found.workers), found.parts) != (workers, parts):
+            raise Diagnostic(
+                f"the schedule is for {len(found.workers)} workers and {found.parts} micro-batches, "
+                f"the plan has pp={workers} and micro_batches={parts}"
+            )
+        return found
+    return SCHEDULES.get(name, _interleaved)(workers, stages_of(name, workers), parts)
+
+
+def gpipe(workers: int, stages: int, parts: int) -> Schedule:
+    """All forwards, then all backwards."""
+    rows = [[*_row("F", stage, parts), *_row("B", stage, parts)] for stage in range(workers)]
+    return Schedule(tuple(map(tuple, rows)))
+
+
+def one_f_one_b(workers: int, stages: int, parts: int) -> Schedule:
+    """As many forwards as there are stages below, then in turn one forward and one backward (PipeDream-Flush)."""
+    rows = [_in_turn(_row("F", s, parts), _row("B", s, parts), workers - s - 1) for s in range(workers)]
+    return Schedule(tuple(map(tuple, rows)))
+
+
+def _interleaved(workers: int, stages: int, parts: int) -> Schedule:
+    """Several stages per worker, micro-batches in rounds of as many as there are workers (Megatron-LM, 2021)."""
+    if parts % workers:
+        raise Diagnostic(
+            f"an interleaved schedule takes micro-batches in rounds of {workers}, and {parts} are no multiple of that"
+        )
+    chunks = stages // workers
+    rows: list[Sequence[Action]] = []
+    for worker in range(workers):
+        forwards = [Action("F", chunk * workers + worker, part) for chunk, part in _rounds(workers, chunks, parts)]
+        backwards = [
+            Action("B", (chunks - 1 - chunk) * workers + worker, part)
+            for chunk, part in _rounds(workers, chunks, parts)
+        ]
+        rows.append(_in_turn(forwards, backwards, 2 * (workers - worker - 1) + (chunks - 1) * workers))
+    return Schedule(tuple(map(tuple, rows)))
+
+
+def _rounds(workers: int, chunks: int, parts: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, parts, workers):
+        for chunk in range(chunks):
+            yield from ((chunk, first + offset) for offset in range(workers))
+
+
+def _row(kind: str, stage: int, parts: int) -> list[Action]:
+    return [Action(kind, stage, part) for part in range(parts)]
+
+
+def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> list[Action]:
+    ahead = min(ahead, len(forwards))
+    row = list(forwards[:ahead])
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        row += [forward, backward]
+    return row + list(backwards[len(forwards) - ahead :])
+
+
+def zero_bubble(workers: int, stages: int, parts: int) -> Schedule:
+    """1F1B with the gradients of parameters split off and done where a worker would wait (Qi et al. 2023, ZB-H1).
+
+    No worker keeps more micro-batches than under 1F1B.
+    """
+    rows: list[list[Action]] = [[] for _ in range(workers)]
+    finished: dict[Action, int] = {}
+    clock = [0] * workers
+    todo = [{"F": _row("F", s, parts), "B": _row("B", s, parts), "W": _row("W", s, parts)} for s in range(workers)]
+    while any(any(each.values()) for each in todo):
+        choices = [
+            (*found, worker)
+            for worker in range(workers)
+            if (found := _next_of(worker, workers, todo[worker], finished, clock[worker])) is not None
+        ]
+        start, _, action, worker = min(choices, key=lambda choice: (choice[0], choice[1], choice[3]))
+        todo[worker][action.kind].pop(0)
+        rows[worker].append(action)
+        clock[worker] = finished[action] = start + UNITS["W"]
+    return Schedule(tuple(map(tuple, rows)))
+
+
+def _next_of(
+    stage: int, stages: int, todo: Mapping[str, list[Action]], finished: Mapping[Action, int], now: int
+) -> tuple[int, int, Action] | None:
+    """What a worker does next, by when it can start: a backward, else a forward while it may keep more, else W."""
+    found: list[tuple[int, int, Action]] = []
+    for rank, kind in enumerate("BFW"):
+        if not todo[kind]:
+            continue
+        action = todo[kind][0]
+        needs = {
+            "F": [Action("F", stage - 1, action.part)] if stage else [],
+            "B": [
+                Action("F", stage, action.part),
+                *([Action("B", stage + 1, action.part)] if stage + 1 < stages else []),
+            ],
+            "W": [Action("B", stage, action.part)],
+        }[kind]
+        if any(need not in finished for need in needs):
+            continue
+        if kind == "F" and len(todo["W"]) - len(todo["F"]) >= stages - stage:
+            continue
+        found.append((max([now, *(finished[need] for need in needs)]), rank, action))
+    return min(found, key=lambda choice: choice[:2]) if found else None
+
+
+Maker = Callable[[int, int, int], Schedule]
+
+SCHEDULES: Mapping[str, Maker] = {
+    "1f1b": one_f_one_b,
+    "gpipe": gpipe,
+    "interleaved": _interleaved,
+    "zero-bubble": zero_bubble,
+}
+"""By name: from workers, stages and micro-batches."""
+
+
+def forwards_only(schedule: Schedule) -> Schedule:
+    """What is left of a schedule where there is no backward."""
+    return Schedule(tuple(tuple(action for action in row if action.kind == "F") for row in schedule.workers))

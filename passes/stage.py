@@ -1,0 +1,286 @@
+"""Cut a step into pipeline stages: every value of the main function gets the stage that holds it as its home on `pp`.
+
+The forward is cut into runs of equal cost, where little has to be passed on; what a backward op computes belongs where
+its forward is. What is cheap to make from inputs and parameters alone (masks, rotary tables, counts of labels) floats:
+it is made wherever it is read. A parameter rests at the first stage that reads it and is sent to others; gradients of
+one parameter from several stages are summed over micro-batches first, and sent once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import PENDING, WHOLE, Mesh
+from moaic.ir.ops import SEND, Kind, kind_of, rule_of
+from moaic.ir.types import TensorType
+from moaic.passes.annotate import flops_in
+from moaic.passes.cut import cut
+from moaic.passes.dead import needed
+
+AXIS = "pp"
+
+FLOPS_PER_BYTE = 16.0
+"""Arithmetic that takes as long as one byte of memory traffic: only the balance between stages hangs on it."""
+
+LATENCY_BYTES = 1 << 16
+"""Bytes that could be passed on in the time that a send takes to begin."""
+
+CLONE_FACTOR = 2
+"""A send writes and reads each byte; so what is made anew may touch that many times the bytes of the value itself."""
+
+
+def in_stages(module: Module, stages: int) -> Module:
+    """`module` with an axis `pp` of so many stages. Raises Diagnostic where the forward does not fall into these."""
+    main = _summed_apart(module.main, _Assigned(module, module.main, stages))
+    mesh = Mesh(((AXIS, stages), *module.mesh.axes))
+    return Module((*module.functions[:-1], _Placer(module, main, stages).run()), mesh)
+
+
+class _Assigned:
+    """The stage of each op of the main function that does not float, and of each parameter."""
+
+    def __init__(self, module: Module, main: Function, stages: int) -> None:
+        self.module = module
+        self.main = main
+        self.producer = {result: i for i, op in enumerate(main.ops) for result in op.results}
+        self.floating = self._floating()
+        outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "grad"]
+        self.forward = needed(main, outputs)
+        spine = [i for i in sorted(self.forward) if i not in self.floating]
+        self.stage = dict(zip(spine, self._cut(spine, stages), strict=True))
+        self._place_backward()
+        self.homes = self._param_homes()
+
+    def of(self, value: Value) -> int | None:
+        """The stage that makes a value; None for parameters and what floats."""
+        return self.stage.get(self.producer.get(value, -1))
+
+    def _floating(self) -> set[int]:
+        found: set[int] = set()
+        for i, op in enumerate(self.main.ops):
+            cheap = op.name != "call" and kind_of(op) is not Kind.HEAVY and not _finishes(op)
+            if cheap and all(value not in self.producer or self.producer[value] in found for value in op.inputs()):
+                found.add(i)
+        return found
+
+    def _cut(self, spine: Sequence[int], stages: int) -> list[int]:
+        if len(spine) < stages:
+            raise Diagnostic(f"pp={stages} needs {stages} stages, and the forward has {len(spine)} ops to share out")
+        costs = [self._cost(self.main.ops[i]) for i in spine]
+        return cut(costs, self._crossing(spine), stages)
+
+    def _cost(self, op: Op) -> float:
+        ops = self.module.function(op.callee).ops if op.name == "call" else (op,)
+        light = sum(result.type.nbytes() for each in ops for result in each.results if kind_of(each) is Kind.LIGHT)
+        return flops_in(self.module, op) + FLOPS_PER_BYTE * light
+
+    def _crossing(self, spine: Sequence[int]) -> list[int]:
+        """For each position of the spine but the first, the bytes that a cut before it would have to pass on."""
+        place = {i: at for at, i in enumerate(spine)}
+        change = [0] * (len(spine) + 1)
+        last: dict[Value, int] = {}
+        for at, i in enumerate(spine):
+            last.update((value, at) for value in self._spine_inputs(self.main.ops[i], place))
+        for value, end in last.items():
+            change[place[self.producer[value]] + 1] += value.type.nbytes()
+            change[end + 1] -= value.type.nbytes()
+        crossing: list[int] = []
+        live = 0
+        for at in range(1, len(spine)):
+            live += change[at]
+            crossing.append(live)
+        return crossing
+
+    def _spine_inputs(self, op: Op, place: Mapping[int, int]) -> list[Value]:
+        """What an op reads of the spine, also by way of what floats on it."""
+        return [value for value in op.inputs() if self.producer.get(value, -1) in place]
+
+    def _place_backward(self) -> None:
+        sides = self._stages_by_place()
+        params = self._readers(self.stage)
+        for i, op in enumerate(self.main.ops):
+            if i in self.stage or i in self.floating:
+                continue
+            inputs = list(op.inputs())
+            above = [s for v in inputs if (s := self.of(v)) is not None and self.producer[v] not in self.forward]
+            below = [s for v in inputs if (s := self.of(v)) is not None and self.producer[v] in self.forward]
+            below += [next(iter(found)) for v in inputs if len(found := params.get(v, set())) == 1]
+            place = sides[op.loc.module, op.loc.file, op.loc.line]
+            own = next(iter(place)) if len(place) == 1 else max(below, default=None)
+            limits = ([own] if own is not None else []) + above
+            self.stage[i] = min(limits, default=0)
+
+    def _stages_by_place(self) -> dict[tuple[str, str, int], set[int]]:
+        found: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+        for i, stage in self.stage.items():
+            loc = self.main.ops[i].loc
+            if loc.module:
+                found[loc.module, loc.file, loc.line].add(stage)
+        return found
+
+    def _readers(self, stages: Mapping[int, int]) -> dict[Value, set[int]]:
+        """For every parameter the stages that read it, also by way of what floats."""
+        reads: dict[Value, frozenset[Value]] = {param: frozenset((param,)) for param in self.main.params}
+        found: dict[Value, set[int]] = defaultdict(set)
+        for i, op in enumerate(self.main.ops):
+            read = frozenset[Value]().union(*(reads[value] for value in op.inputs() if value in reads))
+            if i in self.floating:
+                reads.update((result, read) for result in op.results)
+            elif i in stages:
+                for param in read:
+                    found[param].add(stages[i])
+        return found
+
+    def _param_homes(self) -> dict[Value, int]:
+        """What rests on the accelerator rests at the first stage that reads it."""
+        readers = self._readers(self.stage)
+        kinds = {param: self.main.param_role(i).kind for i, param in enumerate(self.main.params)}
+        return {param: min(found) for param, found in readers.items() if kinds[param] in ("param", "buffer")}
+
+
+def _finishes(op: Op) -> bool:
+    return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == "mb"
+
+
+def _summed_apart(main: Function, assigned: _Assigned) -> Function:
+    """`main` with every sum of terms that several stages add up over micro-batches taken after the last of these.
+
+    Legal because adding, and whatever is linear, commutes with summing over micro-batches.
+    """
+    late: dict[Value, Value] = {}
+    same: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in main.ops:
+        inputs = list(op.inputs())
+        if _finishes(op) and inputs[0] in late:
+            same[op.results[0]] = late[inputs[0]]
+        elif any(value in late for value in inputs) or _adds_stages(op, assigned):
+            done = {value: _finish(value, op, ops) for value in inputs if value not in late} | late
+            if not _is_linear(op):
+                raise Diagnostic(f"pp cannot pass {op.name}: it reads a sum of several stages before its last term")
+            results = tuple(Value(_finished(result), result.name) for result in op.results)
+            ops.append(replace(op.with_operands(done), results=results))
+            late.update(zip(op.results, results, strict=True))
+        else:
+            ops.append(op.with_operands(same))
+    results = tuple(same.get(value, value) for value in main.results)
+    return replace(main, ops=tuple(ops), results=results) if late else main
+
+
+def _adds_stages(op: Op, assigned: _Assigned) -> bool:
+    pending = all(value.type.layout.state("mb") == PENDING for value in op.inputs())
+    return op.name == "aten.add.Tensor" and pending and len({assigned.of(value) for value in op.inputs()}) > 1
+
+
+def _is_linear(op: Op) -> bool:
+    """Whether the op is linear in all that it reads together."""
+    return op.name != "call" and frozenset(range(len(list(op.inputs())))) in rule_of(op).linear
+
+
+def _finish(value: Value, reader: Op, ops: list[Op]) -> Value:
+    done = Value(_finished(value), value.name)
+    ops.append(Op("moai.all_reduce", (value,), (done,), {"axis": "mb"}, reader.loc))
+    return done
+
+
+def _finished(value: Value) -> TensorType:
+    return value.type.with_layout(value.type.layout.with_state("mb", WHOLE))
+
+
+class _Placer:
+    """Writes the main function anew, every op at its stage, with sends and clones between stages."""
+
+    def __init__(self, module: Module, main: Function, stages: int) -> None:
+        self.assigned = _Assigned(module, main, stages)
+        self.main = main
+        self.ops: list[Op] = []
+        self.params = {param: self._param(param) for param in main.params}
+        self.there: dict[tuple[Value, int], Value] = {}
+        self.made_at: dict[Value, int] = {}
+
+    def run(self) -> Function:
+        main = self.main
+        for i, op in enumerate(main.ops):
+            if i not in self.assigned.floating:
+                self._emit(op, self.assigned.stage[i])
+        results = tuple(self._result(i, value) for i, value in enumerate(main.results))
+        params = tuple(self.params[param] for param in main.params)
+        return replace(main, params=params, ops=tuple(self.ops), results=results)
+
+    def _param(self, param: Value) -> Value:
+        home = self.assigned.homes.get(param)
+        return param if home is None else _at(param, home)
+
+    def _result(self, index: int, value: Value) -> Value:
+        """Gradients and updates lie where what they belong to rests."""
+        role = self.main.result_role(index)
+        label = role.label if role.kind in ("grad", "update") else ""
+        owners = [p for i, p in enumerate(self.main.params) if label and self.main.param_role(i).label == label]
+        home = next((self.assigned.homes[owner] for owner in owners if owner in self.assigned.homes), None)
+        if home is None:
+            home = self.assigned.of(value)
+        if home is None:
+            home = self.made_at.get(value, 0)
+        return (
+            self.params[value] if value in self.params and value not in self.assigned.homes else self._at(value, home)
+        )
+
+    def _emit(self, op: Op, stage: int) -> None:
+        """`op` at `stage`, after everything that it reads has been brought there."""
+        given = {value: self._at(value, stage) for value in dict.fromkeys(op.inputs())}
+        results = tuple(_at(result, stage) for result in op.results)
+        self.ops.append(replace(op.with_operands(given), results=results))
+        for old, new in zip(op.results, results, strict=True):
+            self.there[old, stage] = new
+            self.made_at.setdefault(old, stage)
+
+    def _at(self, value: Value, stage: int) -> Value:
+        """`value` as it lies at `stage`, sent or made anew where it does not yet."""
+        known = self.there.get((value, stage))
+        if known is not None:
+            return known
+        if value in self.params:
+            home = self.assigned.homes.get(value)
+            return self.params[value] if home is None or home == stage else self._sent(value, home, stage)
+        source = self.made_at.get(value)
+        index = self.assigned.producer[value]
+        if index not in self.assigned.floating or (source is not None and not self._is_cheaper_anew(value, stage)):
+            assert source is not None, f"%{value.name} is read before it is made"
+            return self._sent(value, source, stage)
+        self._emit(self.main.ops[index], stage)
+        return self.there[value, stage]
+
+    def _sent(self, value: Value, source: int, stage: int) -> Value:
+        here = self.params[value] if value in self.params else self.there[value, source]
+        there = self.there[value, stage] = _at(value, stage)
+        loc = replace(self.main.ops[self.assigned.producer[value]].loc) if value in self.assigned.producer else None
+        op = Op(SEND, (here,), (there,), {"axis": AXIS})
+        self.ops.append(op if loc is None else replace(op, loc=loc))
+        return there
+
+    def _is_cheaper_anew(self, value: Value, stage: int) -> bool:
+        """Whether making a floating value again touches fewer bytes than sending it does."""
+        most = CLONE_FACTOR * value.type.nbytes() + LATENCY_BYTES
+        waiting, seen, touched = [value], set[Value](), 0
+        while waiting and touched <= most:
+            at = waiting.pop()
+            if at in seen or (at, stage) in self.there:
+                continue
+            seen.add(at)
+            index = self.assigned.producer.get(at)
+            if index is None:
+                home = self.assigned.homes.get(at)
+                touched += at.type.nbytes() * CLONE_FACTOR if home not in (None, stage) else 0
+                continue
+            op = self.main.ops[index]
+            touched += 0 if kind_of(op) is Kind.VIEW else at.type.nbytes()
+            waiting += op.inputs()
+        return touched <= most
+
+
+def _at(value: Value, stage: int) -> Value:
+    return Value(value.type.with_layout(value.type.layout.with_home(AXIS, stage)), value.name)

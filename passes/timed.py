@@ -1,0 +1,22 @@
+"""A function written out in time: what each instruction belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moaic.ir.graph import Function
+from moaic.ir.layout import Mesh
+
+PRE, POST = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Instructions of one function in order, each with what it belongs to: PRE, POST or the number of an action.
+
+    An action is a micro-batch or, in a pipeline, one entry of the schedule.
+    """
+
+    function: Function
+    mesh: Mesh
+    phases: tuple[int, ...]
