@@ -43,7 +43,7 @@ class Buffer:
         geometry: int,
         bury: Callable[[int], None],
     ) -> None:
-        """`geometry` numbers the pair of shape and strides; `bury` is told the id in the end, from any thread."""
+        """`geometry` numbers dtype, shape and strides together; `bury` is told the id in the end, from any thread."""
         self.id = number
         self.dtype = dtype
         self.shape = shape

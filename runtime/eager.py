@@ -7,7 +7,7 @@ decided once for each such case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -19,8 +19,11 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split
 from moaic.runtime.buffer import Buffer, View
 from moaic.runtime.operation import Geometry, Part
-from moaic.runtime.placement import Placement, alike, everywhere
+from moaic.runtime.placement import Placement, alike, everywhere, tiles
+from moaic.runtime.reduction import REDUCTIONS, WIDENED, Combination
 from moaic.runtime.schema import DTYPE_NAMES, signature
+
+NARROW: Final = frozenset({"f16", "bf16"})
 
 NOT_ELEMENTWISE: Final = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
 """List ops that reduce each of their tensors, by packet."""
@@ -99,7 +102,19 @@ def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     scalars: list[Any] = []
     parts = tuple([_part(arg, views, scalars) for arg in args])
     named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
+    if op in REDUCTIONS:
+        # How it runs depends on which dims it reduces, so these are part of its form.
+        values = iter(scalars)
+        parts = tuple([_literal(part, values) for part in parts])
+        named = tuple([(name, _literal(part, values)) for name, part in named])
+        scalars = []
     return Call(op, parts, named, views, scalars)
+
+
+def _literal(part: Part, values: Iterator[Any]) -> Part:
+    if part == SCALAR:
+        return ("literal", next(values))
+    return ("literal", tuple([next(values) for _ in range(part[1])])) if part[0] == "scalars" else part
 
 
 VIEW: Final[Part] = ("view",)
@@ -190,6 +205,10 @@ class Decision:
 
     required: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
+    combination: Combination | None = None
+    """How the results of parts become the results, if they are not these parts."""
+    kwargs: tuple[tuple[str, Part], ...] = ()
+    """What the op is told beside its arguments."""
 
 
 def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement | None, ...]:
@@ -200,9 +219,10 @@ def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement |
     )
 
 
-def decide(op: str, given: Sequence[Operand], outputs: Sequence[Buffer], workers: int) -> Decision:
+def decide(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer], workers: int) -> Decision:
     """How an op runs on operands that all lie somewhere."""
-    return _decide(given, op, given, workers, [buffer.shape for buffer in outputs])
+    reduced = _reduced(call, given, outputs) if call.op in REDUCTIONS else None
+    return reduced or _decide(given, call.op, given, workers, [buffer.shape for buffer in outputs])
 
 
 def _decide(
@@ -260,6 +280,90 @@ def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None
     if len(results) < len(outputs):
         return None
     return Decision(tuple(required), results)
+
+
+def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) -> Decision | None:
+    """A reduction of parts; None where there are none, or where the parts alone do not do."""
+    places = [each.place for each in given if each.place is not None]
+    if all(place.is_uncut for place in places) and len(set(places)) == 1:
+        return None
+    if any(each.place and each.geometry is not None and not each.place.is_uncut for each in given):
+        return None
+    arguments = _arguments(call)
+    order = arguments.get("ord", 2)
+    if any(place.layout.pending for place in places) or not isinstance(order, int | float) or order <= 0:
+        return None
+    if given[0].position < 0:
+        dims = _dims(arguments.get("dim"), len(given[0].shape))
+        kept, groups = _kept(places[0], dims, keep=bool(arguments.get("keepdim"))), ()
+        if len(kept.layout.splits) < len(places[0].layout.splits):
+            groups = _sharing(kept)
+    else:
+        kept = everywhere(max(place.holders[-1] for place in places) + 1)
+        groups = (kept.holders,)
+    combination = Combination(
+        REDUCTIONS[call.op],
+        float(order),
+        groups,
+        tuple(_counting(place, groups) for place in places),
+        tuple(kept.layout.local_shape(buffer.shape, kept.mesh) for buffer in outputs),
+        tuple(buffer.dtype for buffer in outputs),
+    )
+    if not groups:
+        return Decision(tuple(places), (kept,) * len(outputs))
+    return Decision(tuple(places), (kept,) * len(outputs), combination, _widening(call, combination))
+
+
+def _widening(call: Call, combination: Combination) -> tuple[tuple[str, Part], ...]:
+    """Has an op that rounds to 16 bits not do so before its parts are put together."""
+    names = [argument.name for argument in signature(call.op).arguments]
+    is_narrow = combination.by in WIDENED and any(dtype in NARROW for dtype in combination.dtypes)
+    if not is_narrow or "dtype" in names[: len(call.args)]:
+        return ()
+    return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
+
+
+def _arguments(call: Call) -> dict[str, Any]:
+    """The arguments that are no tensors, by name."""
+    names = [argument.name for argument in signature(call.op).arguments]
+    parts = [*zip(names, call.args, strict=False), *call.kwargs]
+    return {name: part[1] for name, part in parts if part[0] == "literal"}
+
+
+def _dims(given: Any, rank: int) -> frozenset[int]:
+    """The dims that are reduced; all of them where none is named."""
+    named: Sequence[int] = () if given is None else (given,) if isinstance(given, int) else given
+    return frozenset(dim % rank for dim in named if rank) or frozenset(range(rank))
+
+
+def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
+    """How the result of a reduction of `dims` lies: split as its operand is, as far as its dims are left."""
+    return place.with_splits(
+        tuple(
+            Split(split.axis, split.dim if keep else split.dim - sum(dim < split.dim for dim in dims), split.stride)
+            for split in place.layout.splits
+            if split.dim not in dims
+        )
+    )
+
+
+def _sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks that hold the same part."""
+    groups: dict[Any, list[int]] = {}
+    for rank in place.holders:
+        groups.setdefault(tiles(place)[rank], []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
+def _counting(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """One rank for each part of a value in each group."""
+    held = tiles(place)
+    first: dict[Any, int] = {}
+    for number, group in enumerate(groups):
+        for rank in group:
+            if rank < len(held) and held[rank] is not None:
+                first.setdefault((number, held[rank]), rank)
+    return tuple(sorted(first.values()))
 
 
 def serves(place: Placement, needed: Placement) -> bool:

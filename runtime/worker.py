@@ -1,13 +1,8 @@
-"""A worker: one process per physical device, which does what the controller's messages say until their socket ends.
-
-`python -m moaic.runtime.worker` is started by a launcher with the descriptors it needs.
-"""
+"""A worker: one process per physical device, which does what the controller's messages say until their socket ends."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import importlib
 import os
 import select
 import signal
@@ -22,7 +17,6 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
-from moaic.runtime.compile import warm_up
 from moaic.runtime.execute import Program
 from moaic.runtime.moves import Conversion, convert
 from moaic.runtime.operation import Geometry, Operation, Operator, view
@@ -58,7 +52,6 @@ class Worker:
             Code.RUN: self._run,
             Code.FREE: self._free,
             Code.FORGET: self._operators.clear,
-            Code.WARM: warm_up,
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,
@@ -106,7 +99,7 @@ class Worker:
             self.table[buffer_id] = empty if value is None else empty.fill_(value)
 
     def _define(self, number: int, operation: Any) -> None:
-        self._operators[number] = Operator(Operation.decoded(operation), self.rank)
+        self._operators[number] = Operator(Operation.decoded(operation), self.rank, self._transport)
 
     def _operate(self, number: int, ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         self._operators[number].run(self.table, ids, scalars, outputs)
@@ -260,39 +253,21 @@ def watch(descriptor: int, mailbox: Mailbox) -> None:
     end()
 
 
-def prepare() -> None:
-    """Loads the compiler while there is nothing better to do: before a program comes, the controller must plan it."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    importlib.import_module("torch._inductor.compile_fx")
+def work(rank: int, descriptor: int, memory: int, lifeline: int, peers: Sequence[int], threads: int) -> None:
+    """Is worker `rank` until the socket ends.
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = _options(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for descriptor in (options.socket, options.memory, *options.own_lifeline, *options.lifelines):
-        os.set_inheritable(descriptor, False)
-    spins = SPINS if options.ranks <= cores() else 0
-    mailbox = Mailbox(options.memory, options.rank, options.ranks, options.lifelines, spins)
-    threading.Thread(target=watch, args=(options.socket, mailbox), name="watch", daemon=True).start()
-    torch.set_num_threads(options.threads)
+    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`.
+    """
+    for inherited in (descriptor, memory, lifeline, *peers):
+        os.set_inheritable(inherited, False)
+    ranks = len(peers) + 1
+    mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
+    threading.Thread(target=watch, args=(descriptor, mailbox), name="watch", daemon=True).start()
+    torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    connection = Connection(socket.socket(fileno=options.socket))
+    connection = Connection(socket.socket(fileno=descriptor))
     try:
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
-        threading.Thread(target=prepare, name="prepare", daemon=True).start()
-        serve(Worker(options.rank, mailbox), mailbox, connection)
+        serve(Worker(rank, mailbox), mailbox, connection)
     except Closed:
         end()
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="moaic.runtime.worker", description="a worker process; started by a launcher")
-    for name in ("rank", "ranks", "socket", "memory", "threads"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--own-lifeline", type=int, nargs="*", default=[])
-    parser.add_argument("--lifelines", type=int, nargs="*", default=[])
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -326,6 +326,15 @@ def evaluating_batch_norm(
     return outputs[0], outputs[1], outputs[2]
 
 
+def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
+    if not tensors:
+        return
+    largest = torch.stack([norm.float() for norm in aten._foreach_norm.Scalar(tensors, float("inf"))])
+    found_inf.copy_(torch.maximum(found_inf, largest.isfinite().all().logical_not().to(found_inf.dtype)))
+    aten._foreach_mul_.Tensor(tensors, inv_scale)
+
+
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -355,6 +364,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_copy_from": copy_from,
     "aten::_copy_from_and_resize": copy_from_and_resize,
     "aten::_to_copy": to_copy,
+    "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
     "aten::_local_scalar_dense": item,
     "aten::resize_": resize_,
     "aten::set_": set_,

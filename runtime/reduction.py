@@ -1,0 +1,150 @@
+"""Eager reductions of split tensors: each worker reduces what it holds, and what they found is put together.
+
+Every part counts once, whoever holds copies of it; the parts are put together in order of rank, so that all workers
+hold the same bits. All tensors of a list go in one exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.schema import DTYPES
+from moaic.runtime.transport import Group, SharedMemoryTransport
+
+REDUCTIONS: Final[Mapping[str, str]] = {
+    "aten.sum": "sum",
+    "aten.sum.dim_IntList": "sum",
+    "aten.count_nonzero": "sum",
+    "aten.count_nonzero.dim_IntList": "sum",
+    "aten.mean": "mean",
+    "aten.mean.dim": "mean",
+    "aten.linalg_vector_norm": "norm",
+    "aten._foreach_norm.Scalar": "norm",
+    "aten.amax": "amax",
+    "aten.max": "amax",
+    "aten._foreach_max": "amax",
+    "aten.amin": "amin",
+    "aten.min": "amin",
+    "aten.any": "amax",
+    "aten.any.dim": "amax",
+    "aten.any.dims": "amax",
+    "aten.all": "amin",
+    "aten.all.dim": "amin",
+    "aten.all.dims": "amin",
+}
+"""How the results of parts are put together, by op."""
+
+linalg: Final[Any] = torch.linalg
+
+WIDENED: Final = frozenset({"sum", "mean", "norm"})
+"""Reductions that round: 16-bit parts are reduced in float32 and rounded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How results of parts become results."""
+
+    by: str
+    """sum, mean (of parts of equal size), norm, amax or amin."""
+    order: float
+    """Of a norm."""
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks that put their parts together."""
+    owners: tuple[tuple[int, ...], ...]
+    """Per result the ranks whose part counts; the others hold copies, or nothing."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Per result its shape on one rank."""
+    dtypes: tuple[str, ...]
+    """Per result its element type in the end."""
+
+    def encoded(self) -> list[Any]:
+        return [self.by, self.order, self.groups, self.owners, self.shapes, self.dtypes]
+
+    @staticmethod
+    def decoded(data: Any) -> Combination:
+        by, order, groups, owners, shapes, dtypes = data
+        return Combination(
+            by, order, tuple(map(tuple, groups)), tuple(map(tuple, owners)), tuple(map(tuple, shapes)), tuple(dtypes)
+        )
+
+
+class Combiner:
+    """One worker's side of a combination."""
+
+    def __init__(self, plan: Combination, rank: int, transport: SharedMemoryTransport) -> None:
+        group = next((ranks for ranks in plan.groups if rank in ranks), None)
+        self._group = None if group is None else Group.of(group, rank)
+        self._transport = transport
+        self._owned = [rank in owners for owners in plan.owners]
+        self._shapes = plan.shapes
+        self._counts = [prod(shape) for shape in plan.shapes]
+        self._dtypes = [DTYPES[name] for name in plan.dtypes]
+        self._wide = _wide(self._dtypes)
+        self._neutral = _neutral(plan.by, self._wide)
+        self._together = _together(plan, group or ())
+
+    @property
+    def takes_part(self) -> bool:
+        return self._group is not None
+
+    def run(self, found: Sequence[Tensor]) -> list[Tensor]:
+        """All results; `found` holds those of the parts that this rank owns."""
+        assert self._group is not None
+        mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide)
+        rest = iter(found)
+        for room, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
+            if is_owned:
+                room.copy_(next(rest).reshape(-1))
+        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, 0, 1)
+        pieces = _pieces(self._together(all_parts), self._counts)
+        triples = zip(pieces, self._shapes, self._dtypes, strict=True)
+        return [piece.view(shape).to(dtype) for piece, shape, dtype in triples]
+
+
+def _pieces(tensor: Any, counts: Sequence[int]) -> Sequence[Tensor]:
+    return tensor.split(counts)
+
+
+def _wide(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """An element type that holds all of these, and sums of them."""
+    if torch.float64 in dtypes:
+        return torch.float64
+    if any(dtype.is_floating_point for dtype in dtypes):
+        return torch.float32
+    return torch.int64
+
+
+def _neutral(by: str, dtype: torch.dtype) -> float:
+    """What changes nothing."""
+    if by not in ("amax", "amin"):
+        return 0
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    if not dtype.is_floating_point:
+        return limits.min if by == "amax" else limits.max
+    return float("-inf") if by == "amax" else float("inf")
+
+
+def _together(plan: Combination, group: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Puts the rows of the ranks of a group together."""
+    parts = len(set(plan.owners[0]) & set(group))
+
+    def mean(rows: Tensor) -> Tensor:
+        return rows.sum(0) / parts
+
+    def norm(rows: Tensor) -> Tensor:
+        return linalg.vector_norm(rows, plan.order, 0)
+
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "sum": lambda rows: rows.sum(0),
+        "amax": lambda rows: rows.amax(0),
+        "amin": lambda rows: rows.amin(0),
+        "mean": mean,
+        "norm": norm,
+    }
+    return ways[plan.by]
