@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.passes.config import Config, Distribute, Recompute, Request
+from moaic.passes.context import lengths
 from moaic.passes.follow import batch_size
 from moaic.passes.hoist import narrows
 from moaic.passes.schedule import SCHEDULES
@@ -19,6 +21,9 @@ SMALL_BATCH = 8
 
 MOST_PARTS = 64
 """More micro-batches than this are made only where somebody asks for them."""
+
+LONG = 4096
+"""From this many tokens on, splitting the sequence is looked at whatever the batch."""
 
 GATHERING: tuple[Distribute, ...] = ("step", "use")
 """Levels at which parameters rest in shards and are gathered."""
@@ -32,8 +37,9 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_distribution(workers, rows, trains, request)
     _check_schedule(workers, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule)
-        for pp, dp, tp in _meshes(workers, request)
+        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp)
+        for pp, dp, tp in _meshes(workers // (request.cp or 1), request)
+        for cp in _contexts(step, workers, pp * dp * tp, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
         for schedule in _schedules(pp, micro_batches, trains, request)
@@ -45,7 +51,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     return sorted(found, key=simplicity)
 
 
-def simplicity(config: Config) -> tuple[int, int, int, int, int, int, int, bool]:
+def simplicity(config: Config) -> tuple[int, ...]:
     """Orders configurations: no pipeline, fewer micro-batches, no recomputing, less distribution, then fewer ranks."""
     return (
         config.pp,
@@ -53,6 +59,7 @@ def simplicity(config: Config) -> tuple[int, int, int, int, int, int, int, bool]
         config.micro_batches,
         get_args(Recompute).index(config.recompute),
         get_args(Distribute).index(config.distribute_param),
+        config.cp,
         config.tp,
         config.dp,
         config.distribute_low_prec_param,
@@ -96,6 +103,17 @@ def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
                 ranks = pp * dp * tp
                 if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
                     yield pp, dp, tp
+
+
+def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+    """Parts of the sequence worth a look beside `others` ranks: of long ones, and of batches too small for the workers."""
+    if request.cp is not None:
+        return [request.cp]
+    most = max(lengths(step), default=1)
+    if most < LONG and batch_size(step.main) >= workers:
+        return [1]
+    powers = (1 << power for power in range(1, (workers // others).bit_length()))
+    return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
 
 
 def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:
@@ -150,9 +168,9 @@ def _casts_parameters(main: Function) -> bool:
 
 
 def _check_workers(workers: int, request: Request) -> None:
-    axes = (("pp", request.pp), ("dp", request.dp), ("tp", request.tp))
+    axes = (("pp", request.pp), ("dp", request.dp), ("cp", request.cp), ("tp", request.tp))
     asked = [(name, n) for name, n in axes if n is not None]
-    ranks = (request.pp or 1) * (request.dp or 1) * (request.tp or 1)
+    ranks = prod(n or 1 for _, n in axes)
     if ranks > workers:
         names = " with ".join(f"{name}={n}" for name, n in asked if n > 1)
         raise Diagnostic(
@@ -186,14 +204,14 @@ def _check_distribution(workers: int, rows: int, trains: bool, request: Request)
         return
     if request.dp == 1:
         raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
-    most = workers // ((request.tp or 1) * (request.pp or 1))
+    beside_dp = (("pp", request.pp), ("cp", request.cp), ("tp", request.tp))
+    taken = prod(n or 1 for _, n in beside_dp)
+    most = workers // taken
     if most < 2:
-        others = [f"{name}={n}" for name, n in (("pp", request.pp), ("tp", request.tp)) if n]
+        others = [f"{name}={n}" for name, n in beside_dp if n]
         beside = f" with {' and '.join(others)}" if others else ""
         raise Diagnostic(
-            f"{wanted} shares parameters out over dp, which{beside} needs "
-            f"{2 * (request.tp or 1) * (request.pp or 1)} workers, "
-            f"there {_are(workers)}"
+            f"{wanted} shares parameters out over dp, which{beside} needs {2 * taken} workers, there {_are(workers)}"
         )
     parts = request.micro_batches or 1
     if request.dp is None and not any(rows % (dp * parts) == 0 for dp in range(2, most + 1)):

@@ -14,18 +14,22 @@ from moaic.ir.graph import Attr, Function, Module, Op, Operand, Value
 from moaic.ir.ops import attr_ints
 from moaic.ir.types import TensorType
 from moaic.passes.annotate import Axis
-from moaic.passes.solver_states import Possible, possible
+from moaic.passes.solver_states import Possible
 
 NARROW = frozenset({"f16", "bf16"})
 
+Find = Callable[[Module, Axis], Possible]
+"""What an axis may do to a module."""
 
-def take_apart(module: Module, axis: Axis, found: Possible) -> tuple[Module, Possible]:
+
+def take_apart(module: Module, axis: Axis, find: Find) -> tuple[Module, Possible]:
     """`module` with every softmax whose dim the axis could split taken apart, and what the axis may do to it then."""
+    found = find(module, axis)
     functions = tuple(_function(function, axis, found) for function in module.functions)
     if all(new is old for new, old in zip(functions, module.functions, strict=True)):
         return module, found
     module = Module(functions, module.mesh)
-    return module, possible(module, axis)
+    return module, find(module, axis)
 
 
 def _function(function: Function, axis: Axis, found: Possible) -> Function:

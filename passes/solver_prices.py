@@ -9,6 +9,7 @@ from math import prod
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.ops import Kind, flops_of, kind_of
+from moaic.ir.placed import placing
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 
@@ -17,6 +18,10 @@ TIME = "mb"
 
 PARAMETER_COPIES = 4
 """A parameter, its gradient and two values of an optimizer."""
+
+
+SPELLED_OUT = 2
+"""Times the work of causal attention that attention under a mask does."""
 
 
 class Standing(Enum):
@@ -77,7 +82,8 @@ class Pricing:
                 size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values)
             )
             split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
-            return runs * flops_of(op) / parts / self.prices.flops / (self.n if split else 1)
+            more = SPELLED_OUT if _is_placed(op, strategy) else 1
+            return runs * more * flops_of(op) / parts / self.prices.flops / (self.n if split else 1)
         if kind is Kind.VIEW:
             return 0.0
         sends = op.name in _SENDING and op.attrs["axis"] != TIME
@@ -129,6 +135,12 @@ class Pricing:
     def saving(self, value: Value, state: State) -> float:
         """The worth of the memory of a value that waits for another call, in one micro-batch."""
         return self.prices.saved * self._part(value, state) / self.prices.link
+
+
+def _is_placed(op: Op, strategy: Strategy) -> bool:
+    """Whether a rank needs to know its place for its part: of causal attention then nothing is skipped."""
+    states = dict(zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True))
+    return any(states[value][:1] == (dim,) for value, dim in placing(op))
 
 
 _SENDING = {"moai.all_reduce": 2, "moai.reduce_scatter": 1, "moai.all_gather": 1, "moai.all_to_all": 1}

@@ -71,9 +71,9 @@ class Problem:
     """By position in the main results."""
 
 
-def problem(module: Module, possible: Possible, pricing: Pricing) -> Problem:
-    """The problem of putting an axis into `module`."""
-    builder = _Builder(module, possible, pricing)
+def problem(module: Module, possible: Possible, pricing: Pricing, inputs_split: bool = False) -> Problem:
+    """The problem of putting an axis into `module`; inputs come whole, or in parts where that is best."""
+    builder = _Builder(module, possible, pricing, ("param", "buffer", *(("input", "tangent") if inputs_split else ())))
     builder.build()
     return Problem(
         tuple(builder.choices), tuple(builder.flows), builder.pulls, builder.of_op, builder.of_param, builder.of_result
@@ -85,6 +85,8 @@ class _Builder:
     module: Module
     possible: Possible
     pricing: Pricing
+    resting: tuple[str, ...]
+    """Kinds of main parameters that may lie in parts."""
     choices: list[Choice] = field(default_factory=list[Choice])
     flows: list[Flow] = field(default_factory=list[Flow])
     pulls: dict[Op, Pull] = field(default_factory=dict[Op, Pull])
@@ -119,14 +121,14 @@ class _Builder:
         return choice
 
     def _main_params(self, main: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int]) -> None:
-        """Parameters rest as is best; what comes from outside comes whole."""
+        """Parameters rest as is best; what else comes from outside comes whole."""
         for index, value in enumerate(main.params):
             kind = main.param_role(index).kind
             first = alike[value]
             if first is not value:
                 self._param(value, self.of_param[first])
                 continue
-            states: tuple[State, ...] = self.possible.resting(value) if kind in ("param", "buffer") else (WHOLE,)
+            states: tuple[State, ...] = self.possible.resting(value) if kind in self.resting else (WHOLE,)
             price = counts[value] if kind == "param" else 0
             self._param(value, self._standing(states, [price * self.pricing.resting(value, state) for state in states]))
 

@@ -1,16 +1,16 @@
 """Which states a value may take on one axis, and which strategies every op has: the closure of contiguous splits.
 
-Splits start at the weights and at the inputs' dims other than the batch, and spread through the rules in both
-directions, through calls too. The batch belongs to other axes, so its digits are never reached.
+Splits start at the weights and at the inputs' dims other than the batch, unless said otherwise, and spread through the
+rules in both directions, through calls too. The batch belongs to other axes, so its digits are never reached.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
@@ -29,10 +29,16 @@ class Possible:
         return (*self.splits.get(value, ()), WHOLE)
 
 
-def possible(module: Module, axis: Axis) -> Possible:
-    """The closure of contiguous splits over `axis`, which is not yet in the mesh of `module`."""
-    closure = _Closure(module, axis)
-    for value, state in _seeds(module.main, axis.size):
+Seeds = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
+"""Where splits begin."""
+
+
+def possible(
+    module: Module, axis: Axis, seeds: Seeds | None = None, held: Callable[[Module], Collection[Value]] | None = None
+) -> Possible:
+    """The closure of contiguous splits over `axis`, which is not yet in the mesh of `module`; what is `held` stays whole."""
+    closure = _Closure(module, axis, held(module) if held else ())
+    for value, state in (seeds or _seeds)(module, axis):
         closure.spread(value, state)
     closure.spread_sums(module)
     strategies = {op: (*closure.found[op], rule.replicated()) for op, rule in closure.rules.items()}
@@ -44,8 +50,9 @@ def needs_strategy(op: Op) -> bool:
     return op.name != "call" and kind_of(op) is not Kind.NULLARY
 
 
-def _seeds(main: Function, n: int) -> Iterator[tuple[Value, State]]:
+def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     """Contiguous splits of every dim of a matrix or larger weight, and of every dim but the first of an input."""
+    main, n = module.main, axis.size
     for index, value in enumerate(main.params):
         shape, kind = value.type.shape, main.param_role(index).kind
         first = {"param": 0, "input": 1, "tangent": 1}.get(kind)
@@ -57,8 +64,9 @@ def _seeds(main: Function, n: int) -> Iterator[tuple[Value, State]]:
 
 
 class _Closure:
-    def __init__(self, module: Module, axis: Axis) -> None:
+    def __init__(self, module: Module, axis: Axis, held: Collection[Value]) -> None:
         self.axis = axis
+        self.held = frozenset(held)
         self.mesh = Mesh((*module.mesh.axes, (axis.name, axis.size)))
         self.functions = {function.name: function for function in module.functions}
         self.rules = {op: rule_of(op) for f in module.functions for op in f.ops if needs_strategy(op)}
@@ -96,11 +104,12 @@ class _Closure:
                     waiting += zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
 
     def _fits(self, value: Value, state: State) -> bool:
-        return fits(value.type, self.axis.name, state, self.mesh)
+        return value not in self.held and fits(value.type, self.axis.name, state, self.mesh)
 
     def _all_fit(self, op: Op, strategy: Strategy) -> bool:
         states = (*strategy.operands, *strategy.results)
-        return all(self._fits(value, state) for value, state in zip((*op.inputs(), *op.results), states, strict=True))
+        pairs = zip((*op.inputs(), *op.results), states, strict=True)
+        return all(len(state) != 2 or self._fits(value, state) for value, state in pairs)
 
     def spread_sums(self, module: Module) -> None:
         """Pending sums pass through ops that are linear in all that they read; heavy ops would run unsplit for that."""

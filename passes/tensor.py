@@ -26,10 +26,15 @@ ATTENTION = frozenset({"moai.sdpa", "moai.sdpa_backward"})
 
 def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
     """`module` with `axis` in every type, the cheapest way; raises Diagnostic where it cannot split what it is for."""
-    module, found = take_apart(module, axis, possible(module, axis))
+    module, found = take_apart(module, axis, possible)
     _check(module, axis, found)
-    pricing = Pricing(prices or Prices(), module.mesh, axis.size)
-    asked = problem(module, found, pricing)
+    return solved(module, axis, found, prices or Prices())
+
+
+def solved(module: Module, axis: Axis, found: Possible, prices: Prices, inputs_split: bool = False) -> Annotated:
+    """`module` with `axis` in every type, the cheapest way among what was found possible."""
+    pricing = Pricing(prices, module.mesh, axis.size)
+    asked = problem(module, found, pricing, inputs_split)
     solution = _Solution(asked, solve(asked, pricing))
     plan: dict[Op, Strategy] = {}
     functions = tuple(_spelled(function, module, solution, plan) for function in module.functions)
@@ -73,7 +78,7 @@ def _check(module: Module, axis: Axis, found: Possible) -> None:
                 f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
             )
             would = [f"{axis.name}={n}" for n in range(2, count + 1) if all(h % n == 0 for h in heads)]
-            raise Diagnostic(f"{asked} divides neither the {count} heads nor the rows{where}{_alternatives(would)}")
+            raise Diagnostic(f"{asked} divides neither the {count} heads nor the rows{where}{alternatives(would)}")
     if len(stuck) == len(heavy):
         raise Diagnostic(
             f"{asked} cannot split any of the {len(heavy)} matrix products of @{module.main.name}: "
@@ -81,7 +86,7 @@ def _check(module: Module, axis: Axis, found: Possible) -> None:
         )
 
 
-def _alternatives(would: Sequence[str]) -> str:
+def alternatives(would: Sequence[str]) -> str:
     if not would:
         return "; no other size would"
     return "; " + (f"{', '.join(would[:-1])} or {would[-1]}" if len(would) > 1 else would[0]) + " would"

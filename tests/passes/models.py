@@ -1,9 +1,10 @@
-"""Steps of models with more vocabulary or experts than width: what plans for them are made of, and that they are exact."""
+"""Steps of models with a large vocabulary: what plans for them are made of, and that they are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -105,9 +106,18 @@ class Proof:
         """The plan, which computes on virtual ranks what the graph says."""
         plan = self.builder.build(config)
         joint = plan.programs.joint
+        verify(plan.module)
         verify(joint)
         close(self, run_ranks(joint, [self.step.inputs[i] for i in plan.programs.joint_params]), config)
         return plan
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2}
+
+
+@cache
+def proof(name: str) -> Proof:
+    return Proof(MODELS[name])
 
 
 def config(text: str) -> Config:
@@ -121,8 +131,7 @@ def without_tangents(step: Step) -> Step:
     main = step.module.main
     zero = [i for i, value in enumerate(main.params) if main.param_role(i).kind == "tangent" and value.type.shape != ()]
     module: Module = drop_zeros(step.module, zero)
-    kept = [tensor for i, tensor in enumerate(step.inputs) if i not in set(zero)]
-    return Step(module, kept if len(kept) == len(module.main.params) else step.inputs)
+    return replace(step, module=module)
 
 
 def close(proof: Proof, results: Sequence[Tensor], config: Config) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from math import prod
 
 import pytest
 import torch
-from torch import nn
 
 from moaic.ir.graph import Value
 from moaic.ir.layout import WHOLE, State
@@ -20,11 +18,9 @@ from moaic.passes.promote import promote
 from moaic.passes.solver_prices import Prices
 from moaic.passes.tensor import follow_tensor
 from moaic.runtime.interpreter import run_function, run_ranks
-from tests.passes.models import LENGTH, ROWS, VOCABULARY, WIDTH, Proof, config, gpt2, llama, qwen2
+from tests.passes.models import LENGTH, MODELS, ROWS, VOCABULARY, WIDTH, config, proof
 
 EAGER = Prices(latency=0.0, local=0.0)
-
-MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,11 +30,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@cache
-def proof(name: str) -> Proof:
-    return Proof(MODELS[name])
 
 
 def moved(plan: Plan) -> list[Value]:
