@@ -537,13 +537,18 @@ def _flops_of_factors(op: Op) -> int:
 def _flops_sdpa(op: Op) -> int:
     q, k, v = operand_types(op)[:3]
     b, h, rows, width = q.shape
-    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3])
+    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
 
 
 def _flops_sdpa_backward(op: Op) -> int:
     q, k, v = operand_types(op)[1:4]
     b, h, rows, width = q.shape
-    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3])
+    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
+
+
+def _skipped(op: Op) -> int:
+    """Causal attention does half of the work."""
+    return 2 if op.attrs.get("is_causal", False) else 1
 
 
 def _flops_convolution(op: Op) -> int:
