@@ -17,9 +17,10 @@ from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
-from moaic.passes.schedule import Schedule, forwards_only, schedule_of, stages_of
+from moaic.passes.schedule import Schedule, forwards_only, puts_off_weights, schedule_of, stages_of
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
+from moaic.passes.weights import split_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class Builder:
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         if config.pp > 1:
             count = stages_of(config.schedule, config.pp)
+            if config.micro_batches > 1 and puts_off_weights(config.schedule):
+                stages.append(({"schedule": config.schedule}, "weights", _with(split_weights)))
             decided = {"pp": config.pp, "schedule": config.schedule}
             stages.append((decided, "pp", _with(lambda m: in_stages(m, count))))
         return stages

@@ -176,6 +176,11 @@ def stages_of(name: str, workers: int) -> int:
     return workers * int(match[1] or STAGES_PER_WORKER) if match else workers
 
 
+def puts_off_weights(name: str) -> bool:
+    """Whether a schedule treats gradients of parameters apart from the rest of the backward."""
+    return name == "zero-bubble" or (is_schedule_text(name) and parse_schedule(name).splits_backward)
+
+
 def is_schedule_name(name: str) -> bool:
     return name in SCHEDULES or _INTERLEAVED.fullmatch(name) is not None
 

@@ -20,6 +20,7 @@ from moaic.ir.types import TensorType
 from moaic.passes.annotate import flops_in
 from moaic.passes.cut import cut
 from moaic.passes.dead import needed
+from moaic.passes.timed import finishes
 
 AXIS = "pp"
 
@@ -62,7 +63,7 @@ class _Assigned:
     def _floating(self) -> set[int]:
         found: set[int] = set()
         for i, op in enumerate(self.main.ops):
-            cheap = op.name != "call" and kind_of(op) is not Kind.HEAVY and not _finishes(op)
+            cheap = op.name != "call" and kind_of(op) is not Kind.HEAVY and not finishes(op)
             if cheap and all(value not in self.producer or self.producer[value] in found for value in op.inputs()):
                 found.add(i)
         return found
@@ -142,10 +143,6 @@ class _Assigned:
         return {param: min(found) for param, found in readers.items() if kinds[param] in ("param", "buffer")}
 
 
-def _finishes(op: Op) -> bool:
-    return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == "mb"
-
-
 def _summed_apart(main: Function, assigned: _Assigned) -> Function:
     """`main` with every sum of terms that several stages add up over micro-batches taken after the last of these.
 
@@ -156,7 +153,7 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
     ops: list[Op] = []
     for op in main.ops:
         inputs = list(op.inputs())
-        if _finishes(op) and inputs[0] in late:
+        if finishes(op) and inputs[0] in late:
             same[op.results[0]] = late[inputs[0]]
         elif any(value in late for value in inputs) or _adds_stages(op, assigned):
             done = {value: _finish(value, op, ops) for value in inputs if value not in late} | late

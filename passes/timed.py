@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moaic.ir.graph import Function
+from moaic.ir.graph import Function, Op
 from moaic.ir.layout import Mesh
 
 PRE, POST = -1, -2
@@ -20,3 +20,8 @@ class Timed:
     function: Function
     mesh: Mesh
     phases: tuple[int, ...]
+
+
+def finishes(op: Op, axis: str = "mb") -> bool:
+    """Whether an op makes one whole of what all parts over `axis` gave."""
+    return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == axis

@@ -17,7 +17,7 @@ from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.actions import actions_of, on_workers
 from moaic.passes.schedule import Schedule
-from moaic.passes.timed import POST, PRE, Timed
+from moaic.passes.timed import POST, PRE, Timed, finishes
 
 NUMBER = TensorType("i64", (1,))
 """Type of the number of a part."""
@@ -121,7 +121,7 @@ class _Unroller:
         return late
 
     def _finishes(self, op: Op) -> bool:
-        return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == self.axis
+        return finishes(op, self.axis)
 
     def _body_ops(self) -> set[Op]:
         """Ops done once per part: those that see a part, and those that read what is made anew for each part."""
