@@ -43,7 +43,7 @@ OPTIMIZERS: Mapping[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimize
 
 Plan = Mapping[str, object]
 
-PLAIN: Plan = {"dp": 1, "tp": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
+PLAIN: Plan = {"dp": 1, "tp": 1, "cp": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
 
 PLANS: Mapping[str, Plan] = {
     "one": PLAIN,
@@ -52,6 +52,7 @@ PLANS: Mapping[str, Plan] = {
     "step": {**PLAIN, "dp": 2, "distribute_param": "step"},
     "use": {**PLAIN, "dp": 2, "distribute_param": "use"},
     "tp2": {**PLAIN, "tp": 2},
+    "cp2": {**PLAIN, "cp": 2},
     "mb4": {**PLAIN, "micro_batches": 4},
     "dp2_mb2": {**PLAIN, "dp": 2, "micro_batches": 2},
     "full": {**PLAIN, "recompute": "full"},
