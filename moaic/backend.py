@@ -13,6 +13,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
 from moaic.device.handles import dtype_name, is_ours, tensor_of, view_of
+from moaic.device.mirrors import mirrored
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planning import Planning, compiles, prepare, request_of
@@ -67,7 +68,7 @@ class GraphEngine:
         self._bury()
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
-        inputs = [_buffer(accelerator, tensor) for tensor in arguments] + self._constants[captured]
+        inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]
         outputs, made = step.forward(inputs, _key(captured))
         on_host = bool(arguments) and not any(is_ours(tensor) for tensor in arguments)
         if call is not None:
@@ -85,6 +86,18 @@ class GraphEngine:
         values = captured.function.results[captured.forward_results :]
         host = self._on_host[call]
         return [_tensor(accelerator, buffer, value, host) for buffer, value in zip(grads, values, strict=True)]
+
+    def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
+        """Buffers with the arguments' values. What a model holds is likely to be the same as last time."""
+        if all(map(is_ours, arguments)):
+            return [_buffer(accelerator, tensor) for tensor in arguments]
+        roles = [captured.function.param_role(index).kind for index in range(len(arguments))]
+        return [
+            mirrored(accelerator, tensor)
+            if kind in ("param", "buffer") and not is_ours(tensor)
+            else _buffer(accelerator, tensor)
+            for kind, tensor in zip(roles, arguments, strict=True)
+        ]
 
     def forget(self, call: int) -> None:
         """Take note, from any thread, that no backward of this call can come."""

@@ -117,11 +117,14 @@ class Accelerator:
             self._last_id += 1
             return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
 
-    def upload(self, buffer: Buffer, tensor: Tensor) -> None:
-        """Gives the whole buffer the value of a tensor of its shape, of which a copy is kept until it is sent."""
+    def upload(self, buffer: Buffer, tensor: Tensor, *, is_kept: bool = False) -> None:
+        """Gives the whole buffer the value of a tensor of its shape.
+
+        A copy is made at once, unless the tensor `is_kept` as it is by the caller.
+        """
         if tuple(tensor.shape) != buffer.shape:
             raise ValueError(f"{buffer} cannot take a tensor of shape {list(tensor.shape)}")
-        copy = tensor.detach().to(device="cpu", dtype=DTYPES[buffer.dtype], copy=True)
+        copy = tensor.detach().to(device="cpu", dtype=DTYPES[buffer.dtype], copy=not is_kept)
         with self._lock:
             self._about_to_write(buffer)
             buffer.host, buffer.fill = copy, None
@@ -162,12 +165,6 @@ class Accelerator:
             if self._pending is not None and self._deferred(call, outputs):
                 return
             self._launch(call, outputs)
-
-    def warm_up(self) -> None:
-        """Has the workers pay for what a first compilation pays beside its own work, while we capture and plan."""
-        with self._lock:
-            self._pool.push([Code.WARM, self._lines.here()])
-            self._flush()
 
     def load(self, text: str, *, compiled: bool = True, module: Module | None = None) -> int:
         """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.
