@@ -36,6 +36,8 @@ def _equal_attr(left: Attr, right: Attr) -> bool:
 def _module_differences(left: Module, right: Module) -> Iterator[str]:
     if left.mesh != right.mesh:
         yield f"the meshes are {left.mesh} and {right.mesh}"
+    if left.schedule != right.schedule:
+        yield f"the schedules are {left.schedule} and {right.schedule}"
     for one, other in zip_longest(left.functions, right.functions):
         if one is None or other is None:
             yield f"one module has {len(left.functions)} functions, the other {len(right.functions)}"

@@ -118,10 +118,14 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Module:
-    """Functions by name, in order; callees stand before their callers. The mesh is that of every layout inside."""
+    """Functions by name, in order; callees stand before their callers. The mesh is that of every layout inside.
+
+    `schedule` holds, for a plan in pipeline stages, what each worker does, in order.
+    """
 
     functions: tuple[Function, ...]
     mesh: Mesh = Mesh()
+    schedule: tuple[str, ...] = ()
 
     def function(self, name: str) -> Function:
         return next(function for function in self.functions if function.name == name)

@@ -69,7 +69,12 @@ class _RawFunction(NamedTuple):
 
 class _RawModule(NamedTuple):
     axes: list[tuple[Token, Token]]
+    schedule: _RawSchedule
     functions: list[_RawFunction]
+
+
+class _RawSchedule(NamedTuple):
+    rows: tuple[Token, ...] = ()
 
 
 class _RawSplit(NamedTuple):
@@ -97,7 +102,12 @@ class _Shapes(Transformer[Token, Any]):
 
     def module(self, found: list[Any]) -> _RawModule:
         functions = [each for each in found if isinstance(each, _RawFunction)]
-        return _RawModule(found[0] if len(functions) < len(found) else [], functions)
+        lists = [cast("list[tuple[Token, Token]]", each) for each in found if isinstance(each, list)]
+        schedule = next((each for each in found if isinstance(each, _RawSchedule)), _RawSchedule())
+        return _RawModule(lists[0] if lists else [], schedule, functions)
+
+    def schedule(self, found: list[Any]) -> _RawSchedule:
+        return _RawSchedule(tuple(found))
 
     def function(self, found: list[Any]) -> _RawFunction:
         name, params, outcomes, *ops, returned = found
@@ -167,7 +177,7 @@ class _Reader:
             if function.name in functions:
                 self.fail(each.name, f"function `@{function.name}` is defined twice")
             functions[function.name] = function
-        return Module(tuple(functions.values()), self.mesh)
+        return Module(tuple(functions.values()), self.mesh, tuple(map(self._string, raw.schedule.rows)))
 
     # Places and mistakes.
 

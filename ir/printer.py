@@ -27,6 +27,8 @@ def render(module: Module) -> str:
     head = [f"// moai {VERSION}"]
     if module.mesh.axes:
         head.append(f"mesh {module.mesh}")
+    if module.schedule:
+        head.append("schedule\n" + "\n".join(f"  {json.dumps(row)}" for row in module.schedule))
     type_text = type_printer(module.mesh)
     functions = (_function(function, type_text) for function in module.functions)
     return "\n".join(["\n".join(head) + "\n", *functions])

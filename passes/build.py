@@ -13,11 +13,12 @@ from moaic.passes.annotate import Axis
 from moaic.passes.config import Config
 from moaic.passes.context import follow_context
 from moaic.passes.distribute import distribute
+from moaic.passes.experts import follow_experts
 from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
-from moaic.passes.schedule import Schedule, forwards_only, puts_off_weights, schedule_of, stages_of
+from moaic.passes.schedule import Schedule, forwards_only, schedule_in, schedule_of
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
 from moaic.passes.weights import split_weights
@@ -31,12 +32,11 @@ class Plan:
     module: Module
     programs: Programs
     pre_flops: int
-    schedule: Schedule | None = None
 
     @property
     def on_workers(self) -> Function:
         """The step with the homes of its parameters and results on the workers that run the stages."""
-        main, schedule = self.module.main, self.schedule
+        main, schedule = self.module.main, schedule_in(self.module)
         return main if schedule is None else signature_on_workers(main, schedule)
 
 
@@ -70,12 +70,9 @@ class Builder:
         for decided, name, stage in self._stages(config):
             so_far = replace(so_far, **decided)
             made = self._after(made, (name, so_far), stage)
-        schedule = self._schedule(config)
-        return Plan(config, made.module, lower(made.module, schedule=schedule), made.pre_flops, schedule)
+        return Plan(config, made.module, lower(made.module), made.pre_flops)
 
-    def _schedule(self, config: Config) -> Schedule | None:
-        if config.pp == 1:
-            return None
+    def _schedule(self, config: Config) -> Schedule:
         schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
         main = self._outlined.module.main
         trains = any(main.result_role(index).kind == "grad" for index in range(len(main.results)))
@@ -83,7 +80,7 @@ class Builder:
 
     def _stages(self, config: Config) -> list[tuple[dict[str, object], str, Stage]]:
         """Each pass with the decisions that it carries out."""
-        mb, dp, cp, tp = config.micro_batches, config.dp, config.cp, config.tp
+        mb, dp, ep, cp, tp = config.micro_batches, config.dp, config.ep, config.cp, config.tp
         level, narrow = config.distribute_param, config.distribute_low_prec_param
         mode = config.recompute
         stages: list[tuple[dict[str, object], str, Stage]] = [
@@ -93,6 +90,8 @@ class Builder:
             stages.append(({"micro_batches": mb}, "mb", lambda m: _timed(m, Axis("mb", mb, in_time=True))))
         if dp > 1:
             stages.append(({"dp": dp}, "dp", _with(lambda m: follow_space(m, Axis("dp", dp)).module)))
+        if ep > 1:
+            stages.append(({"ep": ep}, "ep", _with(lambda m: follow_experts(m, Axis("ep", ep)).module)))
         if cp > 1:
             stages.append(({"cp": cp}, "cp", _with(lambda m: follow_context(m, Axis("cp", cp)).module)))
         if tp > 1:
@@ -100,11 +99,11 @@ class Builder:
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         if config.pp > 1:
-            count = stages_of(config.schedule, config.pp)
-            if config.micro_batches > 1 and puts_off_weights(config.schedule):
+            schedule = self._schedule(config)
+            if mb > 1 and schedule.splits_backward:
                 stages.append(({"schedule": config.schedule}, "weights", _with(split_weights)))
             decided = {"pp": config.pp, "schedule": config.schedule}
-            stages.append((decided, "pp", _with(lambda m: in_stages(m, count))))
+            stages.append((decided, "pp", _with(lambda m: in_stages(m, schedule))))
         return stages
 
     def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:

@@ -24,7 +24,7 @@ def without_dead_ops(module: Module) -> Module:
     """`module` with only ops that some result depends on, and only functions that are called."""
     functions = [_live(function) for function in module.functions]
     called = {op.callee for function in functions for op in function.ops if op.name == "call"}
-    return Module((*(f for f in functions[:-1] if f.name in called), functions[-1]), module.mesh)
+    return replace(module, functions=(*(f for f in functions[:-1] if f.name in called), functions[-1]))
 
 
 def _live(function: Function) -> Function:

@@ -9,7 +9,6 @@ from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.types import TensorType
 from moaic.passes.dead import needed
-from moaic.passes.schedule import Schedule
 from moaic.passes.segment import Segments, segment
 from moaic.passes.timed import Timed
 from moaic.passes.unroll import function_of_part, is_timed, unroll
@@ -31,13 +30,10 @@ class Programs:
     backward_params: tuple[int, ...]
 
 
-def lower(module: Module, unread: Collection[int] = (), schedule: Schedule | None = None) -> Programs:
-    """Programs for `module`, in the order of `schedule` if it is in stages.
-
-    The joint one does not make the results at the positions `unread`.
-    """
+def lower(module: Module, unread: Collection[int] = ()) -> Programs:
+    """Programs for `module`; the joint one does not make the results at the positions `unread`."""
     made = Segments()
-    timed = unroll(_inlined(module, made), schedule)
+    timed = unroll(_inlined(module, made))
     step = timed.function
     everything = range(len(step.results))
     outputs = [i for i in everything if step.result_role(i).kind != "grad"]
@@ -86,7 +82,7 @@ def _inlined(module: Module, made: Segments) -> Module:
             made.by_key[function.name] = function
     for key, function in made.by_key.items():
         made.by_key[key] = function_of_part(function, "mb", module.mesh)
-    return Module((*made.functions, _expand(module.main, bodies)), module.mesh)
+    return replace(module, functions=(*made.functions, _expand(module.main, bodies)))
 
 
 def _expand(function: Function, bodies: dict[str, Function]) -> Function:

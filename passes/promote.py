@@ -14,7 +14,7 @@ from moaic.ir.types import FLOATING, TensorType
 
 def promote(module: Module, dtype: str = "f64") -> Module:
     """`module` in `dtype`; integers, booleans and random keys stay as they are."""
-    return Module(tuple(_function(function, dtype) for function in module.functions), module.mesh)
+    return replace(module, functions=tuple(_function(function, dtype) for function in module.functions))
 
 
 def _function(function: Function, dtype: str) -> Function:

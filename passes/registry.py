@@ -19,7 +19,10 @@ from moaic.passes.outline import outline
 from moaic.passes.program import lower
 from moaic.passes.promote import promote
 from moaic.passes.recompute import recompute
+from moaic.passes.schedule import SCHEDULES, is_schedule_name, schedule_of
+from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
+from moaic.passes.weights import split_weights
 from moaic.passes.zero import drop_zeros
 
 
@@ -67,6 +70,14 @@ def _zeros(module: Module, labels: str) -> Module:
     return drop_zeros(module, zero)
 
 
+def _pipeline(module: Module, text: str) -> Module:
+    workers, _, name = text.partition(":")
+    wanted = name or "1f1b"
+    if not is_schedule_name(wanted):
+        raise Diagnostic(f"there is no schedule `{wanted}`", hint=f"choose one of {', '.join(SCHEDULES)}")
+    return in_stages(module, schedule_of(wanted, _number("pp", workers), module.mesh.size("mb")))
+
+
 PASSES: dict[str, Pass] = {
     each.name: each
     for each in (
@@ -95,6 +106,8 @@ PASSES: dict[str, Pass] = {
             lambda m, text: distribute(m, cast("Distribute", _word("distribute", text, get_args(Distribute)))),
             "optimizer",
         ),
+        Pass("weights", "split gradients of parameters off each layer's backward", lambda m, _: split_weights(m)),
+        Pass("pp", "cut into pipeline stages: a number of workers, then perhaps `:` and a schedule", _pipeline, "2"),
         Pass("dead", "drop what nobody reads", lambda m, _: without_dead_ops(m)),
         Pass("promote", "every floating value in float64", lambda m, _: promote(m)),
         Pass(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
 
 UNITS: Mapping[str, int] = {"F": 2, "B": 4, "W": 2}
 """Time of an action in which lists are put together: a backward is twice a forward, half of it for parameters."""
@@ -22,7 +23,7 @@ STAGES_PER_WORKER = 2
 """Of an interleaved schedule that does not say."""
 
 _ACTION = re.compile(r"([FBW])(\d+)\.(\d+)")
-_INTERLEAVED = re.compile(r"interleaved(?::(\d+))?")
+_INTERLEAVED = re.compile(r"interleaved:([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,13 @@ class Schedule:
             peak = max(peak, kept)
         return peak
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The text of each worker's list."""
+        return tuple(" ".join(map(str, actions)) for actions in self.workers)
+
     def __str__(self) -> str:
-        return " / ".join(" ".join(map(str, actions)) for actions in self.workers)
+        return " / ".join(self.rows)
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -126,6 +132,11 @@ def parse_schedule(text: str) -> Schedule:
     lines = [line.partition("#")[0] for line in text.splitlines()]
     lists = [part.split() for line in lines for part in line.split("/")]
     return Schedule(tuple(tuple(map(_action, words)) for words in lists if words))
+
+
+def schedule_in(module: Module) -> Schedule | None:
+    """The schedule that a module in stages carries. Raises Diagnostic where it is none."""
+    return parse_schedule("\n".join(module.schedule)) if module.schedule else None
 
 
 def is_schedule_text(text: str) -> bool:
@@ -168,19 +179,6 @@ def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[A
     return Diagnostic(f"the schedule blocks: {'; '.join(waiting)}")
 
 
-def stages_of(name: str, workers: int) -> int:
-    """Stages of the schedule called `name`, or written out, on so many workers. Raises Diagnostic."""
-    if is_schedule_text(name):
-        return parse_schedule(name).stages
-    match = _INTERLEAVED.fullmatch(name)
-    return workers * int(match[1] or STAGES_PER_WORKER) if match else workers
-
-
-def puts_off_weights(name: str) -> bool:
-    """Whether a schedule treats gradients of parameters apart from the rest of the backward."""
-    return name == "zero-bubble" or (is_schedule_text(name) and parse_schedule(name).splits_backward)
-
-
 def is_schedule_name(name: str) -> bool:
     return name in SCHEDULES or _INTERLEAVED.fullmatch(name) is not None
 
@@ -195,22 +193,25 @@ def schedule_of(name: str, workers: int, parts: int) -> Schedule:
                 f"the plan has pp={workers} and micro_batches={parts}"
             )
         return found
-    return SCHEDULES.get(name, _interleaved)(workers, stages_of(name, workers), parts)
+    match = _INTERLEAVED.fullmatch(name)
+    if match is not None:
+        return interleaved(workers, workers * int(match[1]), parts)
+    return SCHEDULES[name](workers, parts)
 
 
-def gpipe(workers: int, stages: int, parts: int) -> Schedule:
+def gpipe(workers: int, parts: int) -> Schedule:
     """All forwards, then all backwards."""
     rows = [[*_row("F", stage, parts), *_row("B", stage, parts)] for stage in range(workers)]
     return Schedule(tuple(map(tuple, rows)))
 
 
-def one_f_one_b(workers: int, stages: int, parts: int) -> Schedule:
+def one_f_one_b(workers: int, parts: int) -> Schedule:
     """As many forwards as there are stages below, then in turn one forward and one backward (PipeDream-Flush)."""
     rows = [_in_turn(_row("F", s, parts), _row("B", s, parts), workers - s - 1) for s in range(workers)]
     return Schedule(tuple(map(tuple, rows)))
 
 
-def _interleaved(workers: int, stages: int, parts: int) -> Schedule:
+def interleaved(workers: int, stages: int, parts: int) -> Schedule:
     """Several stages per worker, micro-batches in rounds of as many as there are workers (Megatron-LM, 2021)."""
     if parts % workers:
         raise Diagnostic(
@@ -246,7 +247,7 @@ def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
     return row + list(backwards[len(forwards) - ahead :])
 
 
-def zero_bubble(workers: int, stages: int, parts: int) -> Schedule:
+def zero_bubble(workers: int, parts: int) -> Schedule:
     """1F1B with the gradients of parameters split off and done where a worker would wait (Qi et al. 2023, ZB-H1).
 
     No worker keeps more micro-batches than under 1F1B.
@@ -293,15 +294,13 @@ def _next_of(
     return min(found, key=lambda choice: choice[:2]) if found else None
 
 
-Maker = Callable[[int, int, int], Schedule]
-
-SCHEDULES: Mapping[str, Maker] = {
+SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {
     "1f1b": one_f_one_b,
     "gpipe": gpipe,
-    "interleaved": _interleaved,
+    "interleaved": lambda workers, parts: interleaved(workers, STAGES_PER_WORKER * workers, parts),
     "zero-bubble": zero_bubble,
 }
-"""By name: from workers, stages and micro-batches."""
+"""By name: from workers and micro-batches. `interleaved:3` has another number of stages per worker than 2."""
 
 
 def forwards_only(schedule: Schedule) -> Schedule:

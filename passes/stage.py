@@ -20,6 +20,7 @@ from moaic.ir.types import TensorType
 from moaic.passes.annotate import flops_in
 from moaic.passes.cut import cut
 from moaic.passes.dead import needed
+from moaic.passes.schedule import Schedule
 from moaic.passes.timed import finishes
 
 AXIS = "pp"
@@ -34,11 +35,14 @@ CLONE_FACTOR = 2
 """A send writes and reads each byte; so what is made anew may touch that many times the bytes of the value itself."""
 
 
-def in_stages(module: Module, stages: int) -> Module:
-    """`module` with an axis `pp` of so many stages. Raises Diagnostic where the forward does not fall into these."""
+def in_stages(module: Module, schedule: Schedule) -> Module:
+    """`module` with an axis `pp` of the schedule's stages; raises Diagnostic where it does not fall into these."""
+    stages, parts = schedule.stages, module.mesh.size("mb")
+    if schedule.parts != parts:
+        raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
     main = _summed_apart(module.main, _Assigned(module, module.main, stages))
     mesh = Mesh(((AXIS, stages), *module.mesh.axes))
-    return Module((*module.functions[:-1], _Placer(module, main, stages).run()), mesh)
+    return Module((*module.functions[:-1], _Placer(module, main, stages).run()), mesh, schedule.rows)
 
 
 class _Assigned:
@@ -49,6 +53,7 @@ class _Assigned:
         self.main = main
         self.producer = {result: i for i, op in enumerate(main.ops) for result in op.results}
         self.floating = self._floating()
+        self.reads = self._params_read()
         outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "grad"]
         self.forward = needed(main, outputs)
         spine = [i for i in sorted(self.forward) if i not in self.floating]
@@ -102,17 +107,17 @@ class _Assigned:
 
     def _place_backward(self) -> None:
         sides = self._stages_by_place()
-        params = self._readers(self.stage)
+        readers = self._readers(self.stage)
         for i, op in enumerate(self.main.ops):
             if i in self.stage or i in self.floating:
                 continue
-            inputs = list(op.inputs())
-            above = [s for v in inputs if (s := self.of(v)) is not None and self.producer[v] not in self.forward]
-            below = [s for v in inputs if (s := self.of(v)) is not None and self.producer[v] in self.forward]
-            below += [next(iter(found)) for v in inputs if len(found := params.get(v, set())) == 1]
+            made = [(self.producer[v] in self.forward, s) for v in op.inputs() if (s := self.of(v)) is not None]
+            read = {param for value in op.inputs() for param in self.reads.get(value, ())}
+            below = [stage for forward, stage in made if forward]
+            below += [next(iter(readers[param])) for param in read if len(readers[param]) == 1]
             place = sides[op.loc.module, op.loc.file, op.loc.line]
             own = next(iter(place)) if len(place) == 1 else max(below, default=None)
-            limits = ([own] if own is not None else []) + above
+            limits = [stage for forward, stage in made if not forward] + ([own] if own is not None else [])
             self.stage[i] = min(limits, default=0)
 
     def _stages_by_place(self) -> dict[tuple[str, str, int], set[int]]:
@@ -123,17 +128,22 @@ class _Assigned:
                 found[loc.module, loc.file, loc.line].add(stage)
         return found
 
+    def _params_read(self) -> dict[Value, frozenset[Value]]:
+        """The parameters from which alone parameters and floating values are made."""
+        reads = {param: frozenset((param,)) for param in self.main.params}
+        for i in sorted(self.floating):
+            op = self.main.ops[i]
+            read = frozenset[Value]().union(*(reads[value] for value in op.inputs()))
+            reads.update((result, read) for result in op.results)
+        return reads
+
     def _readers(self, stages: Mapping[int, int]) -> dict[Value, set[int]]:
         """For every parameter the stages that read it, also by way of what floats."""
-        reads: dict[Value, frozenset[Value]] = {param: frozenset((param,)) for param in self.main.params}
         found: dict[Value, set[int]] = defaultdict(set)
-        for i, op in enumerate(self.main.ops):
-            read = frozenset[Value]().union(*(reads[value] for value in op.inputs() if value in reads))
-            if i in self.floating:
-                reads.update((result, read) for result in op.results)
-            elif i in stages:
-                for param in read:
-                    found[param].add(stages[i])
+        for i, stage in stages.items():
+            for value in self.main.ops[i].inputs():
+                for param in self.reads.get(value, ()):
+                    found[param].add(stage)
         return found
 
     def _param_homes(self) -> dict[Value, int]:

@@ -16,7 +16,7 @@ from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.actions import actions_of, on_workers
-from moaic.passes.schedule import Schedule
+from moaic.passes.schedule import Schedule, schedule_in
 from moaic.passes.timed import POST, PRE, Timed, finishes
 
 NUMBER = TensorType("i64", (1,))
@@ -46,11 +46,12 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     )
 
 
-def unroll(module: Module, schedule: Schedule | None = None, axis: str = "mb") -> Timed:
+def unroll(module: Module, axis: str = "mb") -> Timed:
     """The main function of `module` without the axis `mb`; what it calls are functions of one part.
 
-    A module in stages needs a schedule. Raises Diagnostic where an op needs what its place in that cannot give.
+    Raises Diagnostic where an op needs what its place in the module's schedule cannot give.
     """
+    schedule = schedule_in(module)
     mesh = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
     work = _Unroller(module, axis)
     function = work.run(schedule)
