@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench
+.PHONY: help demo test exact check bench
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -14,8 +14,11 @@ help: ## show this list
 demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
 	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
 
-test: $(READY) ## run every test once
+test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest
+
+exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers
+	$(BIN)/python -m pytest tests/models -m exact
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .

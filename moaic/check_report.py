@@ -15,7 +15,7 @@ SAMPLE = 16
 """Without `--all-plans`, at most so many plans are checked for each number of devices."""
 
 LARGEST = 1 << 26
-"""Parameters and batch of a step that is checked hold at most so many elements: it is run in float64, many times."""
+"""A model that is checked has at most so many parameters: it is run in float64, many times."""
 
 HEAD = ("plan", "devices", "loss off by", "gradients off by", "of", "verdict")
 
@@ -37,17 +37,6 @@ def devices_from(text: str) -> tuple[int, ...]:
         if not word.isdigit() or int(word) < 1:
             raise Diagnostic(f"--devices takes numbers of devices such as 2,4,8, not `{text}`")
     return tuple(dict.fromkeys(map(int, words)))
-
-
-def check_size(step: Step) -> None:
-    """Raises Diagnostic for a step that is too large to be run hundreds of times in float64."""
-    elements = sum(tensor.numel() for tensor in step.inputs)
-    if elements > LARGEST:
-        raise Diagnostic(
-            f"this step reads {elements / 1e6:,.0f} million numbers, and every plan is run in float64: "
-            f"at most {LARGEST / 1e6:.0f} million can be checked",
-            hint="check a small form of the model: --set num_hidden_layers=2 --set hidden_size=64, and so on",
-        )
 
 
 @dataclass(frozen=True, slots=True)

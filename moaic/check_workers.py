@@ -39,7 +39,7 @@ class WorkerProof:
     """One step in float32 and what it computes; if it has a loss, all tangents but that of the loss are zero."""
 
     def __init__(self, step: Step, *, compiled: bool) -> None:
-        self._exact = _with_tangent_of_loss_alone(step)
+        self._exact = with_tangent_of_loss_alone(step)
         self._step = self._exact.cast("f32")
         self._compiled = compiled
         self._expected = run_function(self._exact.module, self._exact.module.main.name, self._exact.inputs)
@@ -75,7 +75,7 @@ class WorkerProof:
         return [accelerator.download(whole(made[i])) for i in range(len(main.results))]
 
 
-def _with_tangent_of_loss_alone(step: Step) -> Step:
+def with_tangent_of_loss_alone(step: Step) -> Step:
     """The step with the tangents that `loss.backward()` gives."""
     main = step.module.main
     loss = loss_at(main)

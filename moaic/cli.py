@@ -24,7 +24,7 @@ from moaic.ir.verify import load
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moaic.capture.dry import Taken
+    from moaic.capture.dry import Sample, Source
     from moaic.check import Step
 
 MISTAKE = 2
@@ -36,8 +36,9 @@ WRONG = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    words, of_script = _cut(sys.argv[1:] if arguments is None else arguments)
     try:
-        chosen = _parser().parse_args(arguments)
+        chosen = _parser().parse_args(words, argparse.Namespace(of_script=of_script))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else MISTAKE
     try:
@@ -50,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _cut(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Our own arguments, and those behind `--`, which are a script's."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,9 +105,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_source(command: argparse.ArgumentParser, sequence: int) -> None:
     """Where the step comes from."""
     command.add_argument(
-        "source", metavar="SCRIPT|MODEL", help="a .py file, a Hugging Face model type or its folder, or IR text"
+        "source", metavar="SCRIPT|MODEL", help="a .py file (its own arguments behind --), a Hugging Face type or folder"
     )
-    command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the script, behind --")
     command.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model's configuration"
     )
@@ -247,7 +253,13 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _capture(chosen: argparse.Namespace) -> int:
-    text = render(Module((_taken(chosen, values=False).captured.function,)))
+    from moaic.capture.dry import take_model, take_script
+
+    if chosen.source.endswith(".py"):
+        taken = take_script(chosen.source, chosen.of_script)
+    else:
+        taken = take_model(*_model(chosen))
+    text = render(Module((taken.captured.function,)))
     if chosen.output is None:
         print(text, end="")
     else:
@@ -255,24 +267,20 @@ def _capture(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _taken(chosen: argparse.Namespace, *, values: bool) -> Taken:
-    """The first step of a script or of a model."""
-    from moaic.capture.dry import Sample, Source, take_model, take_script
+def _model(chosen: argparse.Namespace) -> tuple[Source, Sample]:
+    from moaic.capture.dry import Sample, Source
 
-    if chosen.source.endswith(".py"):
-        return take_script(chosen.source, chosen.arguments)
     source = Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
-    return take_model(source, Sample(chosen.batch, chosen.sequence, training=not chosen.inference), values=values)
+    return source, Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
 
 
 def _check(chosen: argparse.Namespace) -> int:
     """Prints a verdict for each plan as soon as there is one, and how many there were."""
     from moaic.check import Fate
-    from moaic.check_report import Asked, Checked, Table, check, check_size, devices_from, summary
+    from moaic.check_report import Asked, Checked, Table, check, devices_from, summary
 
     asked = Asked(devices_from(chosen.devices), chosen.all_plans, chosen.workers, chosen.compile)
     step = _checked_step(chosen)
-    check_size(step)
     table = Table(step, asked)
     print(table.head())
     found: list[Checked] = []
@@ -284,10 +292,14 @@ def _check(chosen: argparse.Namespace) -> int:
 
 
 def _checked_step(chosen: argparse.Namespace) -> Step:
+    from moaic.capture.dry import take_script, take_small_model
     from moaic.check import Step, step_of
+    from moaic.check_report import LARGEST
 
+    if chosen.source.endswith(".py"):
+        return step_of(take_script(chosen.source, chosen.of_script))
     if not chosen.source.endswith(".moai"):
-        return step_of(_taken(chosen, values=True))
+        return step_of(take_small_model(*_model(chosen), LARGEST))
     module = read(chosen.source)
     _check_ops(module)
     return Step(module, tuple(_random_inputs(module.main, 0))).cast("f64")

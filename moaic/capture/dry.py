@@ -5,7 +5,6 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,18 +95,38 @@ def _name(model: Callable[..., Any]) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
-def take_model(source: Source, sample: Sample, *, values: bool) -> Taken:
-    """The step of a model; with `values` of weights and batch (seeded), else without memory for them."""
+def take_model(source: Source, sample: Sample) -> Taken:
+    """The step of a model whose weights are never made."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
 
     config = _config(source)
-    with nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True):
-        torch.manual_seed(0)
-        with nullcontext() if values else no_init_weights():
-            model, inputs = _model(config, source, sample)
-        with torch.set_grad_enabled(sample.training):
-            return take_call(model.train(sample.training), inputs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with no_init_weights():
+            model = _model(config, source)
+        return _take(model, config, sample)
+
+
+def take_small_model(source: Source, sample: Sample, most: int) -> Taken:
+    """The step of a model with weights as at the beginning of a training; at most so many, else Diagnostic."""
+    config = _config(source)
+    with torch.device("meta"):
+        elements = sum(parameter.numel() for parameter in _model(config, source).parameters())
+    if elements > most:
+        raise Diagnostic(
+            f"`{source.name}` has {elements / 1e6:,.0f} million parameters, and here it can have {most / 1e6:.0f}",
+            hint="take a small form of it: --set num_hidden_layers=2 --set hidden_size=64, and so on",
+        )
+    torch.manual_seed(0)
+    return _take(_model(config, source), config, sample)
+
+
+def _take(model: Any, config: Any, sample: Sample) -> Taken:
+    inputs = _text(config, sample) if _makes_text(config) else _pictures(config, sample)
+    if not sample.training:
+        del inputs["labels"]
+    with torch.set_grad_enabled(sample.training):
+        return take_call(model.train(sample.training), inputs)
 
 
 def take_script(path: str, arguments: Sequence[str]) -> Taken:
@@ -152,26 +171,25 @@ def _config(source: Source) -> Any:
     return config
 
 
-def _model(config: Any, source: Source, sample: Sample) -> tuple[Any, dict[str, Tensor]]:
-    """A model that learns its usual task, and a batch for it."""
+def _model(config: Any, source: Source) -> Any:
+    """A model that learns its usual task."""
     try:
-        makes_text = hasattr(config, "vocab_size")
-        maker = _maker(config, makes_text)
-        model = maker.from_config(config, trust_remote_code=source.trust_remote_code)
+        model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
     except (AttributeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier: {reason}") from error
     model.tie_weights()
-    inputs = _text(config, sample) if makes_text else _pictures(config, sample)
-    if not sample.training:
-        del inputs["labels"]
-    return model, inputs
+    return model
 
 
-def _maker(config: Any, makes_text: bool) -> Any:
+def _makes_text(config: Any) -> bool:
+    return hasattr(config, "vocab_size")
+
+
+def _maker(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
-    if not makes_text:
+    if not _makes_text(config):
         return AutoModelForImageClassification
     return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import pi
+from math import pi, prod
 from typing import Any, Final, cast
 
 import torch
@@ -699,6 +699,34 @@ def _with_number(name: str) -> Special:
     return lambda call: call.emit_as(name, [*call.operands, None], call.attrs)
 
 
+def _index_put(call: _Call) -> Value:
+    """The gradient of a look-up of rows is that of an embedding, which splits over the look-ups too."""
+    base, indices, values = call.operands
+    assert isinstance(base, Value)
+    assert isinstance(indices, tuple)
+    assert isinstance(values, Value)
+    made, rows = call.reader.producers.get(base), indices[0]
+    from_zero = made is not None and made.name == "aten.full" and not made.attrs["fill_value"]
+    looked_up = len(indices) == 1 and rows is not None and rows.type.dtype == "i64"
+    if not (call.attrs.get("accumulate") and from_zero and looked_up and base.type.dtype in FLOATING):
+        return call.emit_as("aten.index_put", call.operands, call.attrs)
+    assert rows is not None
+    count, *inner = base.type.shape
+    wanted = (*rows.type.shape, *inner)
+    if values.type.shape != wanted:
+        values = call.emit("aten.expand", values, kind=TensorType(values.type.dtype, wanted), size=wanted)
+    # No row counts from the end in an embedding.
+    below = call.emit("aten.lt.Scalar", rows, kind=TensorType("bool", rows.type.shape), other=0)
+    wrapped = call.emit("aten.add.Tensor", rows, None, kind=rows.type, other=count)
+    found = call.emit("aten.where.self", below, wrapped, rows, kind=rows.type)
+    flat = TensorType(base.type.dtype, (*rows.type.shape, prod(inner)))
+    table = TensorType(base.type.dtype, (count, prod(inner)))
+    grad = call.emit("aten.view", values, kind=flat, size=flat.shape)
+    attrs: dict[str, Attr] = {"num_weights": count, "padding_idx": -1, "scale_grad_by_freq": False}
+    summed = call.emit("aten.embedding_dense_backward", grad, found, kind=table, **attrs)
+    return call.emit("aten.view", summed, size=base.type.shape)
+
+
 def _as_strided(call: _Call) -> Value:
     """Legal only where it changes strides alone, or is a view of a contiguous tensor."""
     (source, *_), result = call.node.args, call.node.meta["val"]
@@ -834,7 +862,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,
-    "aten._unsafe_index_put": _renamed("aten.index_put"),
+    **_each("aten.index_put aten._unsafe_index_put", _index_put),
     "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,

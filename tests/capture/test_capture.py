@@ -468,6 +468,20 @@ def test_gradients_of_slices_and_statistics(compiler: Compiler) -> None:
     agree(model, reference, 1e-10)
 
 
+def test_a_look_up_of_rows_has_the_gradient_of_an_embedding(compiler: Compiler) -> None:
+    """Whose rule splits over the look-ups; rows may count from the end, and some are looked up twice."""
+    rows = torch.tensor([[0, -1, 4], [4, 2, -6]])
+    ours, theirs = (torch.arange(48.0).view(6, 4, 2).requires_grad_() for _ in range(2))
+
+    def look_up(table: Tensor) -> Tensor:
+        return table[rows].square().sum()
+
+    compiler(look_up)(ours).backward()
+    look_up(theirs).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert "aten.embedding_dense_backward" in {op.name for op in compiler.function().ops}
+
+
 def test_a_size_that_depends_on_values_is_refused(compiler: Compiler) -> None:
     def choose(x: Tensor) -> Tensor:
         return x[x > 0] * 2

@@ -162,6 +162,13 @@ def mixtral() -> nn.Module:
     return made(hf.MixtralForCausalLM, hf.MixtralConfig, **GROUPED, **experts)
 
 
+def qwen2_moe() -> nn.Module:
+    """One expert that all tokens share beside two of four; nothing balances them."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    widths = {"moe_intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH}
+    return made(hf.Qwen2MoeForCausalLM, hf.Qwen2MoeConfig, **GROUPED, **experts, **widths)
+
+
 def bert() -> nn.Module:
     return made(hf.BertForMaskedLM, hf.BertConfig, **DECODER, **QUIET)
 
@@ -230,6 +237,7 @@ MODELS: Mapping[str, Example] = {
     "opt": Example(opt, text),
     "bloom": Example(bloom, text),
     "mixtral": Example(mixtral, text),
+    "qwen2_moe": Example(qwen2_moe, text),
     "bert": Example(bert, masked_text),
     "t5": Example(t5, translation),
     "vit": Example(vit, pictures),

@@ -1,0 +1,131 @@
+"""Models as people train them: captured whole, and exact under plans of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moaic.check import Fate, Verdict, compared, plans_of, sampled
+from moaic.check_workers import WorkerProof, with_tangent_of_loss_alone, workers
+from moaic.ir.graph import Module
+from moaic.ir.ops import OPS
+from moaic.passes.config import Config
+from moaic.runtime.interpreter import run_function
+from tests.models.conftest import Zoo
+from tests.models.zoo import MODELS
+
+# Raised by PyTorch's own modules and by the models when they are imported or used.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+]
+
+TOLERANCE = {"resnet": 1e-4}
+"""Batch norms over few values are badly conditioned in float32; 1e-5 for all others."""
+
+FEW = {2: 3, 4: 2}
+"""How many plans of every model are tried each time."""
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """By every name that a parameter has."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_captured_whole_and_is_the_model(zoo: Zoo, name: str) -> None:
+    """No op without a rule; as interpreted, in float32, it gives the loss and gradients of plain PyTorch."""
+    function = zoo.take(name).captured.function
+    assert {op.name for op in function.ops} <= set(OPS)
+    model, batch = MODELS[name].model(), MODELS[name].batch()
+    loss = model(**batch).loss
+    loss.backward()
+    wanted = gradients_of(model)
+
+    step = with_tangent_of_loss_alone(zoo.proof(name).step).cast("f32")
+    results = run_function(Module((function,)), function.name, step.inputs)
+    roles = [function.result_role(index) for index in range(len(results))]
+    kept = [i for i, role in enumerate(roles) if role.kind == "grad" or results[i].shape == ()]
+    losses = [results[i] for i in kept if roles[i].kind == "output"]
+    torch.testing.assert_close(losses[0], loss.detach(), rtol=1e-5, atol=1e-5)
+    grads = [i for i in kept if roles[i].kind == "grad"]
+    main = replace(
+        function, results=tuple(function.results[i] for i in grads), result_roles=tuple(roles[i] for i in grads)
+    )
+    verdict = compared(
+        Config(), main, [results[i] for i in grads], [wanted[roles[i].label] for i in grads], TOLERANCE.get(name, 1e-5)
+    )
+    assert verdict.fate is Fate.PASS, verdict
+    distinct = {id(gradient) for gradient in wanted.values()}
+    assert len(grads) == len(distinct)
+
+
+@pytest.mark.parametrize("ranks", FEW)
+@pytest.mark.parametrize("name", MODELS)
+def test_some_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
+    proof = zoo.proof(name)
+    configs = sampled(plans_of(proof.step.module, ranks), FEW[ranks])
+    found = [proof.verdict(config, halves=config is configs[-1]) for config in configs]
+    for verdict in found:
+        check(zoo, name, verdict)
+    assert any(verdict.fate is Fate.PASS for verdict in found)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_all_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
+    """Every fourth plan also as forward and backward one after the other; of those for eight ranks, some."""
+    proof = zoo.proof(name)
+    configs = plans_of(proof.step.module, ranks)
+    configs = configs if ranks < 8 else sampled(configs, 12)
+    found = [proof.verdict(config, halves=index % 4 == 0) for index, config in enumerate(configs)]
+    for verdict in found:
+        check(zoo, name, verdict)
+    assert any(verdict.fate is Fate.PASS for verdict in found)
+
+
+def check(zoo: Zoo, name: str, verdict: Verdict, *, on_workers: bool = False) -> None:
+    """Nothing fails, and only what is known to be impossible is dropped."""
+    zoo.count(name, verdict, on_workers=on_workers)
+    assert verdict.fate is not Fate.FAIL, f"{verdict.config}: {verdict.reason}"
+    if verdict.fate is Fate.DROPPED:
+        assert may_drop(name, verdict.config), f"{verdict.config}: {verdict.reason}"
+
+
+def may_drop(name: str, config: Config) -> bool:
+    """Batch norms and balanced experts need the whole batch; no more ranks than heads of keys can share attention."""
+    return (name in ("resnet", "mixtral") and config.micro_batches > 1) or config.tp > 2
+
+
+@pytest.mark.parametrize("name", ["gemma2", "remote"])
+def test_workers_run_plans_of_several_kinds(zoo: Zoo, name: str) -> None:
+    run_on_workers(zoo, name, 2, 4, compiled=False)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("name", MODELS)
+def test_workers_run_every_kind_of_plan(zoo: Zoo, name: str) -> None:
+    """Op by op, in float32."""
+    run_on_workers(zoo, name, 2, 16, compiled=False)
+    run_on_workers(zoo, name, 4, 8, compiled=False)
+
+
+@pytest.mark.exact
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
+def test_workers_run_compiled_plans(zoo: Zoo, name: str) -> None:
+    run_on_workers(zoo, name, 2, 2, compiled=True)
+
+
+def run_on_workers(zoo: Zoo, name: str, count: int, most: int, *, compiled: bool) -> None:
+    step = zoo.proof(name).step
+    proof = WorkerProof(step, compiled=compiled)
+    with workers(count) as accelerator:
+        for config in sampled(plans_of(step.module, count), most):
+            check(zoo, name, proof.verdict(config, accelerator), on_workers=True)
