@@ -80,13 +80,13 @@ class Program:
         if not self.takes_part:
             return
         seat = Seat(self.mesh, rank, transport)
-        mine = [op for op in self.main.ops if _takes_part(op, self._at)]
+        self._numbers = _own_order(self.main, self._at)
+        mine = [self.main.ops[index] for index in self._numbers]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
         own = {op.callee for op in mine if op.name == "call"}
         kernels = _compile_all(functions, own, seat, self.record, compiled=compiled)
         self._slots = {value: slot for slot, value in enumerate(self.main.values())}
-        self._numbers = [index for index, op in enumerate(self.main.ops) if _takes_part(op, self._at)]
         self._instructions = list(
             _instructions(replace(self.main, ops=tuple(mine)), seat, functions, kernels, self._slots)
         )
@@ -175,6 +175,29 @@ def _takes_part(op: Op, at: dict[str, int]) -> bool:
     if op.name == SEND and next(op.inputs()).type.layout.holds(at):
         return True
     return all(value.type.layout.holds(at) for value in op.results)
+
+
+def _own_order(main: Function, at: dict[str, int]) -> list[int]:
+    """Positions of the instructions of the rank at these coordinates, in the order in which it does them.
+
+    What it is sent it takes in when it is needed, but before it communicates otherwise: as all communicate in the order
+    of the one list, no two can wait for each other.
+    """
+    order: list[int] = []
+    arriving: list[int] = []
+    for index, op in enumerate(main.ops):
+        if not _takes_part(op, at):
+            continue
+        if op.name == SEND and op.results[0].type.layout.holds(at):
+            arriving.append(index)
+            continue
+        communicates = op.name == SEND or op.name in COLLECTIVES
+        wanted = set(op.inputs())
+        last = max((n for n, each in enumerate(arriving) if wanted & set(main.ops[each].results)), default=-1)
+        taken = len(arriving) if communicates else last + 1
+        order += [*arriving[:taken], index]
+        del arriving[:taken]
+    return order + arriving
 
 
 def _compile_all(
