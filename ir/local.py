@@ -190,6 +190,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "aten.slice.Tensor": _slice,
     **dict.fromkeys(("aten.split_with_sizes", "aten.split.Tensor"), _split),
     "aten.embedding_dense_backward": _first_size,
+    "moai.grouped_outer": lambda old, new: _with(new, count=_shape(new)[0]),
     **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), _counts),
 }
 """Ops whose attributes say something of sizes; every other op's attributes hold for any part."""

@@ -523,6 +523,40 @@ def _sdpa_backward(op: Op) -> Rule:
     return _make(op, [out, q, k, v, out, stats, *_mask(op, 6)], [q, k, v], (0,))
 
 
+def _grouped_mm(op: Op) -> Rule:
+    """Every row is multiplied by the matrix that it names.
+
+    With a leading dim the matrices fall into as many blocks, and a row is zero in all blocks but its own. A split of
+    the matrices leaves the rows of the others zero.
+    """
+    x, weight, _ = operand_types(op)
+    if len(x.shape) == 2:
+        return _make(op, [["s", "d"], ["e", "f", "d"], ["s"]], [["s", "f"]], (0,), (1,))
+    return _in_blocks(op, op.results[0].type.shape[0], weight, "p s d, (p e) f d, s -> p s f")
+
+
+def _grouped_outer(op: Op) -> Rule:
+    """The gradient of the matrices of `moai.grouped_mm`."""
+    grad, x, _ = operand_types(op)
+    if len(x.shape) == 2:
+        return _make(op, [["s", "f"], ["s", "d"], ["s"]], [["e", "f", "d"]], (0,), (1,))
+    blocks = max(grad.shape[0], x.shape[0])
+    return _in_blocks(op, blocks, op.results[0].type, "p s f, p s d, s -> (p e) f d")
+
+
+def _in_blocks(op: Op, blocks: int, matrices: TensorType, text: str) -> Rule:
+    sizes = {"p": blocks, "e": matrices.shape[0] // blocks}
+    sizes = {name: size for name, size in sizes.items() if size != 1}
+    return rule_from_text(text, operand_types(op), result_types(op), linear_sets(op, [(0,), (1,)]), sizes)
+
+
+def _flops_grouped(op: Op) -> int:
+    """Each row meets one matrix."""
+    left, right, ids = operand_types(op)
+    shape = right.shape[-2:] if op.name == "moai.grouped_mm" else (left.shape[-1], right.shape[-1])
+    return 2 * ids.elements() * prod(shape)
+
+
 def _rand(op: Op) -> Rule:
     """Every element is a function of the key and its own index, so any dim splits; key and coordinates stay whole."""
     shape = op.results[0].type.shape
@@ -644,6 +678,8 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("aten.convolution_backward", _convolution_backward, kind=Kind.HEAVY, flops=_flops_convolution_backward),
     OpDecl("moai.sdpa", _sdpa, kind=Kind.HEAVY, flops=_flops_sdpa),
     OpDecl("moai.sdpa_backward", _sdpa_backward, kind=Kind.HEAVY, flops=_flops_sdpa_backward),
+    OpDecl("moai.grouped_mm", _grouped_mm, kind=Kind.HEAVY, flops=_flops_grouped),
+    OpDecl("moai.grouped_outer", _grouped_outer, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.rand", _rand),
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
     *[

@@ -259,6 +259,29 @@ def _index_put(work: _Work, old: Op) -> None:
     work.finish("aten.index_put", [work.new.operands[0], local, values], **old.attrs)
 
 
+# Experts.
+
+
+def _grouped_mm(work: _Work, old: Op) -> None:
+    x, weight, ids = work.new.operands
+    work.finish("moai.grouped_mm", [x, weight, _own(work, _operand(old, 1), ids)])
+
+
+def _grouped_outer(work: _Work, old: Op) -> None:
+    grad, x, ids = work.new.operands
+    count = work.new.results[0].type.shape[0]
+    work.finish("moai.grouped_outer", [grad, x, _own(work, old.results[0], ids)], count=count)
+
+
+def _own(work: _Work, matrices: Value, ids: Operand) -> Value:
+    """Which of the matrices that are here each row names; -1 for none."""
+    assert isinstance(ids, Value)
+    place = work.place(ids, matrices.type.shape[0], work.splits(matrices, 0))
+    number = TensorType(INDEX, ())
+    none = work.emit("aten.full", [], number, size=(), fill_value=-1, dtype=INDEX)
+    return work.emit("aten.where.self", [place.here, place.index, none], place.index.type)
+
+
 # Attention.
 
 
@@ -312,6 +335,10 @@ def _first_result(op: Op) -> Iterator[tuple[Value, int]]:
     yield op.results[0], 0
 
 
+def _second_operand(op: Op) -> Iterator[tuple[Value, int]]:
+    yield _operand(op, 1), 0
+
+
 def _named_dim(op: Op) -> Iterator[tuple[Value, int]]:
     yield _operand(op, 0), _dim_of(op)
 
@@ -336,6 +363,8 @@ _PLACING: Mapping[str, Callable[[Op], Iterator[tuple[Value, int]]]] = {
     "aten.scatter_add": _named_dim,
     "aten.index.Tensor": _index_list,
     "aten.index_put": _index_list,
+    "moai.grouped_mm": _second_operand,
+    "moai.grouped_outer": _first_result,
     "moai.sdpa": _causal_rows,
     "moai.sdpa_backward": _causal_rows,
     **dict.fromkeys(("aten.arange", "aten.arange.start", "aten.arange.start_step"), _first_result),
@@ -350,6 +379,8 @@ _MAKERS: Mapping[str, Callable[[_Work, Op], None]] = {
     "aten.scatter_add": _scatter_add,
     "aten.index.Tensor": _index,
     "aten.index_put": _index_put,
+    "moai.grouped_mm": _grouped_mm,
+    "moai.grouped_outer": _grouped_outer,
     "moai.sdpa": lambda work, old: _causal(work, old, 3),
     "moai.sdpa_backward": lambda work, old: _causal(work, old, 6),
     **dict.fromkeys(("aten.arange", "aten.arange.start", "aten.arange.start_step"), _arange),

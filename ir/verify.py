@@ -463,6 +463,24 @@ def _attention_backward(op: Op, mesh: Mesh) -> Complaints:
     yield from _attention_attrs(op)
 
 
+def _grouped(spelled: str) -> Check:
+    """Of two dims each, or of three with a dim of blocks, which may be one of several or shared."""
+
+    def check(op: Op, mesh: Mesh) -> Complaints:
+        yield from _operands(op, 3)
+        yield from _results(op, 1)
+        values = [*op.inputs(), *op.results]
+        words = [
+            word[len(word) - len(value.type.shape) :] for word, value in zip(spelled.split(), values, strict=False)
+        ]
+        plain = [
+            TensorType(v.type.dtype, v.type.shape[-len(w.strip("p")) :]) for v, w in zip(values, words, strict=False)
+        ]
+        yield from _shapes(op, " ".join(word.strip("p") for word in words), [Value(kind) for kind in plain], {})
+
+    return check
+
+
 def _attention_attrs(op: Op) -> Complaints:
     if not isinstance(op.attrs.get("is_causal", False), bool):
         yield f"attribute `is_causal` is `{render_attr(op.attrs['is_causal'])}`, not true or false"
@@ -532,6 +550,8 @@ _CHECKS: Mapping[str, Check] = {
     "moai.accumulate": _accumulate,
     "moai.sdpa": _attention,
     "moai.sdpa_backward": _attention_backward,
+    "moai.grouped_mm": _grouped("psd efd s psf"),
+    "moai.grouped_outer": _grouped("psf psd s efd"),
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),

@@ -12,6 +12,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.passes.config import Config, Distribute, Recompute, Request
 from moaic.passes.context import lengths
+from moaic.passes.experts import experts_of
 from moaic.passes.follow import batch_size
 from moaic.passes.hoist import narrows
 from moaic.passes.schedule import SCHEDULES
@@ -37,9 +38,10 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_distribution(workers, rows, trains, request)
     _check_schedule(workers, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp)
-        for pp, dp, tp in _meshes(workers // (request.cp or 1), request)
-        for cp in _contexts(step, workers, pp * dp * tp, request)
+        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep)
+        for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
+        for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
+        for cp in _contexts(step, workers, pp * dp * tp * ep, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
         for schedule in _schedules(pp, micro_batches, trains, request)
@@ -59,6 +61,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
         config.micro_batches,
         get_args(Recompute).index(config.recompute),
         get_args(Distribute).index(config.distribute_param),
+        config.ep,
         config.cp,
         config.tp,
         config.dp,
@@ -105,8 +108,17 @@ def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
                     yield pp, dp, tp
 
 
+def _expert_parts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+    """Parts of the experts worth a look beside `others` ranks; none where there are no experts."""
+    if request.ep is not None:
+        return [request.ep]
+    fewest = min(experts_of(step), default=1)
+    powers = (1 << power for power in range(1, fewest.bit_length()))
+    return [1, *(n for n in powers if others * n <= workers and fewest % n == 0)]
+
+
 def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
-    """Parts of the sequence worth a look beside `others` ranks: of long ones, and of batches too small for the workers."""
+    """Parts of the sequence worth a look beside `others` ranks: of long ones, and where rows are fewer than workers."""
     if request.cp is not None:
         return [request.cp]
     most = max(lengths(step), default=1)
@@ -168,7 +180,7 @@ def _casts_parameters(main: Function) -> bool:
 
 
 def _check_workers(workers: int, request: Request) -> None:
-    axes = (("pp", request.pp), ("dp", request.dp), ("cp", request.cp), ("tp", request.tp))
+    axes = (("pp", request.pp), ("dp", request.dp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
     asked = [(name, n) for name, n in axes if n is not None]
     ranks = prod(n or 1 for _, n in axes)
     if ranks > workers:
@@ -204,7 +216,7 @@ def _check_distribution(workers: int, rows: int, trains: bool, request: Request)
         return
     if request.dp == 1:
         raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
-    beside_dp = (("pp", request.pp), ("cp", request.cp), ("tp", request.tp))
+    beside_dp = (("pp", request.pp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
     taken = prod(n or 1 for _, n in beside_dp)
     most = workers // taken
     if most < 2:

@@ -31,10 +31,11 @@ class Config:
     schedule: str = "1f1b"
     """Name or text of a pipeline's schedule; without a pipeline it says nothing."""
     cp: int = 1
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.pp * self.dp * self.cp * self.tp
+        return self.pp * self.dp * self.ep * self.cp * self.tp
 
     def __str__(self) -> str:
         """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
@@ -64,6 +65,7 @@ class Request:
     pp: int | None = None
     schedule: str | None = None
     cp: int | None = None
+    ep: int | None = None
 
     def admits(self, config: Config) -> bool:
         """Whether `config` keeps to everything that was asked for."""
@@ -98,7 +100,7 @@ def _value(name: str, value: object) -> object:
         return None
     if name == "schedule":
         return _schedule(str(value))
-    if name in ("dp", "cp", "tp", "pp", "micro_batches"):
+    if name in ("dp", "ep", "cp", "tp", "pp", "micro_batches"):
         text = str(value)
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")

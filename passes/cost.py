@@ -30,6 +30,8 @@ FAMILIES: Mapping[str, str] = {
     "aten.convolution_backward": "convolution_backward",
     "moai.sdpa": "sdpa",
     "moai.sdpa_backward": "sdpa_backward",
+    "moai.grouped_mm": "mm",
+    "moai.grouped_outer": "mm",
 }
 """The measured rate at which a heavy op runs."""
 

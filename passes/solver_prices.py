@@ -138,7 +138,9 @@ class Pricing:
 
 
 def _is_placed(op: Op, strategy: Strategy) -> bool:
-    """Whether a rank needs to know its place for its part: of causal attention then nothing is skipped."""
+    """Whether a rank has some rows of causal attention, under a mask: then nothing is skipped."""
+    if not op.attrs.get("is_causal", False):
+        return False
     states = dict(zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True))
     return any(states[value][:1] == (dim,) for value, dim in placing(op))
 

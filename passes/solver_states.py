@@ -36,7 +36,7 @@ Seeds = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
 def possible(
     module: Module, axis: Axis, seeds: Seeds | None = None, held: Callable[[Module], Collection[Value]] | None = None
 ) -> Possible:
-    """The closure of contiguous splits over `axis`, which is not yet in the mesh of `module`; what is `held` stays whole."""
+    """The closure of contiguous splits over `axis`, not yet in the mesh of `module`; what is `held` stays whole."""
     closure = _Closure(module, axis, held(module) if held else ())
     for value, state in (seeds or _seeds)(module, axis):
         closure.spread(value, state)
@@ -112,7 +112,7 @@ class _Closure:
         return all(len(state) != 2 or self._fits(value, state) for value, state in pairs)
 
     def spread_sums(self, module: Module) -> None:
-        """Pending sums pass through ops that are linear in all that they read; heavy ops would run unsplit for that."""
+        """Pending sums pass through ops that are linear in them; heavy ops would run unsplit for that."""
         pending: set[Value] = set()
         for function in module.functions:
             for op in function.ops:
@@ -130,10 +130,10 @@ class _Closure:
 
     def _add_linear(self, op: Op, pending: set[Value]) -> None:
         inputs = list(op.inputs())
-        if kind_of(op) is Kind.HEAVY or not all(value in pending for value in inputs):
+        if kind_of(op) is Kind.HEAVY:
             return
         for linear in self.rules[op].linear:
-            if len(linear) == len(inputs):
+            if all(inputs[i] in pending for i in linear):
                 self.found[op][self.rules[op].by_linearity(linear)] = None
 
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.types import TensorType
-from moaic.runtime import schema
+from moaic.runtime import grouped, schema
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A compute function: takes its parameters in order, gives its results in order."""
@@ -244,10 +244,42 @@ def global_index(
     return index
 
 
+# Experts. With a leading dim the matrices fall into as many blocks, and a row is zero in all blocks but its own.
+
+
+def _grouped_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    x, weight, ids = operands
+    shape = op.results[0].type.shape
+    if len(shape) == 2:
+        return grouped.grouped_mm(x, weight, ids)
+    blocks, each = shape[0], weight.shape[0] // shape[0]
+    made = [
+        grouped.grouped_mm(x[min(i, len(x) - 1)], weight[i * each : (i + 1) * each], ids - i * each)
+        for i in range(blocks)
+    ]
+    return torch.stack(made)
+
+
+def _grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    grad, x, ids = operands
+    count: Any = op.attrs["count"]
+    if grad.dim() == 2:
+        return grouped.grouped_outer(grad, x, ids, count)
+    blocks = max(len(grad), len(x))
+    each = count // blocks
+    made = [
+        grouped.grouped_outer(grad[min(i, len(grad) - 1)], x[min(i, len(x) - 1)], ids - i * each, each)
+        for i in range(blocks)
+    ]
+    return torch.cat(made)
+
+
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,
+    "moai.grouped_mm": _grouped_mm,
+    "moai.grouped_outer": _grouped_outer,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
 }

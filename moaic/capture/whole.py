@@ -2,7 +2,7 @@
 
 Log calls are left out of the graph. Hooks that record outputs are installed while Dynamo looks on, not by code that it
 traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
-the form that treats every token by itself; all forms compute the same.
+a form that names for every token the matrices that it meets; all forms compute the same.
 
 Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
 """
@@ -15,7 +15,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from torch._dynamo import assume_constant_result, config
+from torch._dynamo import assume_constant_result, config  # pyright: ignore[reportUnknownVariableType]
+
+from moaic.capture.experts import experts_forward
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
 
@@ -61,7 +63,7 @@ def _take_experts_by_token(experts: Any) -> None:
     @wraps(chosen)
     def get_interface(self: Any, name: str, default: Any) -> Any:
         if _is_traced_whole():
-            return experts.batched_mm_experts_forward
+            return experts_forward
         return chosen(self, name, default)
 
     setattr(get_interface, _MARK, True)
