@@ -23,12 +23,13 @@ from moaic.runtime.buffer import Buffer, View, row_major, whole
 from moaic.runtime.commands import Code
 from moaic.runtime.eager import Call, births, decide, operands, serves, take_apart
 from moaic.runtime.execute import describe
+from moaic.runtime.files import Box, Part, Source, boxes, parts
 from moaic.runtime.launch import LocalWorkers
 from moaic.runtime.location import Lines
 from moaic.runtime.log import Log, Recorder
 from moaic.runtime.moves import Conversion
 from moaic.runtime.operation import Geometry, Operation
-from moaic.runtime.placement import Placement, alike, everywhere, owners
+from moaic.runtime.placement import Placement, alike, everywhere, owners, spread
 from moaic.runtime.pool import Pool
 from moaic.runtime.promise import Promise
 from moaic.runtime.schema import DTYPES
@@ -152,6 +153,35 @@ class Accelerator:
                 place = place.whole()
                 buffer = self._moved(buffer, place)
             return self._fetched(view, buffer, place)
+
+    def parts(self, buffer: Buffer) -> tuple[Part, ...]:
+        """The parts in which the workers hold a value; none while it waits on the host, or is not made of parts."""
+        with self._lock:
+            self._pool.check()
+            self._force(buffer)
+            place = buffer.place
+            return () if place is None or place.layout.pending else parts(buffer.shape, place)
+
+    def store(
+        self, paths: Sequence[str], items: Sequence[Sequence[tuple[Buffer, Box]]]
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Each worker writes boxes that it holds to a file of its own; per worker where each box begins, its length."""
+        rows = [[(buffer.id, box.local, box.sizes) for buffer, box in row] for row in items]
+        ranks = [rank for rank, row in enumerate(rows) if row]
+        with self._lock:
+            return self._pool.ask(Code.STORE, self._lines.here(), [paths, rows], ranks)
+
+    def restore(self, buffer: Buffer, sources: Sequence[Source]) -> None:
+        """Gives the buffer a value from files, of which each worker reads its part; one that lies nowhere is spread."""
+        with self._lock:
+            self._about_to_write(buffer)
+            place = buffer.place
+            if place is None or place.layout.pending:
+                place = self._same(spread(buffer.shape, self.flavor))
+            held = [boxes(buffer.shape, place, rank) if rank in place.holders else None for rank in range(self.flavor)]
+            shape = place.layout.local_shape(buffer.shape, place.mesh)
+            self._pool.push([Code.RESTORE, self._lines.here(), buffer.id, buffer.dtype, shape, held, sources])
+            buffer.place, buffer.host, buffer.fill = place, None, None
 
     def launch(self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Buffer]) -> None:
         """Queues an eager aten op.

@@ -40,11 +40,13 @@ class Code(IntEnum):
     """request: every worker answers with [id, dtype, shape, digest] of each buffer."""
     FORGET = 13
     """Nothing: what DEFINE said is no longer needed."""
-    WARM = 14
-    """Nothing: a program will be compiled before long."""
+    STORE = 14
+    """request, per worker a path and [id, local starts, sizes] of boxes: answered with where in the file they are."""
+    RESTORE = 15
+    """id, dtype, local shape, per worker its boxes or None, sources (`files.read`)."""
 
 
-REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST})
+REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST, Code.STORE})
 """Commands that are answered and change nothing."""
 
 

@@ -51,6 +51,16 @@ def everywhere(workers: int) -> Placement:
     return Placement(Mesh(((EVERYWHERE_AXIS, workers),)) if workers > 1 else Mesh())
 
 
+def spread(shape: tuple[int, ...], workers: int) -> Placement:
+    """Cut evenly along its longest dim, for a value that no plan has placed; whole everywhere where that cannot be."""
+    dims = [dim for dim, size in enumerate(shape) if size and size % workers == 0]
+    there = everywhere(workers)
+    if workers == 1 or not dims:
+        return there
+    longest = max(dims, key=lambda dim: shape[dim])
+    return there.with_splits((Split(EVERYWHERE_AXIS, longest, shape[longest] // workers),))
+
+
 @cache
 def holders(place: Placement) -> tuple[int, ...]:
     """The ranks that hold a part, in order."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moaic.runtime import files
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
 from moaic.runtime.execute import Program
 from moaic.runtime.moves import Conversion, convert
@@ -52,12 +53,14 @@ class Worker:
             Code.RUN: self._run,
             Code.FREE: self._free,
             Code.FORGET: self._operators.clear,
+            Code.RESTORE: self._restore,
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,
             Code.SYNCHRONIZE: lambda: (None, None),
             Code.REPORT: self._report,
             Code.LIST: self._list,
+            Code.STORE: self._store,
         }
 
     def do(self, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
@@ -151,6 +154,16 @@ class Worker:
             base, shape, strides, offset = geometry
             tensor = view(self.table, buffer_id, Geometry(tuple(base), tuple(shape), tuple(strides), offset))
         return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
+
+    def _store(self, paths: Sequence[str], items: Sequence[Sequence[Any]]) -> tuple[Any, None]:
+        return files.write(paths[self.rank], items[self.rank], self.table), None
+
+    def _restore(
+        self, buffer_id: int, dtype: str, shape: Sequence[int], held: Sequence[Any], sources: Sequence[Any]
+    ) -> None:
+        if (mine := held[self.rank]) is not None:
+            given = [files.Source(*source) for source in sources]
+            self.table[buffer_id] = files.read(tuple(shape), dtype, [files.Box(*box) for box in mine], given)
 
     def _report(self) -> tuple[Any, None]:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.table.values())
@@ -253,10 +266,19 @@ def watch(descriptor: int, mailbox: Mailbox) -> None:
     end()
 
 
-def work(rank: int, descriptor: int, memory: int, lifeline: int, peers: Sequence[int], threads: int) -> None:
+def work(
+    rank: int,
+    descriptor: int,
+    memory: int,
+    lifeline: int,
+    peers: Sequence[int],
+    threads: int,
+    prepare: Callable[[], None],
+) -> None:
     """Is worker `rank` until the socket ends.
 
-    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`.
+    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`. What `prepare`
+    does takes a while and is worth doing before the first program comes.
     """
     for inherited in (descriptor, memory, lifeline, *peers):
         os.set_inheritable(inherited, False)
@@ -268,6 +290,7 @@ def work(rank: int, descriptor: int, memory: int, lifeline: int, peers: Sequence
     connection = Connection(socket.socket(fileno=descriptor))
     try:
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
+        threading.Thread(target=prepare, name="prepare", daemon=True).start()
         serve(Worker(rank, mailbox), mailbox, connection)
     except Closed:
         end()

@@ -1,0 +1,179 @@
+"""Checkpoints of `torch.distributed.checkpoint` that workers write and read in parallel, each its own part.
+
+They are what torch writes for one device: any program reads them with `torch.distributed.checkpoint.load`, on any
+number of workers or none. No tensor is ever gathered in one place.
+
+    checkpoint.save({"model": model.state_dict()}, "folder")
+    checkpoint.load(state, "folder")   # into the tensors of `state`, wherever they are
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem, metadata, planner
+from torch.futures import Future
+
+from moaic.device.handles import is_ours, view_of
+from moaic.runtime import session
+from moaic.runtime.buffer import Buffer
+from moaic.runtime.files import Box, Source
+
+State = Mapping[str, Any]
+
+_torch: Final[Any] = dcp
+_filesystem: Final[Any] = filesystem
+_metadata: Final[Any] = metadata
+_planner: Final[Any] = planner
+
+
+def save(state: State, folder: str | os.PathLike[str]) -> None:
+    """Writes a state dict, nested or not, to a folder that all workers can reach."""
+    with _alone():
+        _torch.save(dict(state), storage_writer=Writer(folder), planner=SavePlanner(), no_dist=True)
+
+
+def load(state: State, folder: str | os.PathLike[str]) -> None:
+    """Reads a checkpoint into the tensors of a state dict, which tells what is wanted and where."""
+    with _alone():
+        _torch.load(dict(state), storage_reader=Reader(folder), no_dist=True)
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """That there is one process is no news here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """A box of a buffer, and the worker that is to write it."""
+
+    buffer: Buffer
+    box: Box
+    rank: int
+
+
+class SavePlanner(_torch.DefaultSavePlanner):
+    """Has each worker write parts that it holds; of copies, the one with least to write so far."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.written: dict[Any, Written] = {}
+        """By index of the item."""
+
+    def create_local_plan(self) -> Any:
+        plan: Any = _torch.DefaultSavePlanner.create_local_plan(self)
+        loads = [0] * session.accelerator().flavor if session.SESSION.is_running() else []
+        items = [new for item in plan.items for new in self._in_parts(item, loads)]
+        self.plan: Any = dataclasses.replace(plan, items=items)
+        return self.plan
+
+    def _in_parts(self, item: Any, loads: list[int]) -> Iterable[Any]:
+        """The item as it is, or one for each box of its tensor's parts."""
+        buffer = None if item.type != _planner.WriteItemType.TENSOR else _whole_buffer(self.lookup_object(item.index))
+        parts = () if buffer is None else session.accelerator().parts(buffer)
+        if buffer is None or not parts:
+            yield item
+            return
+        for part in parts:
+            rank = min(part.ranks, key=lambda rank: loads[rank])
+            for box in part.boxes:
+                new = _of_box(item, box)
+                loads[rank] += item.tensor_data.properties.dtype.itemsize * torch.Size(box.sizes).numel()
+                self.written[new.index] = Written(buffer, box, rank)
+                yield new
+
+
+def _of_box(item: Any, box: Box) -> Any:
+    starts, sizes = torch.Size(box.starts), torch.Size(box.sizes)
+    return dataclasses.replace(
+        item,
+        index=_metadata.MetadataIndex(item.index.fqn, starts),
+        type=_planner.WriteItemType.SHARD,
+        tensor_data=dataclasses.replace(
+            item.tensor_data, chunk=_metadata.ChunkStorageMetadata(offsets=starts, sizes=sizes)
+        ),
+    )
+
+
+def _whole_buffer(tensor: Any) -> Buffer | None:
+    """The buffer of a tensor of the device that is all of it; None for any other."""
+    if not isinstance(tensor, Tensor) or not is_ours(tensor):
+        return None
+    view = view_of(tensor)
+    return view.buffer if view.is_whole else None
+
+
+class Writer(_torch.FileSystemWriter):
+    """Writes what a `SavePlanner` has planned; what the workers do not hold is written by this process."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        by_workers = [item for item in plan.items if item.index in planner.written]
+        rest = dataclasses.replace(plan, items=[item for item in plan.items if item.index not in planner.written])
+        done: list[Any] = self._by_workers(by_workers, planner.written) if by_workers else []
+        if rest.items:
+            done += _torch.FileSystemWriter.write_data(self, rest, planner).wait()
+        future: Future[list[Any]] = Future()
+        future.set_result(done)
+        return future
+
+    def _by_workers(self, items: Iterable[Any], written: Mapping[Any, Written]) -> list[Any]:
+        accelerator = session.accelerator()
+        rows: list[list[Any]] = [[] for _ in range(accelerator.flavor)]
+        for item in items:
+            rows[written[item.index].rank].append(item)
+        names = [f"__0_worker{rank}.distcp" for rank in range(len(rows))]
+        found = accelerator.store(
+            [str(Path(self.path).absolute() / name) for name in names],
+            [[(written[item.index].buffer, written[item.index].box) for item in row] for row in rows],
+        )
+        return [
+            _filesystem.WriteResult(item.index, length, _filesystem._StorageInfo(names[rank], offset, length))
+            for rank, places in found.items()
+            for item, (offset, length) in zip(rows[rank], places, strict=True)
+        ]
+
+
+class Reader(_torch.FileSystemReader):
+    """Reads a checkpoint of any kind; each worker what it holds of the tensors of the device."""
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        sources: dict[Buffer, list[Source]] = {}
+        rest: list[Any] = []
+        for item in plan.items:
+            buffer = self._buffer(item, planner)
+            if buffer is None:
+                rest.append(item)
+            else:
+                sources.setdefault(buffer, []).append(self._source(item))
+        accelerator = session.accelerator() if sources else None
+        for buffer, given in sources.items():
+            cast("Any", accelerator).restore(buffer, given)
+        future = _torch.FileSystemReader.read_data(self, dataclasses.replace(plan, items=rest), planner)
+        if accelerator is not None:
+            # The files may go once we return.
+            accelerator.synchronize()
+        return future
+
+    def _buffer(self, item: Any, planner: Any) -> Buffer | None:
+        if item.type != _planner.LoadItemType.TENSOR or self.storage_data[item.storage_index].transform_descriptors:
+            return None
+        return _whole_buffer(planner.lookup_tensor(item.dest_index))
+
+    def _source(self, item: Any) -> Source:
+        stored = self.storage_data[item.storage_index]
+        path = Path(self.path).absolute() / stored.relative_path
+        inside, starts, sizes = (tuple(each) for each in (item.storage_offsets, item.dest_offsets, item.lengths))
+        return Source(str(path), stored.offset, stored.length, inside, starts, sizes)
