@@ -241,6 +241,11 @@ def _reduction(*linear: tuple[int, ...], sums: bool = False) -> RuleMaker:
     return make
 
 
+def _histogram(op: Op) -> Rule:
+    """Counts of parts add up."""
+    return _make(op, [_names(len(operand_types(op)[0].shape))], [["b!"]])
+
+
 def _whole_dim(*linear: tuple[int, ...], default: int = 0) -> RuleMaker:
     """Tensors of one rank; the dim that the op names is whole, and its size may differ between tensors."""
 
@@ -653,6 +658,7 @@ OPS: dict[str, OpDecl] = _declare(
         "var.correction var_mean.correction logsumexp",
         _reduction(),
     ),
+    *_same("histc", _histogram),
     *_same("_softmax _log_softmax", _whole_dim()),
     *_same("topk sort", _whole_dim(default=-1)),
     *_same("flip", _flip),

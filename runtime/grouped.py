@@ -35,7 +35,7 @@ def grouped_outer(grad: Tensor, x: Tensor, ids: Tensor, count: int) -> Tensor:
 def _groups(ids: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     """The rows of each matrix that has any."""
     order = ids.argsort()
-    ends: list[int] = torch.searchsorted(ids[order], torch.arange(count + 1, device=ids.device)).tolist()
+    ends: Any = torch.searchsorted(ids[order], torch.arange(count + 1, device=ids.device)).tolist()
     for expert in range(count):
         if ends[expert] < ends[expert + 1]:
             yield expert, order[ends[expert] : ends[expert + 1]]

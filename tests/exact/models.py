@@ -14,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     ViTConfig,
@@ -98,6 +100,26 @@ def qwen2() -> nn.Module:
             num_key_value_heads=2,
             vocab_size=VOCABULARY,
             max_position_embeddings=LENGTH,
+            use_cache=False,
+        )
+    )
+
+
+def mixtral() -> nn.Module:
+    """Two experts of four for each token, and a loss that balances them."""
+    settings: Any = MixtralConfig
+    return MixtralForCausalLM(
+        settings(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            output_router_logits=True,
             use_cache=False,
         )
     )
@@ -203,6 +225,8 @@ EXAMPLES: Mapping[str, Example] = {
     "vit": Example(vit, pictures),
     "resnet": Example(ResNet, pictures),
 }
+
+MIXTURE = Example(mixtral, text)
 
 DROPOUT = Example(lambda: gpt2(0.1), text)
 

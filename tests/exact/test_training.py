@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moaic.ir.errors import Diagnostic
-from tests.exact.models import EXAMPLES
+from tests.exact.models import EXAMPLES, MIXTURE
 from tests.exact.training import (
     OPTIMIZERS,
     PLANS,
@@ -27,7 +27,7 @@ MICRO_BATCHED = [name for name, plan in PLANS.items() if plan["micro_batches"] !
 
 @cache
 def reference(name: str) -> Reference:
-    return Reference(EXAMPLES[name])
+    return Reference(MODELS[name])
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def trainees() -> dict[str, Trainee]:
 
 def trainee_of(trainees: dict[str, Trainee], name: str, plan: str) -> Trainee:
     if name not in trainees:
-        trainees[name] = Trainee(EXAMPLES[name])
+        trainees[name] = Trainee(MODELS[name])
     trainees[name].use(plan)
     return trainees[name]
 
@@ -47,7 +47,12 @@ def trainee_of(trainees: dict[str, Trainee], name: str, plan: str) -> Trainee:
 WITHOUT: dict[str, list[str]] = {"vit": ["cp2"], "resnet": ["cp2", *MICRO_BATCHED]}
 """Seventeen patches, and no sequence at all; batch norm."""
 
-CASES = [(name, plan) for name in EXAMPLES for plan in PLANS if plan not in WITHOUT.get(name, ())]
+CASES = [
+    *((name, plan) for name in EXAMPLES for plan in PLANS if plan not in ("ep2", *WITHOUT.get(name, ()))),
+    ("mixtral", "ep2"),
+]
+
+MODELS = {**EXAMPLES, "mixtral": MIXTURE}
 
 
 @pytest.mark.parametrize(("name", "plan"), CASES)

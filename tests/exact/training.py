@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from moaic.backend import GraphEngine
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.whole import captures_whole
 from moaic.planning import prepare, request_of
 from tests.exact.models import Batch, Example
 
@@ -43,7 +45,7 @@ OPTIMIZERS: Mapping[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimize
 
 Plan = Mapping[str, object]
 
-PLAIN: Plan = {"dp": 1, "tp": 1, "cp": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
+PLAIN: Plan = {"dp": 1, "tp": 1, "cp": 1, "ep": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
 
 PLANS: Mapping[str, Plan] = {
     "one": PLAIN,
@@ -53,6 +55,7 @@ PLANS: Mapping[str, Plan] = {
     "use": {**PLAIN, "dp": 2, "distribute_param": "use"},
     "tp2": {**PLAIN, "tp": 2},
     "cp2": {**PLAIN, "cp": 2},
+    "ep2": {**PLAIN, "ep": 2},
     "mb4": {**PLAIN, "micro_batches": 4},
     "dp2_mb2": {**PLAIN, "dp": 2, "micro_batches": 2},
     "full": {**PLAIN, "recompute": "full"},
@@ -152,7 +155,7 @@ class Trainee:
         prepare()
         self.example = example
         self.model = example.model().to("moai")
-        self.compiled: Any = torch.compile(self.model, backend=self._capture, fullgraph=True)
+        self.compiled: Any = torch.compile(self.model, backend=captures_whole(partial(self._capture)), fullgraph=True)
         self.plan = "one"
         self.planted: Planted = lambda grads: grads
         """What becomes of the gradients: a bug, where the tests themselves are tested."""

@@ -524,6 +524,11 @@ def index_operands(d: Drawn, shape: Shape) -> tuple[list[Tensor | None], Shape]:
     return indices, together
 
 
+@cases("histc")
+def histc(d: Drawn, name: str) -> Case:
+    return case(name, d.real(*d.shape(1)), bins=d.number(1, 5), min=-1, max=2)
+
+
 @cases("index.Tensor")
 def index(d: Drawn, name: str) -> Case:
     shape = d.shape(1)

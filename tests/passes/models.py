@@ -1,10 +1,11 @@
-"""Steps of models with a large vocabulary: what plans for them are made of, and that they are exact."""
+"""Steps of models with a large vocabulary or with experts: what plans for them are, and that they are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,14 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from moaic.ir.graph import Module
@@ -93,6 +100,37 @@ def gpt2() -> nn.Module:
     return model
 
 
+EXPERTS: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LENGTH,
+    "use_cache": False,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+}
+"""Two experts for each token, and a loss that balances them."""
+
+
+def mixtral(**settings: object) -> nn.Module:
+    config: Any = MixtralConfig
+    return MixtralForCausalLM(config(**EXPERTS, intermediate_size=24, num_local_experts=4, **settings))
+
+
+def qwen3_moe(**settings: object) -> nn.Module:
+    config: Any = Qwen3MoeConfig
+    return Qwen3MoeForCausalLM(config(**EXPERTS, moe_intermediate_size=24, head_dim=4, num_experts=8, **settings))
+
+
+def qwen2_moe() -> nn.Module:
+    """One expert that all tokens share beside two of four; nothing balances them."""
+    config: Any = Qwen2MoeConfig
+    widths = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    return Qwen2MoeForCausalLM(config(**{**EXPERTS, **widths, "num_experts": 4, "output_router_logits": False}))
+
+
 class Proof:
     """A captured step without the tangents that nobody gives, and what the graph says that it computes."""
 
@@ -114,10 +152,12 @@ class Proof:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2}
 
+MIXTURES: dict[str, Callable[[], nn.Module]] = {"mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe}
+
 
 @cache
 def proof(name: str) -> Proof:
-    return Proof(MODELS[name])
+    return Proof({**MODELS, **MIXTURES}[name])
 
 
 def config(text: str) -> Config:
