@@ -16,7 +16,7 @@ from moaic.device.handles import dtype_name, is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
-from moaic.planning import Planning, compiles, prepare, request_of
+from moaic.planning import Planning, compiles, measure, prepare, request_of
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
@@ -37,7 +37,9 @@ def moai(
     request, compiled = request_of(options or {}), compiles(options or {})
     prepare()
     with Report.current().timed("capture_s"):
-        return capture_backend(graph_module, examples, lambda program: GraphEngine(program, request, compiled=compiled))
+        run = capture_backend(graph_module, examples, lambda program: GraphEngine(program, request, compiled=compiled))
+    measure()
+    return run
 
 
 def report() -> dict[str, object]:

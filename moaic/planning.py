@@ -48,11 +48,15 @@ def request_of(options: Mapping[str, object]) -> Request:
 
 
 def prepare() -> None:
-    """Has planner processes and this machine's measures ready, before anything is pending that measuring would run."""
+    """Has workers and planner processes start, while the graph is being captured."""
     logging_setup.install(os.environ)
+    session.accelerator()
     _pool()
+
+
+def measure() -> None:
+    """Has this machine's measures ready, before anything is pending that measuring would run."""
     _machine()
-    _warm_up()
 
 
 class Planning:
@@ -86,11 +90,6 @@ class Planning:
 def _pool() -> ProcessPool:
     """The planner's processes, started when a model is first compiled and kept."""
     return ProcessPool(cores())
-
-
-@cache
-def _warm_up() -> None:
-    session.accelerator().warm_up()
 
 
 @cache

@@ -6,6 +6,8 @@ of equal local shapes with as many threads pays for the look-up alone.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -35,20 +37,34 @@ def compile_functions(functions: Sequence[Function], *, compiled: bool, device: 
     """A callable for each function. What is compiled together here is found again together."""
     if not compiled:
         return [_interpreted(function, device) for function in functions]
-    from moaic.runtime.cpp import built_together
+    from moaic.runtime.cpp import Batch
 
-    with built_together():
+    batch = Batch()
+    with batch.collecting():
         kernels = [_inductor(function, device) for function in functions]
+    batch.build()
     return [_compiled(kernel) for kernel in kernels]
 
 
-def warm_up(device: torch.device = CPU) -> None:
-    """Pay for what the first compilation pays beside its own work: imports, a look at the processor, shared headers.
+def load_compiler() -> None:
+    """Imports what compiling needs, and fills the tables that it makes when it is first used."""
+    from tqdm import tqdm
 
-    Some seconds on an empty cache, of which little is Python: worth doing while the controller captures and plans.
-    """
+    from moaic.runtime.cpp import Batch
+
+    # Else it starts a thread, and whoever forks must have one alone.
+    tqdm.monitor_interval = 0
     x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
-    compile_function(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), compiled=True, device=device)
+    with Batch().collecting():
+        _inductor(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), CPU)
+
+
+def precompile_headers() -> None:
+    """In a thread of its own: has the C++ compiler read once what all kernels include, which can take seconds."""
+    from moaic.runtime import cpp
+
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    cpp.precompile_headers()
 
 
 def _interpreted(function: Function, device: torch.device) -> Run:

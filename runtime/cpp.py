@@ -29,35 +29,32 @@ class Kernel:
     source: str
 
 
-@contextmanager
-def built_together() -> Generator[None]:
-    """What is compiled inside has its kernels once this ends."""
-    batch = Batch()
-
-    class Together(AsyncCompile):
-        def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-            return Kernel(argtypes, source_code)
-
-        def wait(self, scope: dict[str, Any]) -> None:
-            batch.add(scope)
-            super().wait(scope)
-
-    cpu_vec_isa.valid_vec_isa_list = _instruction_sets
-    async_compile.AsyncCompile = Together
-    try:
-        yield
-    finally:
-        async_compile.AsyncCompile = AsyncCompile
-    batch.build()
-
-
 class Batch:
     """Kernels of several graphs' modules."""
 
     def __init__(self) -> None:
         self._kernels: list[tuple[dict[str, Any], str, Kernel]] = []
 
-    def add(self, scope: dict[str, Any]) -> None:
+    @contextmanager
+    def collecting(self) -> Generator[None]:
+        """What Inductor compiles inside has its C++ kernels once they are built."""
+        add = self._add
+
+        class Together(AsyncCompile):
+            def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+                return Kernel(argtypes, source_code)
+
+            def wait(self, scope: dict[str, Any]) -> None:
+                add(scope)
+                super().wait(scope)
+
+        async_compile.AsyncCompile = Together
+        try:
+            yield
+        finally:
+            async_compile.AsyncCompile = AsyncCompile
+
+    def _add(self, scope: dict[str, Any]) -> None:
         """Has the kernels in a module's namespace replaced by what is built of them."""
         self._kernels += [(scope, name, value) for name, value in scope.items() if isinstance(value, Kernel)]
 
@@ -74,6 +71,11 @@ class Batch:
             library = load()
             for number, (scope, name, _) in enumerate(part):
                 scope[name] = _function(library, number)
+
+
+def precompile_headers() -> None:
+    """Does of a build what depends on no kernel."""
+    CppPythonBindingsCodeCache.load_async("")
 
 
 def _text(kernels: Sequence[Kernel]) -> str:
@@ -130,3 +132,6 @@ def _instruction_sets() -> list[cpu_vec_isa.VecISA]:
     """What PyTorch's own kernels run on, where it says so; else what Inductor finds out by building programs."""
     known = {"AVX512": _Avx512, "AVX2": _Avx2}.get(torch.backends.cpu.get_cpu_capability())
     return [known()] if known else _search()
+
+
+cpu_vec_isa.valid_vec_isa_list = _instruction_sets

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,8 +21,63 @@ from moaic.runtime.wire import Connection
 END_SECONDS: Final = 2.0
 """A worker whose socket has ended is given this long before it is killed."""
 
+REPORTS_BYTES: Final = 1 << 16
+"""More than a pipe holds. Its lines are written whole, and so they are read."""
+
 BUFFER_BYTES: Final = 4 << 20
 """Asked for as the sockets' buffers; the system grants what it likes."""
+
+
+class Nursery:
+    """The process that our workers are forked from, and what it has said of them."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reports: int) -> None:
+        os.set_blocking(reports, False)
+        self._process = process
+        self._reports = reports
+        self._said: dict[tuple[int, str], int] = {}
+
+    def ending(self, rank: int) -> str | None:
+        """How a worker, or the nursery before it could say so, ended; None for all that is known while it lives."""
+        self._listen()
+        code = self._said.get((rank, "ended"), self._process.poll())
+        if code is None:
+            return None
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether somebody has stopped the worker by a signal."""
+        self._listen()
+        return (rank, "stopped") in self._said
+
+    def kill(self, rank: int) -> None:
+        """Kills a worker and all it started; before it is there, the nursery."""
+        self._listen()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._said.get((rank, "pid"), self._process.pid), signal.SIGKILL)
+
+    def close(self) -> None:
+        """Waits for the end of the workers, whose sockets are closed; kills those that take too long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._listen()
+        for rank in [rank for rank, word in self._said if word == "pid" and (rank, "ended") not in self._said]:
+            self.kill(rank)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._reports)
+
+    def _listen(self) -> None:
+        try:
+            text = os.read(self._reports, REPORTS_BYTES).decode()
+        except BlockingIOError:
+            return
+        for line in text.splitlines():
+            rank, word, number = line.split()
+            self._said[int(rank), word] = int(number)
+            if word == "continued":
+                self._said.pop((int(rank), "stopped"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +85,20 @@ class LocalWorker:
     """A worker process of this host and our end of its socket."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    nursery: Nursery
     connection: Connection
 
     def ending(self) -> str | None:
         """How the process ended; None while it lives."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return self.nursery.ending(self.rank)
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the process by a signal."""
+        return self.nursery.is_stopped(self.rank)
 
     def kill(self) -> None:
         """Kills the process and all it started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self.process.kill()
+        self.nursery.kill(self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +106,7 @@ class LocalWorkers:
     """All workers of this host, and the lines where they say what they do."""
 
     workers: tuple[LocalWorker, ...]
+    nursery: Nursery
     status: Status
 
     def activity(self, rank: int) -> Activity:
@@ -70,58 +124,42 @@ class LocalWorkers:
     def close(self) -> None:
         """Ends the workers and waits for it."""
         self.close_sockets()
-        for worker in self.workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(END_SECONDS)
-            worker.kill()
-            worker.process.wait()
+        self.nursery.close()
         self.status.close()
 
 
 def launch(count: int, environment: Mapping[str, str] | None = None) -> LocalWorkers:
     """Starts `count` workers; returns at once, each says hello when it is ready. `environment` is added to ours."""
     memory = create_memory(count)
-    lifelines = [os.pipe() for _ in range(count)]
-    shares = share_out(cores(), count)
-    try:
-        workers = tuple(_start(rank, shares, memory, lifelines, environment or {}) for rank in range(count))
-        return LocalWorkers(workers, Status(memory, count))
-    finally:
-        for descriptor in (memory, *(end for pipe in lifelines for end in pipe)):
-            os.close(descriptor)
-
-
-def _start(
-    rank: int,
-    threads: Sequence[int],
-    memory: int,
-    lifelines: Sequence[tuple[int, int]],
-    environment: Mapping[str, str],
-) -> LocalWorker:
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
+    lifelines = [end for _ in range(count) for end in os.pipe()]
+    reports, reporter = os.pipe()
+    pairs = [socket.socketpair() for _ in range(count)]
+    theirs = [their.fileno() for _, their in pairs]
+    for end in (end for pair in pairs for end in pair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    own = lifelines[rank][1]
-    others = [reader for peer, (reader, _) in enumerate(lifelines) if peer != rank]
-    command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker"]
-    numbers = {
-        "rank": rank,
-        "ranks": len(threads),
-        "socket": theirs.fileno(),
-        "memory": memory,
-        "threads": threads[rank],
-    }
-    command += [f"--{name}={number}" for name, number in numbers.items()]
-    command += ["--own-lifeline", str(own), "--lifelines", *(str(other) for other in others)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(), memory, own, *others),
-        env=_environment(threads[rank], environment),
-        start_new_session=True,
-    )
-    theirs.close()
-    return LocalWorker(rank, process, Connection(ours))
+    threads = share_out(cores(), count)
+    numbers = {"memory": [memory], "reports": [reporter], "sockets": theirs, "lifelines": lifelines, "threads": threads}
+    command = [sys.executable, *_flags(), "-m", "moaic.runtime.nursery"]
+    for name, values in numbers.items():
+        command += [f"--{name}", *(str(value) for value in values)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(memory, reporter, *theirs, *lifelines),
+            env=_environment(max(threads), environment or {}),
+            start_new_session=True,
+        )
+    finally:
+        for descriptor in (reporter, *lifelines):
+            os.close(descriptor)
+        for _, their in pairs:
+            their.close()
+    nursery = Nursery(process, reports)
+    workers = tuple(LocalWorker(rank, nursery, Connection(ours)) for rank, (ours, _) in enumerate(pairs))
+    status = Status(memory, count)
+    os.close(memory)
+    return LocalWorkers(workers, nursery, status)
 
 
 def _flags() -> list[str]:

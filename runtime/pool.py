@@ -30,6 +30,9 @@ MISSED_BEATS: Final = 15
 """A worker's thread for signs of life beats every second, and no computation delays it for long: a worker that misses
 this many of them, counted by a clock that stops when we are stopped, is stuck."""
 
+STOPPED_BEATS: Final = 2
+"""The same for a process that somebody has stopped by a signal, which is no matter of load."""
+
 GRACE_SECONDS: Final = 1.0
 """After a first failure the others have this long to say what they know: the cause is to be told, not a consequence."""
 
@@ -185,9 +188,10 @@ class Pool:
             beats = self._workers.beats(rank)
             known, missed = self._heard[rank]
             self._heard[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
-            if missed >= MISSED_BEATS:
-                failure = self._ended(rank, f"it has given no sign of life for {MISSED_BEATS} seconds")
-                self._workers.workers[rank].kill()
+            worker = self._workers.workers[rank]
+            if missed >= (STOPPED_BEATS if worker.is_stopped() else MISSED_BEATS):
+                failure = self._ended(rank, f"it has given no sign of life for {missed + 1} seconds")
+                worker.kill()
                 self._fail(rank, failure)
 
     def _receive(self, rank: int, message: Message) -> None:

@@ -28,7 +28,7 @@ def four() -> Iterator[Accelerator]:
 
 
 def _accelerator(workers: int) -> Iterator[Accelerator]:
-    accelerator = Accelerator(launch(workers))
+    accelerator = Accelerator(launch(workers, {"MOAI_COMPILE": "0"}))
     yield accelerator
     accelerator.close()
 
@@ -46,7 +46,7 @@ class Script:
         self.text = text
         file = self.folder / "script.py"
         file.write_text(text, encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2", "MOAI_COMPILE": "0"}
         self.process = subprocess.Popen(
             [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
