@@ -8,7 +8,7 @@ together, so nothing is done twice and no matrix is copied per row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def grouped_outer(grad: Tensor, x: Tensor, ids: Tensor, count: int) -> Tensor:
 def _groups(ids: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     """The rows of each matrix that has any."""
     order = ids.argsort()
-    ends: Any = torch.searchsorted(ids[order], torch.arange(count + 1, device=ids.device)).tolist()
+    ends = cast("list[int]", torch.searchsorted(ids[order], torch.arange(count + 1, device=ids.device)).tolist())
     for expert in range(count):
         if ends[expert] < ends[expert + 1]:
             yield expert, order[ends[expert] : ends[expert + 1]]
