@@ -11,8 +11,10 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import check_made, verify
 from moaic.passes.annotate import Axis
 from moaic.passes.config import Distribute, Recompute
+from moaic.passes.context import follow_context
 from moaic.passes.dead import without_dead_ops
 from moaic.passes.distribute import distribute
+from moaic.passes.experts import follow_experts
 from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.hoist import hoist_casts
 from moaic.passes.outline import outline
@@ -93,6 +95,13 @@ PASSES: dict[str, Pass] = {
             "mb", "split the batch in time", lambda m, t: follow_time(m, Axis("mb", _number("mb", t), True)).module, "2"
         ),
         Pass("dp", "split the batch in space", lambda m, t: follow_space(m, Axis("dp", _number("dp", t))).module, "2"),
+        Pass(
+            "ep",
+            "split experts and the batch",
+            lambda m, t: follow_experts(m, Axis("ep", _number("ep", t))).module,
+            "2",
+        ),
+        Pass("cp", "split the sequence", lambda m, t: follow_context(m, Axis("cp", _number("cp", t))).module, "2"),
         Pass(
             "tp",
             "split tensors, by the solver",

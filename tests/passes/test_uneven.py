@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,13 +31,15 @@ def one_thread() -> Iterator[None]:
 
 
 def dense() -> nn.Module:
+    settings: Any = Qwen2Config
     sizes = {name: SIZES[name] for name in SIZES if "expert" not in name and "router" not in name}
-    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, "num_key_value_heads": 1, "intermediate_size": 15}))
+    return Qwen2ForCausalLM(settings(**{**sizes, "num_key_value_heads": 1, "intermediate_size": 15}))
 
 
 def mixture() -> nn.Module:
+    settings: Any = MixtralConfig
     sizes = {**SIZES, "num_key_value_heads": HEADS, "intermediate_size": 15, "num_local_experts": 3}
-    return MixtralForCausalLM(MixtralConfig(**sizes))
+    return MixtralForCausalLM(settings(**sizes))
 
 
 def tokens(seed: int, rows: int) -> Batch:
