@@ -12,9 +12,6 @@ from moaic.capture.dry import Taken, take_call
 from moaic.check import Fate, Proof, Verdict, step_of
 from tests.models.zoo import MODELS
 
-ENOUGH = 1000
-"""Pairs that a run of all proofs must have found exact."""
-
 
 @dataclass
 class Zoo:
