@@ -19,6 +19,7 @@ from moaic.passes.config import Config, Request, parse_request, request_from
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine
 from moaic.passes.plan_cache import search_cached
+from moaic.passes.solver_prices import prices_of
 from moaic.planner_pool import ProcessPool
 from moaic.report import Report
 from moaic.runtime import session
@@ -72,7 +73,7 @@ class Planning:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
         report = Report.current()
         with report.timed("planning_s"):
-            plan = self._search(step) if self._config is None else build(step, self._config)
+            plan = self._search(step) if self._config is None else build(step, self._config, prices_of(_machine()))
         self._config = plan.config
         report.plan = str(plan.config)
         return plan

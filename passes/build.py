@@ -19,6 +19,7 @@ from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
 from moaic.passes.schedule import Schedule, forwards_only, schedule_in, schedule_of
+from moaic.passes.solver_prices import Prices
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
 from moaic.passes.weights import split_weights
@@ -51,15 +52,17 @@ class Made:
 Stage = Callable[[Made], Made]
 
 
-def build(step: Module, config: Config) -> Plan:
+def build(step: Module, config: Config, prices: Prices | None = None) -> Plan:
     """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
-    return Builder(step).build(config)
+    return Builder(step, prices).build(config)
 
 
 class Builder:
     """Builds plans of one step. Plans whose configurations begin alike share what the passes made until they part."""
 
-    def __init__(self, step: Module) -> None:
+    def __init__(self, step: Module, prices: Prices | None = None) -> None:
+        """`prices` are what layouts are chosen by; assumed ones unless given."""
+        self._prices = prices or Prices()
         self._outlined = Made(check_made(outline(check_made(step, "capture")), "outline"))
         self._made: dict[tuple[str, Config], Made | Diagnostic] = {}
 
@@ -82,7 +85,7 @@ class Builder:
         """Each pass with the decisions that it carries out."""
         mb, dp, ep, cp, tp = config.micro_batches, config.dp, config.ep, config.cp, config.tp
         level, narrow = config.distribute_param, config.distribute_low_prec_param
-        mode = config.recompute
+        mode, prices = config.recompute, self._prices
         stages: list[tuple[dict[str, object], str, Stage]] = [
             ({"recompute": mode}, "recompute", _with(lambda m: recompute(m, mode)))
         ]
@@ -91,11 +94,11 @@ class Builder:
         if dp > 1:
             stages.append(({"dp": dp}, "dp", _with(lambda m: follow_space(m, Axis("dp", dp)).module)))
         if ep > 1:
-            stages.append(({"ep": ep}, "ep", _with(lambda m: follow_experts(m, Axis("ep", ep)).module)))
+            stages.append(({"ep": ep}, "ep", _with(lambda m: follow_experts(m, Axis("ep", ep), prices).module)))
         if cp > 1:
-            stages.append(({"cp": cp}, "cp", _with(lambda m: follow_context(m, Axis("cp", cp)).module)))
+            stages.append(({"cp": cp}, "cp", _with(lambda m: follow_context(m, Axis("cp", cp), prices).module)))
         if tp > 1:
-            stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp)).module)))
+            stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp), prices).module)))
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         if config.pp > 1:

@@ -6,6 +6,8 @@ also in the middle of a candidate, and when its work is long done.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import queue
@@ -25,6 +27,7 @@ from moaic.passes.config import Config
 from moaic.passes.cost import Prediction, function_seconds, predict
 from moaic.passes.machine import Machine, Number, Source
 from moaic.passes.memory import Memory, fused_functions, memory_of
+from moaic.passes.solver_prices import prices_of
 
 REST_SECONDS = 10.0
 """A process that has compiled something ends when nobody has wanted more of it for this long."""
@@ -79,7 +82,7 @@ class Compiler:
     """Compiles candidates of one step and keeps them until their cost is asked for."""
 
     def __init__(self, step: Module, machine: Machine) -> None:
-        self._builder = Builder(step)
+        self._builder = Builder(step, prices_of(machine))
         self._machine = machine
         self._fused = fused_functions()
         self._seconds = function_seconds(machine, self._fused)
@@ -156,11 +159,15 @@ def prediction_in(data: Mapping[str, Any]) -> Prediction:
 
 
 def main() -> None:
+    # What a pass makes has no cycles worth looking for in a process that ends before long.
+    gc.disable()
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     # Whatever a pass prints goes to the error stream: the answers have theirs alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    # The solver's library takes a while to load, and for now there is nothing to do.
+    importlib.import_module("scipy.optimize")
     serve(requests, answers)
     # The thread that reads still holds the input, which an orderly end would wait for.
     os._exit(0)

@@ -20,6 +20,7 @@ from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory
 from moaic.passes.pool import Compiled, Here, Pool
+from moaic.passes.solver_prices import prices_of
 
 NOT_NEEDED = "recomputing would save memory that is not short"
 
@@ -96,7 +97,7 @@ def finish(step: Module, machine: Machine, fates: Fates) -> Selection:
     chosen = fates.of(fates.selected)
     assert chosen.memory is not None
     assert chosen.prediction is not None
-    plan = build(step, chosen.config)
+    plan = build(step, chosen.config, prices_of(machine))
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
     if chosen.memory.split > machine.memory:
         log.split_does_not_fit(chosen.memory, machine.memory)

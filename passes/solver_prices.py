@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from math import prod
+from math import log2, prod
 
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
@@ -12,6 +12,7 @@ from moaic.ir.ops import Kind, flops_of, kind_of
 from moaic.ir.placed import placing
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
+from moaic.passes.machine import Machine, sent_share
 
 TIME = "mb"
 """The axis whose ranks run one after the other: what is split over it runs once per part."""
@@ -36,7 +37,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Assumed rates of one worker and its links, in units per second, and what memory is worth."""
+    """Rates of one worker and its links, in units per second, assumed unless said; and what memory is worth."""
 
     flops: float = 100e9
     memory: float = 10e9
@@ -53,6 +54,30 @@ class Prices:
     """Seconds per step that a whole matrix costs, however small: an axis that was asked for is used."""
     saved: float = 1.0
     """The same for a byte that the forward saves for the backward."""
+
+
+def prices_of(machine: Machine) -> Prices:
+    """The rates of a machine as far as they are known, in steps of two: layouts must not change with each measuring."""
+    assumed = Prices()
+    known = replace(
+        assumed,
+        flops=_step(machine.rate("mm", "f32").value),
+        memory=_step(machine.bandwidth.value),
+        local=_step(machine.call_overhead.value),
+    )
+    link = machine.links.get("all_gather")
+    if link is None:
+        return known
+    sent = link.rate.value * sent_share("all_gather", link.ranks)
+    return replace(known, link=_step(sent), latency=_step(link.latency.value + CUTS * machine.call_overhead.value))
+
+
+CUTS = 2
+"""Instructions more that a collective makes of a program: itself, and the code that it cuts in two."""
+
+
+def _step(value: float) -> float:
+    return 2.0 ** round(log2(value)) if value > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,12 +15,14 @@ from moaic.ir.layout import WHOLE, State
 from moaic.ir.verify import load, verify
 from moaic.passes.annotate import Axis
 from moaic.passes.follow import follow_space
+from moaic.passes.machine import Number, Source
 from moaic.passes.promote import promote
-from moaic.passes.solver_prices import Prices, Pricing
+from moaic.passes.solver_prices import Prices, Pricing, prices_of
 from moaic.passes.solver_problem import problem
 from moaic.passes.solver_states import possible
 from moaic.passes.tensor import follow_tensor
 from moaic.runtime.interpreter import run_function, run_ranks
+from tests.passes.steps import machine
 
 CLUSTER = Prices(flops=200e12, memory=2e12, link=300e9, latency=10e-6, local=5e-6)
 """Fast devices on fast links."""
@@ -296,3 +299,12 @@ def test_seven_heads_on_two_ranks() -> None:
 def test_nothing_to_split() -> None:
     with pytest.raises(Diagnostic, match=r"tp=5 cannot split any of the 6 matrix products of @step"):
         follow_tensor(mlp(5, 8, 8, 16), Axis("tp", 5))
+
+
+def test_prices_are_those_of_the_machine_in_steps_of_two() -> None:
+    known = prices_of(machine())
+    assert (known.flops, known.memory, known.link) == (2.0**30, 2.0**30, 2.0**29)
+    assert known.latency == 2.0**-10
+    slower = replace(machine(), bandwidth=Number(0.9e9, Source.MEASURED))
+    assert prices_of(slower) == known
+    assert prices_of(replace(machine(), links={})).link == Prices().link
