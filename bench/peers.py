@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -52,6 +53,20 @@ PEERS: Mapping[str, Peer] = {
     "eager": Peer("eager", 1, 2),
     "fsdp2 + inductor": Peer("fsdp2", 2, 1),
 }
+
+
+MODEL_PARALLEL: Mapping[str, Peer] = {
+    "moai pp 1f1b": Peer("moai", 1, 0, "pp=2,micro_batches=8,schedule=1f1b"),
+    "moai pp gpipe": Peer("moai", 1, 0, "pp=2,micro_batches=8,schedule=gpipe"),
+    "moai pp interleaved": Peer("moai", 1, 0, "pp=2,micro_batches=8,schedule=interleaved"),
+    "moai pp zero-bubble": Peer("moai", 1, 0, "pp=2,micro_batches=8,schedule=zero-bubble"),
+    "moai tp": Peer("moai", 1, 0, "tp=2,dp=1,pp=1,micro_batches=1"),
+    "torch 1f1b": Peer("pipeline", 2, 1),
+    "torch 1f1b compiled": Peer("pipeline_compiled", 2, 1),
+    "dtensor tp": Peer("dtensor", 2, 1),
+    "dtensor tp compiled": Peer("dtensor_compiled", 2, 1),
+}
+"""Plans that cut the model, and PyTorch's own ways of cutting it, with the same split and micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +133,14 @@ def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
         command += ["--dtype", setting.dtype, "--layers", str(setting.layers), "--steps", str(setting.steps)]
         command += ["--rendezvous", f"{meeting}/store"]
         complaints = Path(meeting) / "stderr"
-        with complaints.open("w") as errors:
+        with complaints.open("w") as errors, ExitStack() as running:
             run = Run(time.time())
-            processes = [start(command, environment(peer, rank, caches), errors) for rank in range(peer.processes)]
+            processes = [
+                running.enter_context(start(command, environment(peer, rank, caches), errors))
+                for rank in range(peer.processes)
+            ]
             follow(processes, run, watch_memory=watch_memory)
-        if any(process.wait() for process in processes):
+        if any(process.returncode for process in processes):
             raise RuntimeError(f"{peer.way} failed:\n{complaints.read_text()[-4000:]}")
     return run
 

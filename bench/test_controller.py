@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 STEPS = 20
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
-def test_controller_time_of_150_parameters(benchmark: Any, fused: bool) -> None:
+@pytest.mark.parametrize("kind", ["foreach", "fused", "loop"])
+def test_controller_time_of_150_parameters(benchmark: Any, kind: str) -> None:
     """A 16-layer Llama has 147 parameters; forward, backward, AdamW step and zero_grad, nothing read."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -27,7 +27,7 @@ def test_controller_time_of_150_parameters(benchmark: Any, fused: bool) -> None:
     model = LlamaForCausalLM(config)
     torch.nn.Module.to(model, "moai")
     compiled = torch.compile(model, backend="moai", options={"dp": 2, "distribute_param": "none"})
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=kind == "fused", foreach=kind == "foreach")
     ids = torch.randint(0, 64, (8, 16)).to("moai")
 
     def step() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from model_parallel import Pipeline, in_parallel
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from train_llama2 import build
@@ -49,12 +50,30 @@ def moai(model: Any) -> Any:
     return compiled
 
 
-WAYS: Mapping[str, Callable[[Any], Any]] = {f.__name__: f for f in (eager, inductor, ddp, fsdp2, moai)}
+def dtensor(model: Any) -> Any:
+    return in_parallel(model)
+
+
+def dtensor_compiled(model: Any) -> Any:
+    compiled: Any = torch.compile(in_parallel(model))
+    return compiled
+
+
+PIPELINES = {"pipeline": False, "pipeline_compiled": True}
+"""Ways of PyTorch's own pipelines, and whether their stages are compiled."""
+
+SAME_BATCH = ("dtensor", "dtensor_compiled", *PIPELINES)
+"""Ways in which every process gets the whole batch."""
+
+WAYS: Mapping[str, Callable[[Any], Any]] = {
+    f.__name__: f for f in (eager, inductor, ddp, fsdp2, moai, dtensor, dtensor_compiled)
+}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("way", choices=tuple(WAYS))
+    parser.add_argument("way", choices=(*WAYS, *PIPELINES))
+    parser.add_argument("--parts", type=int, default=8, help="micro-batches of a pipeline")
     parser.add_argument("data", help="file of batches")
     parser.add_argument("--rendezvous", help="file through which several processes meet")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -68,6 +87,21 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def stepper(args: Any, model: Any, device: str, rank: int) -> tuple[Callable[[Mapping[str, Any]], Any], Any]:
+    """Forward and backward of one batch, and the parameters that this process trains."""
+    if args.way in PIPELINES:
+        pipeline = Pipeline(model, rank, args.parts, compiled=PIPELINES[args.way])
+        return pipeline.step, list(pipeline.parameters())
+    trained = WAYS[args.way](model)
+
+    def step(share: Mapping[str, Any]) -> Any:
+        loss = trained(**{name: tensor.to(device) for name, tensor in share.items()}).loss
+        loss.backward()
+        return loss
+
+    return step, list(trained.parameters())
+
+
 def main() -> None:
     args = arguments()
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -77,18 +111,26 @@ def main() -> None:
     data = torch.load(args.data)
     model: Any = build(args)
     model.to(device)
-    trained = WAYS[args.way](model)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3, fused=True)
+    step, parameters = stepper(args, model, device, rank)
+    # One optimizer for each kind of parameter: the fused one takes no mixture of DTensors and others.
+    kinds: set[type] = {type(parameter) for parameter in parameters}
+    sorts = [[each for each in parameters if type(each) is kind] for kind in kinds]
+    optimizers = [torch.optim.AdamW(sort, lr=1e-3, fused=True) for sort in sorts]
+    whole = args.way in SAME_BATCH
     for number in range(args.steps):
-        share = {name: tensor.chunk(ranks)[rank] for name, tensor in data[number % len(data)].items()}
+        batch = data[number % len(data)]
+        share = batch if whole else {name: tensor.chunk(ranks)[rank] for name, tensor in batch.items()}
         start = time.perf_counter()
-        loss = trained(**{name: tensor.to(device) for name, tensor in share.items()}).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = step(share)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         torch.get_device_module(device).synchronize()
+        if whole:
+            dist.barrier()
         seconds = time.perf_counter() - start
-        print(json.dumps({"step": number, "loss": loss.item(), "seconds": seconds, "clock": time.time()}), flush=True)
+        shown = loss.item() if isinstance(loss, torch.Tensor) else loss
+        print(json.dumps({"step": number, "loss": shown, "seconds": seconds, "clock": time.time()}), flush=True)
     if ranks > 1:
         dist.destroy_process_group()
 
