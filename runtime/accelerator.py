@@ -272,8 +272,7 @@ class Accelerator:
     def keep(self, keeper: Keeper) -> None:
         """From now on `keeper` is given a copy of what it reads before that is overwritten."""
         with self._lock:
-            self._keepers = [each for each in self._keepers if each.is_live]
-            self._keepers.append(keeper)
+            self._live_keepers().append(keeper)
 
     @property
     def pending(self) -> Promise | None:
@@ -419,10 +418,13 @@ class Accelerator:
             pending.force()
         self._save_kept([buffer])
 
+    def _live_keepers(self) -> list[Keeper]:
+        self._keepers = [each for each in self._keepers if each.is_live]
+        return self._keepers
+
     def _save_kept(self, written: Iterable[Buffer]) -> None:
         """Copies what is about to be overwritten for those who still read the value that it has."""
-        self._keepers = [each for each in self._keepers if each.is_live]
-        for buffer in written if self._keepers else ():
+        for buffer in written if self._live_keepers() else ():
             readers = [each for each in self._keepers if each.reads(buffer)]
             if readers:
                 copy = self._copied(buffer)
@@ -471,7 +473,7 @@ class Accelerator:
     # Eager ops.
 
     def _launch(self, call: Call, outputs: Sequence[Buffer]) -> None:
-        if self._keepers:
+        if self._keepers and self._live_keepers():
             pairs = zip(call.views, operands(call), strict=True)
             self._save_kept([view.buffer for view, each in pairs if each.written])
         key, ids, is_settled = _key(call, outputs)
@@ -584,8 +586,7 @@ def _key(call: Call, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
         if place is None:
             is_settled = False
         ids.append(buffer.id)
-        items.append(id(place))
-        items.append(buffer.geometry)
+        items += (id(place), buffer.geometry)
         if offset or shape != buffer.shape or strides != buffer.strides:
             items.append((shape, strides, offset))
     shapes = tuple([buffer.geometry for buffer in outputs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -82,6 +83,7 @@ def whole(buffer: Buffer) -> View:
     return View(buffer, buffer.shape, buffer.strides, 0)
 
 
+@lru_cache(4096)
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a contiguous tensor."""
     strides: list[int] = []

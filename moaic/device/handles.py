@@ -8,6 +8,7 @@ same buffer, and the buffer is let go when the last of them is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +70,9 @@ def geometry(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -
     return Geometry(dtype, name, tuple(shape), tuple(strides), extent(shape, strides) * dtype.itemsize)
 
 
+_geometry: Final = lru_cache(4096)(geometry)
+
+
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Geometry of a tensor on any device, its offset left out."""
     return geometry(tensor.dtype, tensor.shape, tensor.stride())
@@ -98,7 +102,7 @@ def tensor_of(
 
     Call it once per buffer: two calls make two storages, which torch takes for tensors that share nothing.
     """
-    tensor = place(geometry(DTYPES[buffer.dtype], shape, strides), buffer)
+    tensor = place(_geometry(DTYPES[buffer.dtype], shape, strides), buffer)
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -20,6 +20,10 @@ from moaic.runtime.buffer import View
 
 Kernel = Callable[..., Any]
 
+_tuple: Any = tuple
+_new: Final[Callable[..., Any]] = _tuple.__new__
+"""Makes a View in half the time that its own `__new__` takes, which is written in Python."""
+
 _CACHE_LIMIT: Final = 4096
 """Geometries kept per op; a program that never repeats its shapes starts over instead of growing without end."""
 
@@ -85,7 +89,7 @@ def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
             return
         shape = value.shape
         strides = value.stride()
-        sent.append(View(buffer, shape, strides, value.storage_offset()))
+        sent.append(_new(View, (buffer, shape, strides, value.storage_offset())))
         key += (shape, strides, value.dtype)
     elif kind is _NUMBER:
         sent.append(value)
@@ -114,7 +118,7 @@ def _pack_list(tensors: Sequence[Any] | None, key: list[Any]) -> list[Any] | Non
 def pack_views(tensors: Sequence[Any]) -> list[Any]:
     """The views of a list of tensors, for ops that need no key: the inner loop of an optimizer's step."""
     try:
-        return [View(t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset()) for t in tensors]
+        return [_new(View, (t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset())) for t in tensors]
     except AttributeError:
         return _pack_list(tensors, []) or []
 
