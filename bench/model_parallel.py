@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
 VOCABULARY = 8192
@@ -67,7 +67,8 @@ def in_parallel(model: Any) -> Any:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     columns, rows = ColwiseParallel, RowwiseParallel
     for layer in model.model.layers:
-        plan = {f"self_attn.{name}_proj": columns() for name in "qkv"} | {"self_attn.o_proj": rows()}
-        plan |= {"mlp.gate_proj": columns(), "mlp.up_proj": columns(), "mlp.down_proj": rows()}
+        plan: dict[str, ParallelStyle] = {f"self_attn.{name}_proj": columns() for name in "qkv"}
+        plan |= {"self_attn.o_proj": rows(), "mlp.down_proj": rows()}
+        plan |= {"mlp.gate_proj": columns(), "mlp.up_proj": columns()}
         parallelize_module(layer, mesh, plan)
     return model
