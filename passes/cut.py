@@ -12,7 +12,7 @@ SLACK = 0.03
 def cut(costs: Sequence[float], crossing: Sequence[int], pieces: int) -> list[int]:
     """For each position the number of its piece; `crossing` holds what a cut before position 1, 2, … passes on."""
     upto = [0.0, *accumulate(costs)]
-    most = _least_bound(upto, pieces) * (1 + SLACK)
+    most = least_bound(upto, pieces) * (1 + SLACK)
     borders = _cheapest_borders(upto, crossing, pieces, most)
     found: list[int] = []
     for piece, (start, end) in enumerate(zip([0, *borders], [*borders, len(costs)], strict=True)):
@@ -20,8 +20,8 @@ def cut(costs: Sequence[float], crossing: Sequence[int], pieces: int) -> list[in
     return found
 
 
-def _least_bound(upto: Sequence[float], pieces: int) -> float:
-    """The smallest bound on a piece with which so many pieces do, found by halving."""
+def least_bound(upto: Sequence[float], pieces: int) -> float:
+    """The smallest bound on a piece, of the running sums `upto`, with which so many pieces do; found by halving."""
     low = max(b - a for a, b in pairwise(upto))
     high = max(upto[-1], low)
     for _ in range(60):

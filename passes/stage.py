@@ -17,16 +17,13 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
-from moaic.passes.annotate import flops_in
 from moaic.passes.cut import cut
-from moaic.passes.dead import needed
+from moaic.passes.dead import needed, without_dead_ops
+from moaic.passes.open import cost_of, opened
 from moaic.passes.schedule import Schedule
 from moaic.passes.timed import finishes
 
 AXIS = "pp"
-
-FLOPS_PER_BYTE = 16.0
-"""Arithmetic that takes as long as one byte of memory traffic: only the balance between stages hangs on it."""
 
 LATENCY_BYTES = 1 << 16
 """Bytes that could be passed on in the time that a send takes to begin."""
@@ -40,9 +37,11 @@ def in_stages(module: Module, schedule: Schedule) -> Module:
     stages, parts = schedule.stages, module.mesh.size("mb")
     if schedule.parts != parts:
         raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
+    module = opened(module, stages)
     main = _summed_apart(module.main, _Assigned(module, module.main, stages))
     mesh = Mesh(((AXIS, stages), *module.mesh.axes))
-    return Module((*module.functions[:-1], _Placer(module, main, stages).run()), mesh, schedule.rows)
+    placed = _Placer(module, main, stages).run()
+    return without_dead_ops(Module((*module.functions[:-1], placed), mesh, schedule.rows))
 
 
 class _Assigned:
@@ -76,13 +75,8 @@ class _Assigned:
     def _cut(self, spine: Sequence[int], stages: int) -> list[int]:
         if len(spine) < stages:
             raise Diagnostic(f"pp={stages} needs {stages} stages, and the forward has {len(spine)} ops to share out")
-        costs = [self._cost(self.main.ops[i]) for i in spine]
+        costs = [cost_of(self.module, self.main.ops[i]) for i in spine]
         return cut(costs, self._crossing(spine), stages)
-
-    def _cost(self, op: Op) -> float:
-        ops = self.module.function(op.callee).ops if op.name == "call" else (op,)
-        light = sum(result.type.nbytes() for each in ops for result in each.results if kind_of(each) is Kind.LIGHT)
-        return flops_in(self.module, op) + FLOPS_PER_BYTE * light
 
     def _crossing(self, spine: Sequence[int]) -> list[int]:
         """For each position of the spine but the first, the bytes that a cut before it would have to pass on."""
@@ -166,11 +160,12 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
         if finishes(op) and inputs[0] in late:
             same[op.results[0]] = late[inputs[0]]
         elif any(value in late for value in inputs) or _adds_stages(op, assigned):
-            done = {value: _finish(value, op, ops) for value in inputs if value not in late} | late
-            if not _is_linear(op):
+            terms = [i for i, value in enumerate(inputs) if value in late or value.type.layout.state("mb") != WHOLE]
+            done = {inputs[i]: _finish(inputs[i], op, ops) for i in terms if inputs[i] not in late} | late
+            if not _is_linear(op, terms):
                 raise Diagnostic(f"pp cannot pass {op.name}: it reads a sum of several stages before its last term")
             results = tuple(Value(_finished(result), result.name) for result in op.results)
-            ops.append(replace(op.with_operands(done), results=results))
+            ops.append(replace(op.with_operands(same | done), results=results))
             late.update(zip(op.results, results, strict=True))
         else:
             ops.append(op.with_operands(same))
@@ -183,9 +178,9 @@ def _adds_stages(op: Op, assigned: _Assigned) -> bool:
     return op.name == "aten.add.Tensor" and pending and len({assigned.of(value) for value in op.inputs()}) > 1
 
 
-def _is_linear(op: Op) -> bool:
-    """Whether the op is linear in all that it reads together."""
-    return op.name != "call" and frozenset(range(len(list(op.inputs())))) in rule_of(op).linear
+def _is_linear(op: Op, terms: Sequence[int]) -> bool:
+    """Whether the op is linear in these operands together; all others are the same for every micro-batch."""
+    return op.name != "call" and frozenset(terms) in rule_of(op).linear
 
 
 def _finish(value: Value, reader: Op, ops: list[Op]) -> Value:
