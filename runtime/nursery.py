@@ -13,13 +13,15 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 
-from moaic.runtime import worker
-from moaic.runtime.compile import load_compiler, precompile_headers
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nothing of all that is made here is garbage, and to find that out again and again takes a fifth of the time.
+    gc.disable()
+    from moaic.runtime import worker
+    from moaic.runtime.compile import load_compiler, precompile_headers
+
     prepare = _nothing
     if os.environ.get("MOAI_COMPILE", "").lower() not in ("0", "false"):
         load_compiler()
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # What is here now is for good: no worker's collector has to touch these pages, which all of them share.
     gc.freeze()
     ranks = range(len(options.sockets))
-    pids = {_fork(lambda rank=rank: _work(options, rank, prepare)): rank for rank in ranks}
+    pids = {_fork(lambda rank=rank: _start(worker.work, options, rank, prepare)): rank for rank in ranks}
     for descriptor in (options.memory, *options.sockets, *options.lifelines):
         os.close(descriptor)
     with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:
@@ -56,8 +58,9 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def _work(options: argparse.Namespace, rank: int, prepare: Callable[[], None]) -> None:
+def _start(work: Callable[..., None], options: argparse.Namespace, rank: int, prepare: Callable[[], None]) -> None:
     """Becomes a worker: in a process group of its own, without what belongs to the others."""
+    gc.enable()
     os.setsid()
     readers, writers = options.lifelines[::2], options.lifelines[1::2]
     others = [socket for peer, socket in enumerate(options.sockets) if peer != rank]
@@ -65,7 +68,7 @@ def _work(options: argparse.Namespace, rank: int, prepare: Callable[[], None]) -
     for descriptor in (options.reports, readers[rank], *others):
         os.close(descriptor)
     peers = [reader for peer, reader in enumerate(readers) if peer != rank]
-    worker.work(rank, options.sockets[rank], options.memory, writers[rank], peers, options.threads[rank], prepare)
+    work(rank, options.sockets[rank], options.memory, writers[rank], peers, options.threads[rank], prepare)
 
 
 def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> None:
