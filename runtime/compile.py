@@ -48,12 +48,12 @@ def compile_functions(functions: Sequence[Function], *, compiled: bool, device: 
 
 def load_compiler() -> None:
     """Imports what compiling needs, and fills the tables that it makes when it is first used."""
-    from tqdm import tqdm
+    from torch import hub
 
     from moaic.runtime.cpp import Batch
 
-    # Else it starts a thread, and whoever forks must have one alone.
-    tqdm.monitor_interval = 0
+    # Else its progress bars start a thread, and whoever forks must have one alone.
+    hub.tqdm.monitor_interval = 0  # pyright: ignore[reportPrivateImportUsage]
     x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
     with Batch().collecting():
         _inductor(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), CPU)

@@ -12,9 +12,9 @@ from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.parser import parse
 from moaic.ir.types import TensorType
-from moaic.runtime.compile import compile_function
+from moaic.runtime.compile import compile_function, compile_functions
 from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
-from moaic.runtime.to_fx import run_ops
+from moaic.runtime.to_fx import Run, run_ops
 
 # Raised by PyTorch's own modules when Inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -270,11 +270,16 @@ COMPILED = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiled_together() -> dict[str, Run]:
+    return dict(zip(COMPILED, compile_functions(list(COMPILED.values()), compiled=True), strict=True))
+
+
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_is_interpreted(name: str) -> None:
+def test_compiled_is_interpreted(compiled_together: dict[str, Run], name: str) -> None:
     f = COMPILED[name]
     inputs = [torch.tensor([2, 3]) if p.type.dtype == "i64" else drawn(p.type) for p in f.params]
-    plain, fast = (compile_function(f, compiled=compiled)(list(inputs)) for compiled in (False, True))
+    plain, fast = (run(list(inputs)) for run in (compile_function(f, compiled=False), compiled_together[name]))
     for one, other in zip(plain, fast, strict=True):
         assert other.is_contiguous()
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
