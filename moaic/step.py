@@ -11,13 +11,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Value
+from moaic.ir.layout import Layout
 from moaic.ir.printer import render
 from moaic.passes.build import Plan
 from moaic.passes.program import Programs, lower
+from moaic.passes.resting import follow_resting
 from moaic.passes.zero import drop_zeros
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, row_major
+from moaic.runtime.placement import Placement
 from moaic.runtime.promise import Promise
 
 Key = tuple[int, int]
@@ -113,6 +117,8 @@ class Step:
         kinds = [function.result_role(i).kind for i in range(len(function.results))]
         self.outputs = [i for i, kind in enumerate(kinds) if kind != "grad"]
         self.grads = [i for i, kind in enumerate(kinds) if kind == "grad"]
+        self._updates = "update" in kinds
+        self._resting_variants: dict[tuple[int, ...], Variant | None] = {}
         self._assumed_zero = self._tangents_beside_a_loss()
 
     def _tangents_beside_a_loss(self) -> frozenset[int]:
@@ -127,7 +133,7 @@ class Step:
         outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
         call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
         if not self.grads:
-            variant = self._variant(frozenset(), frozenset())
+            variant = self._at_rest(inputs) or self._variant(frozenset(), frozenset())
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # What no plan can do is said now, before anything waits for the values.
@@ -136,6 +142,33 @@ class Step:
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
         return outputs, call
+
+    def _at_rest(self, inputs: Sequence[Buffer]) -> Variant | None:
+        """How a step that overwrites split operands runs where these lie; None for any other."""
+        if not self._updates:
+            return None
+        for buffer in inputs:
+            if buffer.promise is not None:
+                buffer.promise.force()
+        places = tuple(buffer.place for buffer in inputs)
+        key = tuple(map(id, places))
+        if key not in self._resting_variants:
+            self._resting_variants[key] = self._made_at_rest(places)
+        return self._resting_variants[key]
+
+    def _made_at_rest(self, places: Sequence[Placement | None]) -> Variant | None:
+        spread = [place for place in places if place is not None and place.mesh.ranks > 1]
+        meshes = {place.mesh for place in spread if place.layout.splits} or {place.mesh for place in spread[:1]}
+        if len(meshes) != 1 or any(place and (place.layout.home or place.layout.pending) for place in places):
+            return None
+        layouts: list[Layout | None] = [None] * len(self.function.params)
+        for index, place in zip(self.given, places, strict=True):
+            layouts[index] = None if place is None else place.layout
+        try:
+            module = follow_resting(self.module, next(iter(meshes)), layouts)
+        except Diagnostic:
+            return None
+        return Variant(lower(module), self.accelerator, self.compiled)
 
     def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:
         if not self.grads:

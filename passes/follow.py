@@ -39,14 +39,15 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
 
 def follow_space(module: Module, axis: Axis) -> Annotated:
     """`module` with the batch split over `axis`; what is whole on one device ends whole on every rank."""
-    return annotate(module, axis, batch_states(module, axis), _finished, _in_space)
+    return annotate(module, axis, batch_states(module, axis), _finished, cheapest_in_space)
 
 
 def follow_time(module: Module, axis: Axis) -> Annotated:
     """`module` in micro-batches; raises Barrier where much of the step would have to run unsplit first."""
-    found = annotate(module, axis, batch_states(module, axis), _finished, _in_time)
     total = function_flops(module, module.main)
-    if found.pre_op is not None and found.pre_flops > PRE_LIMIT * total:
+    most = PRE_LIMIT * total
+    found = annotate(module, axis, batch_states(module, axis), _finished, _in_time, most_early=most)
+    if found.pre_op is not None and found.pre_flops > most:
         share = 100 * found.pre_flops / total
         raise barrier(axis, found.pre_op, f"making that takes {share:.0f} % of the step's FLOPs again")
     return found
@@ -59,7 +60,10 @@ def _finished(role: Role, value: Value, state: State) -> State:
     return state
 
 
-def _in_space(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:
+def cheapest_in_space(
+    function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+) -> Strategy:
+    """The strategy that moves the fewest bytes; of equals, the one that splits most."""
     inputs = list(function.ops[index].inputs())
 
     def price(strategy: Strategy) -> tuple[float, int]:

@@ -16,6 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from moaic.capture.lists import per_tensor
+
 aten = torch.ops.aten
 
 Table = dict[Any, Callable[..., Any]]
@@ -31,6 +33,7 @@ def decompositions() -> Table:
     for kept in (aten._scaled_dot_product_flash_attention_for_cpu.default, aten.embedding_dense_backward.default):
         table.pop(kept, None)
     table.update(cast("Table", get_decompositions(_TAKEN_APART)))
+    table.update(per_tensor())
     table.update(_OURS)
     return table
 
