@@ -496,7 +496,7 @@ def _fold_key(op: Op, mesh: Mesh) -> Complaints:
     yield from _results(op, 1)
     yield from _whole_number(op, "instance")
     for value in (*op.inputs(), *op.results):
-        if value.type != KEY:
+        if value.type.anywhere() != KEY:
             yield f"a key is `{render_type(KEY, mesh)}`, not `{render_type(value.type, mesh)}`"
 
 
@@ -509,7 +509,7 @@ def _rand(op: Op, mesh: Mesh) -> Complaints:
     yield from _operands(op, 1 + len(splits))
     yield from _results(op, 1)
     key, *coordinates = (value.type for value in op.inputs())
-    if key != KEY:
+    if key.anywhere() != KEY:
         yield f"the key is `{render_type(KEY, mesh)}`, not `{render_type(key, mesh)}`"
     for given in coordinates:
         if given.dtype != "i64" or given.elements() != 1:

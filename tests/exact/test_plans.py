@@ -1,4 +1,4 @@
-"""Every candidate plan for 2, 4 and 8 ranks computes what the graph says: lowered, on virtual ranks, in float64."""
+"""Plans for 1 to 8 ranks compute what the graph says: lowered, on virtual ranks, in float64. `make exact` runs all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from moaic.check import Fate, Proof, plans_of
+from moaic.check import Fate, Proof, plans_of, sampled
 from moaic.passes.config import Config
 from tests.exact.graphs import captured_step
 from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES
@@ -14,17 +14,21 @@ from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES
 MODELS = {**EXAMPLES, "dropout": DROPOUT, "contrast": CONTRAST}
 
 
+MOST = {1: 12, 2: 24, 4: 12, 8: 6}
+"""Candidates that are run for so many ranks."""
+
+
 @cache
 def proof(name: str) -> Proof:
     return Proof(captured_step(MODELS[name]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", MOST)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_plan_computes_the_graph(name: str, ranks: int) -> None:
+def test_plans_compute_the_graph(name: str, ranks: int) -> None:
     work = proof(name)
     done: list[Config] = []
-    for config in plans_of(work.step.module, ranks):
+    for config in sampled(plans_of(work.step.module, ranks), MOST[ranks]):
         verdict = work.verdict(config)
         if verdict.fate is Fate.DROPPED:
             assert may_drop(name, config), verdict
