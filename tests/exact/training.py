@@ -62,6 +62,11 @@ PLANS: Mapping[str, Plan] = {
 }
 """Every decision of a plan, so that nothing is left to be searched for."""
 
+IN_STAGES: Mapping[str, Plan] = {"pp2": {**PLAIN, "pp": 2, "micro_batches": 2}}
+"""Plans whose schedule is searched for."""
+
+ALL_PLANS: Mapping[str, Plan] = {**PLANS, **IN_STAGES}
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -202,7 +207,7 @@ class Switch:
 
     def _engine(self, plan: str) -> GraphEngine:
         if plan not in self.engines:
-            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiled=False)
+            self.engines[plan] = GraphEngine(self.program, request_of(ALL_PLANS[plan]), compiled=False)
         return self.engines[plan]
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:

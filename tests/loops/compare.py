@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tests.exact.training import Call, check
 
-PLANS = ("tp2", "use", "dp2")
-"""How the model is split while people do what they do; names in `tests.exact.training.PLANS`."""
+PLANS = ("tp2", "use", "dp2", "pp2")
+"""How the model is split while people do what they do; names in `tests.exact.training.ALL_PLANS`."""
 
 Found = Sequence[Tensor]
 
