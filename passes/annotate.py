@@ -3,6 +3,7 @@
 The axis may lie in space (its ranks run side by side) or in time (`mb`: its ranks run one after the other). In time a
 finished sum exists only after the last micro-batch: such a value is LATE. What a micro-batch needs whole must be made
 *before* the first one, from values that are whole from the start: its cone is cloned, and what that costs is returned.
+Where that costs much and only a backward needs it, all backwards wait until all forwards are done.
 """
 
 from __future__ import annotations
@@ -73,14 +74,16 @@ def annotate(
     results: ResultStates,
     choose: Chooser,
     callee_params: ParamStates | None = None,
+    most_early: float = float("inf"),
 ) -> Annotated:
     """`module` with `axis` in every type.
 
     `inputs` are the states of the main function's parameters; in time those of their parts, while the parameters stay
-    whole. Raises Barrier where the axis cannot pass.
+    whole. A backward waits for what would take more than `most_early` FLOPs to make early. Raises Barrier where the
+    axis cannot pass.
     """
     mesh = Mesh((*module.mesh.axes, (axis.name, axis.size)))
-    work = _Work(module, axis, mesh, choose, callee_params)
+    work = _Work(module, axis, mesh, choose, callee_params, most_early)
     main = work.function(module.main, tuple(inputs), results)
     functions = (*work.made.values(), main)
     return Annotated(without_dead_ops(Module(functions, mesh)), work.pre_flops, work.pre_op)
@@ -99,6 +102,7 @@ class _Work:
     mesh: Mesh
     choose: Chooser
     callee_params: ParamStates | None
+    most_early: float
     made: dict[tuple[str, tuple[State, ...]], Function] = field(
         default_factory=dict[tuple[str, tuple[State, ...]], Function]
     )
@@ -291,13 +295,22 @@ class _Rewriter:
             if want == LATE and WHOLE in versions:
                 return versions[WHOLE]
             if want != LATE and have != WHOLE:
-                self._clone_cone((value,))
+                if self._waits(value):
+                    versions[WHOLE] = self.convert(value, LATE)
+                else:
+                    self._clone_cone((value,))
                 return versions[want] if want in versions else self._make(value, want)
         elif PENDING in versions and len(want) == 2 and WHOLE not in versions:
             have = PENDING
         if have == WHOLE and len(want) == 2 and (rebuilt := self._rebuilt(value, want)) is not None:
             return rebuilt
         return self._collective(value, have, want)
+
+    def _waits(self, value: Value) -> bool:
+        """Whether a backward had better wait for the end of all forwards than have `value` made early."""
+        if self.at is None or self.at.loc.side != "backward" or len(self.primary[value]) == 2:
+            return False
+        return sum(flops_in(self.work.module, self.old.ops[i]) for i in self._cone((value,))) > self.work.most_early
 
     def _collective(self, value: Value, have: State, want: State) -> Value:
         if kind_of_state(have) == "split" and want == PENDING:

@@ -1,13 +1,14 @@
 """Write micro-batches out: the axis `mb` leaves the mesh, and what it split in time is repeated once per part.
 
 Every op is *pre* (whole, needs nothing of a micro-batch), *body* (split or pending over `mb`) or *post* (reads a
-finished sum). Pre runs once, body once per part, post once. In a pipeline the body's ops of each stage come in the
-order of the schedule, and stages become the workers that run them.
+finished sum). Pre runs once, body once per part, post once. Where a backward needs a finished sum, the body is gone
+through twice: what the sum is made of for every part, then what reads it for every part. In a pipeline the body's ops
+of each stage come in the order of the schedule, and stages become the workers that run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
@@ -73,7 +74,7 @@ class _Unroller:
         self.phase = PRE
         self.all_numbers: Value | None = None
         self.numbers: dict[int, Value] = {}
-        self.late = self._late_ops()
+        self.sweep = self._sweeps()
         self.body = self._body_ops()
         self.in_parts = {result for op in self.body for result in op.results}
         self.sums = {
@@ -87,23 +88,36 @@ class _Unroller:
     def run(self, schedule: Schedule | None) -> Function:
         for param in self.old.params:
             self.whole[param] = Value(param.type, param.name)
-        for op in self.old.ops:
-            if op not in self.body and op not in self.late:
-                self._once(op, PRE)
-        for phase, (ops, index) in enumerate(self._actions(schedule)):
-            self.phase = phase
-            for op in ops:
-                self._part_of(op, index)
-        for op in self.old.ops:
-            if op in self.late:
-                self._once(op, POST)
+        sweeps = 1 + max((self.sweep[op] for op in self.body), default=0)
+        if schedule is not None and sweeps > 1:
+            raise self._not_in_a_pipeline()
+        for sweep in range(sweeps):
+            self._all_once(PRE if sweep == 0 else POST - sweep, lambda op, now=sweep: self.sweep[op] == now)
+            body = [op for op in self.old.ops if op in self.body and self.sweep[op] == sweep]
+            for number, (ops, index) in enumerate(self._actions(body, schedule)):
+                self.phase = sweep * self.count + number
+                for op in ops:
+                    self._part_of(op, index)
+        self._all_once(POST, lambda op: self.sweep[op] >= sweeps)
         params = tuple(self.whole[param] for param in self.old.params)
         results = tuple(self.whole[value] for value in self.old.results)
         return replace(self.old, params=params, ops=tuple(self.ops), results=results)
 
-    def _actions(self, schedule: Schedule | None) -> Iterator[tuple[Sequence[Op], int]]:
-        """Ops that are done together and the part that they are done for, in order."""
-        body = [op for op in self.old.ops if op in self.body]
+    def _all_once(self, phase: int, is_due: Callable[[Op], bool]) -> None:
+        for op in self.old.ops:
+            if op not in self.body and is_due(op):
+                self._once(op, phase)
+
+    def _not_in_a_pipeline(self) -> Diagnostic:
+        late = next(op for op in self.old.ops if self.sweep[op] > 0 and op in self.body and op.name[:5] != "moai.")
+        where = f' ("{late.loc.file}":{late.loc.line})' if late.loc.file else ""
+        return Diagnostic(
+            f"a pipeline begins the backward of a micro-batch before the forward of others, and {late.name}{where} "
+            f"needs a sum over all of them"
+        )
+
+    def _actions(self, body: Sequence[Op], schedule: Schedule | None) -> Iterator[tuple[Sequence[Op], int]]:
+        """Ops of the body that are done together and the part that they are done for, in order."""
         if schedule is None:
             yield from ((body, index) for index in range(self.count))
             return
@@ -111,15 +125,14 @@ class _Unroller:
         for action in schedule.merged:
             yield groups.get((action.kind, action.stage), ()), action.part
 
-    def _late_ops(self) -> set[Op]:
-        """Ops that finish what the micro-batches made, and those that read of that."""
-        finished: set[Value] = set()
-        late: set[Op] = set()
+    def _sweeps(self) -> dict[Op, int]:
+        """How often all micro-batches must have been gone through before an op can be done."""
+        made: dict[Value, int] = {}
+        sweeps: dict[Op, int] = {}
         for op in self.old.ops:
-            if self._finishes(op) or any(value in finished for value in op.inputs()):
-                late.add(op)
-                finished.update(op.results)
-        return late
+            sweeps[op] = max((made.get(value, 0) for value in op.inputs()), default=0) + self._finishes(op)
+            made.update(dict.fromkeys(op.results, sweeps[op]))
+        return sweeps
 
     def _finishes(self, op: Op) -> bool:
         return finishes(op, self.axis)
@@ -129,7 +142,9 @@ class _Unroller:
         again: set[Value] = set()
         body: set[Op] = set()
         for op in self.old.ops:
-            if op not in self.late and (is_timed(op, self.axis) or any(value in again for value in op.inputs())):
+            if self._finishes(op):
+                continue
+            if is_timed(op, self.axis) or any(value in again for value in op.inputs()):
                 body.add(op)
                 again.update(value for value in op.results if value.type.layout.state(self.axis) == WHOLE)
         return body

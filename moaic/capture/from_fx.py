@@ -727,6 +727,25 @@ def _index_put(call: _Call) -> Value:
     return call.emit("aten.view", summed, size=base.type.shape)
 
 
+def _scatter_add(call: _Call) -> Value:
+    """Sums by index, from zero, are those of an embedding's gradient, which splits over what is summed too."""
+    base, index, source = call.operands
+    assert isinstance(base, Value)
+    assert isinstance(index, Value)
+    assert isinstance(source, Value)
+    made = call.reader.producers.get(base)
+    from_zero = made is not None and made.name == "aten.full" and not made.attrs["fill_value"]
+    plain = len(base.type.shape) == 1 and index.type.shape == source.type.shape and base.type.dtype in FLOATING
+    if not (from_zero and plain):
+        return call.emit_as("aten.scatter_add", call.operands, call.attrs)
+    (count,), rows = base.type.shape, (*source.type.shape, 1)
+    grad = call.emit("aten.view", source, kind=TensorType(source.type.dtype, rows), size=rows)
+    attrs: dict[str, Attr] = {"num_weights": count, "padding_idx": -1, "scale_grad_by_freq": False}
+    table = TensorType(base.type.dtype, (count, 1))
+    summed = call.emit("aten.embedding_dense_backward", grad, index, kind=table, **attrs)
+    return call.emit("aten.view", summed, size=base.type.shape)
+
+
 def _as_strided(call: _Call) -> Value:
     """Legal only where it changes strides alone, or is a view of a contiguous tensor."""
     (source, *_), result = call.node.args, call.node.meta["val"]
@@ -863,6 +882,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,
     **_each("aten.index_put aten._unsafe_index_put", _index_put),
+    "aten.scatter_add": _scatter_add,
     "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,

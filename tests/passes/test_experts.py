@@ -12,12 +12,13 @@ import torch
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
 from moaic.ir.layout import WHOLE
-from moaic.passes.annotate import Axis
+from moaic.passes.annotate import Axis, function_flops
 from moaic.passes.candidates import candidates
 from moaic.passes.config import Request
 from moaic.passes.experts import follow_experts, in_blocks
 from moaic.runtime.interpreter import run_function
-from tests.passes.models import LENGTH, MIXTURES, ROWS, WIDTH, Proof, close, config, mixtral, proof, tokens
+from tests.exact.models import MIXTURE
+from tests.passes.models import LENGTH, MIXTURES, ROWS, WIDTH, Proof, close, config, proof
 from tests.passes.steps import dense
 
 
@@ -86,12 +87,21 @@ def test_blocks_change_nothing() -> None:
     close(whole, run_function(module, module.main.name, whole.step.inputs), config("dp=1"))
 
 
-def test_rows_that_do_not_divide_leave_the_batch_whole() -> None:
-    odd = Proof(mixtral, tokens, rows=3)
-    made = odd.prove(config("ep=2")).module
-    assert all(
-        value.type.layout.state("ep")[:1] != (0,) for value in made.main.values() if value.type.shape[:1] == (3,)
-    )
+@pytest.fixture(scope="module")
+def narrow() -> Proof:
+    """Of so few words that most of the work is in the layers."""
+    return Proof(MIXTURE.make, MIXTURE.draw)
+
+
+@pytest.mark.parametrize("plan", ["micro_batches=2", "dp=2,micro_batches=2", "ep=2,micro_batches=4,recompute=full"])
+def test_backwards_wait_for_what_balances_all_forwards(narrow: Proof, plan: str) -> None:
+    made = narrow.prove(config(plan))
+    assert made.pre_flops < 0.05 * function_flops(narrow.step.module, narrow.step.module.main), "nothing is done twice"
+
+
+def test_a_pipeline_does_not_wait(narrow: Proof) -> None:
+    with pytest.raises(Diagnostic, match=r"a pipeline begins the backward.*modeling_mixtral.*needs a sum over all"):
+        narrow.builder.build(config("pp=2,micro_batches=2"))
 
 
 def test_what_has_no_experts() -> None:
