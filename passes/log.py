@@ -106,7 +106,7 @@ def configuration(step: Module, config: Config) -> str:
     """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
     level = config.distribute_param
     parts: Sequence[str] = (
-        "num_stages : 1",
+        f"num_stages : {config.pp}",
         f"num_micro_batches : {config.micro_batches}",
         f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}",
         *(f"{axis} : {n}" for axis, n in (("ep", config.ep), ("cp", config.cp)) if n > 1),
@@ -114,6 +114,8 @@ def configuration(step: Module, config: Config) -> str:
         f"recomputation : {'true' if config.recompute == 'full' else 'false'}",
         f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
     )
+    if config.pp > 1:
+        parts = (*parts, f"schedule : {config.schedule}")
     return ", ".join((*parts, "distribute_low_prec_param : true") if config.distribute_low_prec_param else parts)
 
 

@@ -7,7 +7,7 @@ flicker between runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.errors import Diagnostic
@@ -22,7 +22,7 @@ from moaic.passes.memory import Memory
 from moaic.passes.pool import Compiled, Here, Pool
 from moaic.passes.solver_prices import prices_of
 
-NOT_NEEDED = "recomputing would save memory that is not short"
+NOT_NEEDED = "it would save memory that is not short"
 
 TIE = 0.02
 """Predicted times this near to the best, as a share of it, count as equal."""
@@ -109,7 +109,7 @@ def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Ca
     log.compiling()
     start = time.perf_counter()
     known = set(configs)
-    twins = {config: twin for config in configs if (twin := _keeping_more(config)) is not None and twin in known}
+    twins = {config: twin for config in configs if (twin := _keeping_more(config, known)) is not None}
     found = _fates([config for config in configs if config not in twins], pool, machine)
     needed = [config for config, twin in twins.items() if found[twin].too_large]
     found |= _fates(needed, pool, machine)
@@ -125,9 +125,14 @@ def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Ca
     return fates
 
 
-def _keeping_more(config: Config) -> Config | None:
-    """The same plan without recomputing. It is faster, so `config` is worth a look only where that one is too large."""
-    return replace(config, recompute="saved") if config.recompute == "full" else None
+def _keeping_more(config: Config, known: Collection[Config]) -> Config | None:
+    """The known plan that splits and recomputes least and is otherwise the same, if that is another one.
+
+    It is faster, so `config` is worth a look only where that one is too large. A pipeline needs its micro-batches.
+    """
+    least = config.micro_batches if config.pp > 1 else 1
+    twins = [replace(config, recompute="saved", micro_batches=parts) for parts in (least, config.micro_batches)]
+    return next((twin for twin in twins if twin in known and twin != config), None)
 
 
 def _fates(configs: Sequence[Config], pool: Pool, machine: Machine) -> dict[Config, Candidate]:

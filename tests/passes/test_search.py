@@ -70,10 +70,10 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
     lines = [record.getMessage() for record in caplog.records]
     numbers = [line for line in lines if line.startswith("Elapsed")]
     assert [line for line in lines if not line.startswith(("Elapsed", "Predicted", "Optimizer"))] == [
-        "The number of candidates is 20.",
+        "The number of candidates is 29.",
         "Parallel Graph Compile start...",
         "Parallel Graph Compile finished.",
-        "The number of possible candidates is 20.",
+        "The number of possible candidates is 15.",
         "SelectBestGraphFromCandidates start...",
         "SelectBestGraphFromCandidates finished.",
         "Configuration for parallelism is selected.",
@@ -136,7 +136,7 @@ def test_recomputing_is_compiled_only_where_memory_is_short() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(Diagnostic, match=r"no plan fits: the smallest of 20, .*, needs 0 MiB per worker"):
+    with pytest.raises(Diagnostic, match=r"no plan fits: the smallest of 29, .*, needs 0 MiB per worker"):
         search.search(dense(), machine(memory=100), SMALL, pool=Here())
 
 
