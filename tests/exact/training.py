@@ -45,7 +45,20 @@ OPTIMIZERS: Mapping[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimize
 
 Plan = Mapping[str, object]
 
-PLAIN: Plan = {"dp": 1, "tp": 1, "cp": 1, "ep": 1, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
+PLAIN: Plan = {
+    **dict.fromkeys(("pp", "dp", "tp", "cp", "ep", "micro_batches"), 1),
+    "recompute": "saved",
+    "distribute_param": "none",
+}
+    "pp": 1,
+    "dp": 1,
+    "tp": 1,
+    "cp": 1,
+    "ep": 1,
+    "micro_batches": 1,
+    "recompute": "saved",
+    "distribute_param": "none",
+}
 
 PLANS: Mapping[str, Plan] = {
     "one": PLAIN,
@@ -59,13 +72,9 @@ PLANS: Mapping[str, Plan] = {
     "mb4": {**PLAIN, "micro_batches": 4},
     "dp2_mb2": {**PLAIN, "dp": 2, "micro_batches": 2},
     "full": {**PLAIN, "recompute": "full"},
+    "pp2": {**PLAIN, "pp": 2, "micro_batches": 2, "schedule": "1f1b"},
 }
 """Every decision of a plan, so that nothing is left to be searched for."""
-
-IN_STAGES: Mapping[str, Plan] = {"pp2": {**PLAIN, "pp": 2, "micro_batches": 2}}
-"""Plans whose schedule is searched for."""
-
-ALL_PLANS: Mapping[str, Plan] = {**PLANS, **IN_STAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +216,7 @@ class Switch:
 
     def _engine(self, plan: str) -> GraphEngine:
         if plan not in self.engines:
-            self.engines[plan] = GraphEngine(self.program, request_of(ALL_PLANS[plan]), compiled=False)
+            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiled=False)
         return self.engines[plan]
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.exact.training import Call, check
 
 PLANS = ("tp2", "use", "dp2", "pp2")
-"""How the model is split while people do what they do; names in `tests.exact.training.ALL_PLANS`."""
+"""How the model is split while people do what they do; names in `tests.exact.training.PLANS`."""
 
 Found = Sequence[Tensor]
 

@@ -16,7 +16,7 @@ from moaic import checkpoint
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.runtime.files import boxes, parts
 from moaic.runtime.placement import Placement, everywhere, spread
-from tests.exact.training import ALL_PLANS as OPTIONS
+from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Trainee, compiled
 from tests.loops.compare import PLANS
 from tests.loops.resume import FIRST, STEPS, State, digest, optimizer_of, resumed, state_of, train

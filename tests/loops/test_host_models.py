@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moaic.device.mirrors import mirrored, same_bits
 from moaic.runtime import session
 from moaic.runtime.buffer import whole
-from tests.exact.training import ALL_PLANS as OPTIONS
+from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Call, compiled
 from tests.loops.compare import Found, same, weights
 from tests.loops.tiny import TINY

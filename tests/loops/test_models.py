@@ -14,7 +14,7 @@ from torch.utils import checkpoint as checkpointing
 from moaic.device.handles import view_of
 from moaic.runtime.placement import alike
 from tests.exact.models import EXAMPLES, Answer
-from tests.exact.training import ALL_PLANS as OPTIONS
+from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Call, compiled
 from tests.loops.compare import PLANS, Found, grads, same, weights
 from tests.loops.tiny import TINY, Tiny, loss_of
