@@ -32,6 +32,8 @@ FLOOR = 1e-3
 """Results whose largest element is a smaller share than this of that of all results are compared with this share: some
 gradients, such as that of a bias on keys, are zero but for rounding."""
 
+ANY = Request()
+
 KEY = (5, 6)
 """What random ops draw from."""
 
@@ -99,9 +101,9 @@ def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
             yield tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
-def plans_of(step: Module, ranks: int) -> list[Config]:
-    """The candidates that take exactly so many ranks."""
-    return [config for config in candidates(step, ranks, Request()) if config.ranks == ranks]
+def plans_of(step: Module, ranks: int, request: Request = ANY) -> list[Config]:
+    """The candidates that keep to `request` and take exactly so many ranks; raises Diagnostic where nothing does."""
+    return [config for config in candidates(step, ranks, request) if config.ranks == ranks]
 
 
 def kind_of(config: Config) -> tuple[tuple[str, object], ...]:

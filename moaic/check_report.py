@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moaic.check import Fate, Proof, Step, Verdict, one_of_each_kind, plans_of
+from moaic.check import ANY, Fate, Proof, Step, Verdict, one_of_each_kind, plans_of
 from moaic.check_workers import WorkerProof, workers
 from moaic.ir.errors import Diagnostic
-from moaic.passes.config import Config
+from moaic.passes.config import Config, Request
 
 LARGEST = 1 << 26
 """A model that is checked has at most so many parameters: it is run in float64, many times."""
@@ -23,6 +23,7 @@ class Asked:
 
     devices: tuple[int, ...]
     all_plans: bool = False
+    request: Request = ANY
     on_workers: bool = False
     compiled: bool = False
 
@@ -65,7 +66,7 @@ def _on_workers(step: Step, asked: Asked) -> Iterator[Checked]:
 
 def chosen(step: Step, devices: int, asked: Asked) -> Sequence[Config]:
     """The plans that are checked for one number of devices."""
-    plans = plans_of(step.module, devices)
+    plans = plans_of(step.module, devices, asked.request)
     return plans if asked.all_plans else one_of_each_kind(plans)
 
 

@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_source(check, sequence=8)
     check.add_argument("--devices", default="2,4", metavar="N,…", help="of the plans (default: %(default)s)")
     check.add_argument("--all-plans", action="store_true", help="every candidate, not one of each kind")
+    check.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="only plans that keep to this, such as cp=2")
     check.add_argument("--workers", action="store_true", help="on real workers too, in float32 and op by op")
     check.add_argument("--compile", action="store_true", help="with --workers: what they run is compiled")
     check.set_defaults(command=_check)
@@ -278,8 +279,10 @@ def _check(chosen: argparse.Namespace) -> int:
     """Prints a verdict for each plan as soon as there is one, and how many there were."""
     from moaic.check import Fate
     from moaic.check_report import Asked, Checked, Table, check, devices_from, summary
+    from moaic.passes.config import parse_request
 
-    asked = Asked(devices_from(chosen.devices), chosen.all_plans, chosen.workers, chosen.compile)
+    request = parse_request(chosen.plan)
+    asked = Asked(devices_from(chosen.devices), chosen.all_plans, request, chosen.workers, chosen.compile)
     step = _checked_step(chosen)
     table = Table(step, asked)
     print(table.head())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,9 +12,10 @@ from torch import Tensor, nn
 
 from moaic.check import Fate, Verdict, compared, one_of_each_kind, plans_of, sampled
 from moaic.check_workers import WorkerProof, with_tangent_of_loss_alone, workers
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
-from moaic.passes.config import Config
+from moaic.passes.config import Config, parse_request
 from moaic.runtime.interpreter import run_function
 from tests.models.conftest import Zoo
 from tests.models.zoo import MODELS
@@ -28,6 +31,15 @@ TOLERANCE = {"resnet": 1e-4}
 """Batch norms over few values are badly conditioned in float32; 1e-5 for all others."""
 
 ENOUGH = 1000
+
+IMPOSSIBLE = {
+    "resnet": "needs the whole batch|splits the sequence, and @step has none",
+    "mixtral": "a pipeline begins the backward of a micro-batch before the forward of others",
+    "vit": "cp=2 does not divide a sequence of 5",
+}
+"""Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward."""
+
+ON_REQUEST = ("cp=2", "schedule=gpipe")
 
 FEW = {2: 2, 4: 2}
 """How many plans of every model are tried each time."""
@@ -84,7 +96,7 @@ def test_some_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
 def test_all_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
     """Every fourth plan also as forward and backward one after the other; of those for eight ranks, some."""
     proof = zoo.proof(name)
-    configs = plans_of(proof.step.module, ranks)
+    configs = all_plans(proof.step.module, ranks)
     configs = configs if ranks < 8 else sampled(configs, 12)
     found = [proof.verdict(config, halves=index % 4 == 0) for index, config in enumerate(configs)]
     for verdict in found:
@@ -93,12 +105,20 @@ def test_all_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
 
 
 @pytest.mark.exact
-def test_a_thousand_pairs_are_proved(zoo: Zoo) -> None:
-    """Those of the test above for two and for four ranks, but for what may be dropped."""
-    plans = (
-        (name, plan) for name in MODELS for ranks in (2, 4) for plan in plans_of(zoo.proof(name).step.module, ranks)
-    )
-    assert sum(not may_drop(name, plan) for name, plan in plans) >= ENOUGH
+def test_a_thousand_pairs_were_proved(zoo: Zoo) -> None:
+    """By the tests above."""
+    if {name for name, _, _ in zoo.passed} < set(MODELS):
+        pytest.skip("not all models were chosen")
+    assert zoo.pairs(on_workers=False) >= ENOUGH
+
+
+def all_plans(step: Module, ranks: int) -> list[Config]:
+    """The candidates, and plans that nobody would try for so short a sequence and so few rows without being asked."""
+    plans = dict.fromkeys(plans_of(step, ranks))
+    for text in ON_REQUEST:
+        with suppress(Diagnostic):
+            plans |= dict.fromkeys(plans_of(step, ranks, parse_request(text)))
+    return list(plans)
 
 
 def check(zoo: Zoo, name: str, verdict: Verdict, *, on_workers: bool = False) -> None:
@@ -106,12 +126,8 @@ def check(zoo: Zoo, name: str, verdict: Verdict, *, on_workers: bool = False) ->
     zoo.count(name, verdict, on_workers=on_workers)
     assert verdict.fate is not Fate.FAIL, f"{verdict.config}: {verdict.reason}"
     if verdict.fate is Fate.DROPPED:
-        assert may_drop(name, verdict.config), f"{verdict.config}: {verdict.reason}"
-
-
-def may_drop(name: str, config: Config) -> bool:
-    """Batch norms and balanced experts need the whole batch; no more ranks than heads of keys can share attention."""
-    return (name in ("resnet", "mixtral") and config.micro_batches > 1) or config.tp > 2
+        known = re.search(IMPOSSIBLE.get(name, "nothing is"), verdict.reason)
+        assert known, f"{verdict.config}: {verdict.reason}"
 
 
 @pytest.mark.parametrize("name", ["gemma2"])
