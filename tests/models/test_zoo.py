@@ -41,7 +41,7 @@ IMPOSSIBLE = {
 
 ON_REQUEST = ("cp=2", "schedule=gpipe")
 
-FEW = {2: 2, 4: 2}
+FEW = {2: 2, 4: 1}
 """How many plans of every model are tried each time."""
 
 
