@@ -77,6 +77,10 @@ class Setting:
     layers: int
     steps: int
     folder: Path
+    options: tuple[str, ...] = ()
+    """More for train_once.py, such as another width."""
+    data_limit: int = 0
+    """Bytes of private memory that each process may have (RLIMIT_DATA); 0 for no limit."""
 
 
 @dataclass(slots=True)
@@ -131,12 +135,12 @@ def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
     with tempfile.TemporaryDirectory(dir=setting.folder) as meeting:
         command = [sys.executable, str(ROOT / "bench" / "train_once.py"), peer.way, str(setting.folder / "data.pt")]
         command += ["--dtype", setting.dtype, "--layers", str(setting.layers), "--steps", str(setting.steps)]
-        command += ["--rendezvous", f"{meeting}/store"]
+        command += ["--rendezvous", f"{meeting}/store", *setting.options]
         complaints = Path(meeting) / "stderr"
         with complaints.open("w") as errors, ExitStack() as running:
             run = Run(time.time())
             processes = [
-                running.enter_context(start(command, environment(peer, rank, caches), errors))
+                running.enter_context(start(command, environment(peer, rank, caches), errors, setting.data_limit))
                 for rank in range(peer.processes)
             ]
             follow(processes, run, watch_memory=watch_memory)
@@ -145,7 +149,11 @@ def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
     return run
 
 
-def start(command: Sequence[str], variables: dict[str, str], errors: TextIO) -> subprocess.Popen[str]:
+def start(
+    command: Sequence[str], variables: dict[str, str], errors: TextIO, data_limit: int = 0
+) -> subprocess.Popen[str]:
+    if data_limit:
+        command = ["prlimit", f"--data={data_limit}", *command]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
 
 

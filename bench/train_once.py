@@ -109,7 +109,9 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=f"file://{args.rendezvous}", rank=rank, world_size=ranks)
     device = "moai" if args.way == "moai" else "cpu"
     data = torch.load(args.data)
+    torch.set_default_dtype(getattr(torch, args.dtype))
     model: Any = build(args)
+    torch.set_default_dtype(torch.float32)
     model.to(device)
     step, parameters = stepper(args, model, device, rank)
     # One optimizer for each kind of parameter: the fused one takes no mixture of DTensors and others.

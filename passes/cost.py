@@ -19,7 +19,7 @@ from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, Kernel
 from moaic.passes.machine import ZERO, Machine, Number, Source, larger_side, total
-from moaic.passes.memory import STATE_BYTES, FusedFunctions, trainables
+from moaic.passes.memory import FusedFunctions, trainables
 from moaic.passes.rank import homes
 from moaic.passes.simulate import simulate
 
@@ -180,7 +180,7 @@ def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) 
             continue
         elements = prod(each.gradient.local_shape(mesh))
         width = DTYPE_BYTES[each.parameter.dtype]
-        moved = elements * (OPTIMIZER_VALUE_PASSES * width + OPTIMIZER_STATE_PASSES * STATE_BYTES)
+        moved = elements * width * (OPTIMIZER_VALUE_PASSES + OPTIMIZER_STATE_PASSES)
         spent.append(machine.seconds_to_move(moved))
         spent += [
             machine.collective("all_gather", each.parameter.local_nbytes(mesh), mesh.size(axis))

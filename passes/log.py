@@ -65,7 +65,7 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
     )
     if memory.optimizer:
         LOGGER.info(
-            "Optimizer state is assumed: %d float32 per trainable parameter element, %d [MiB] per worker.",
+            "Optimizer state is assumed: %d values per trainable parameter element, of its type, %d [MiB] per worker.",
             OPTIMIZER_STATES,
             memory.optimizer / MIB,
         )

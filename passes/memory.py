@@ -23,10 +23,7 @@ from moaic.passes.fusion import Fused, fuse
 from moaic.passes.rank import held, homes, of_rank
 
 OPTIMIZER_STATES = 2
-"""Values kept per trainable parameter element, and …"""
-
-STATE_BYTES = DTYPE_BYTES["f32"]
-"""… the bytes of each: what Adam keeps. Assumed: the optimizer is not in the graph."""
+"""Values of its own type kept per trainable parameter element: what Adam keeps. The optimizer is not in the graph."""
 
 IN_PLACE = frozenset({"moai.accumulate", "moai.all_reduce"})
 """Instructions whose result takes the place of their first operand where that dies."""
@@ -90,7 +87,7 @@ def _memory_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> Memory:
         return state + beside + program_peak(program, fused, at)
 
     trained = [each for each in trainables(plan) if each.gradient.layout.holds(at)]
-    state = sum(prod(each.gradient.local_shape(mesh)) for each in trained) * OPTIMIZER_STATES * STATE_BYTES
+    state = sum(each.state_bytes(mesh) for each in trained)
     gradients = sum(each.gradient.local_nbytes(mesh) for each in trained)
     joint = peak(programs.joint, programs.joint_params)
     split = peak(programs.forward, programs.forward_params)
@@ -108,6 +105,10 @@ class Trainable:
 
     parameter: TensorType
     gradient: TensorType
+
+    def state_bytes(self, mesh: Mesh) -> int:
+        """What one rank's optimizer keeps for it."""
+        return OPTIMIZER_STATES * prod(self.gradient.local_shape(mesh)) * DTYPE_BYTES[self.parameter.dtype]
 
 
 def trainables(plan: Plan) -> list[Trainable]:

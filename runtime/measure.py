@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -277,12 +278,28 @@ def _memory_per_worker(accelerator: Accelerator) -> int:
     limit = MEMORY_LIMIT.read_text(encoding="ascii").strip() if MEMORY_LIMIT.exists() else "max"
     available = physical if limit == "max" else min(physical, int(limit))
     workers = accelerator.stats().workers
-    return int(USABLE * available / len(workers)) - max(worker.pss - worker.bytes for worker in workers)
+    share = int(USABLE * available / len(workers)) - max(worker.pss - worker.bytes for worker in workers)
+    most = _data_limit()
+    return share if most is None else min(share, int(USABLE * (most - max(_data_of(w.pid) for w in workers))))
+
+
+def _data_limit() -> int | None:
+    """Bytes of private memory that a worker may have at all: workers inherit the controller's limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _data_of(process: int) -> int:
+    """Bytes of private memory of a process, as RLIMIT_DATA counts them."""
+    path = Path(f"/proc/{process}/status")
+    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), 0)
 
 
 def _fingerprint(workers: int) -> str:
     """Names the machine, as far as the numbers depend on it."""
-    facts = [VERSION, _processor(), cores(), workers, torch.__version__, os.environ.get("OMP_NUM_THREADS", "")]
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    facts: list[Any] = [VERSION, _processor(), cores(), workers, torch.__version__, threads, _data_limit()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

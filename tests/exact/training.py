@@ -50,15 +50,6 @@ PLAIN: Plan = {
     "recompute": "saved",
     "distribute_param": "none",
 }
-    "pp": 1,
-    "dp": 1,
-    "tp": 1,
-    "cp": 1,
-    "ep": 1,
-    "micro_batches": 1,
-    "recompute": "saved",
-    "distribute_param": "none",
-}
 
 PLANS: Mapping[str, Plan] = {
     "one": PLAIN,
