@@ -120,6 +120,7 @@ def environment(peer: Peer, rank: int, caches: Path) -> dict[str, str]:
         "MOAI_LOG": "warning",
         "MOAI_FLAVOR": "2",
         "MOAI_PLAN": peer.plan,
+        "MOAI_DUMP": str(caches / "dump"),
     }
     if peer.threads:
         variables |= {"OMP_NUM_THREADS": str(peer.threads), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -202,14 +203,14 @@ def proportional_bytes(process: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
-def compare(names: Sequence[str], setting: Setting, rounds: int) -> Figures:
+def compare(names: Sequence[str], setting: Setting, rounds: int, peers: Mapping[str, Peer] = PEERS) -> Figures:
     """Figures of each peer: tokens/s, median step, cold first step, peak memory, and losses to see that all trained."""
     write_data(setting.folder)
-    cold = {name: launch(PEERS[name], setting, watch_memory=True) for name in names}
+    cold = {name: launch(peers[name], setting, watch_memory=True) for name in names}
     runs = {name: list[Run]() for name in names}
     for _ in range(rounds):
         for name in names:
-            runs[name].append(launch(PEERS[name], setting))
+            runs[name].append(launch(peers[name], setting))
     return {name: figures(cold[name], runs[name]) for name in names}
 
 

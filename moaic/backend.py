@@ -30,9 +30,9 @@ def moai(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
-    Options are dp, tp, micro_batches, recompute, distribute_param, distribute_low_prec_param; all "auto" by default,
-    and MOAI_PLAN in the environment names them too. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op
-    what they would compile. Raises Diagnostic for what no plan can do.
+    Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, distribute_param and distribute_low_prec_param;
+    all "auto" by default, and MOAI_PLAN in the environment names them too. `compile=False`, or MOAI_COMPILE=0, has the
+    workers run op by op what they would compile. Raises Diagnostic for what no plan can do.
     """
     request, compiled = request_of(options or {}), compiles(options or {})
     prepare()

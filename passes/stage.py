@@ -84,7 +84,8 @@ class _Assigned:
         change = [0] * (len(spine) + 1)
         last: dict[Value, int] = {}
         for at, i in enumerate(spine):
-            last.update((value, at) for value in self._spine_inputs(self.main.ops[i], place))
+            inputs = self.main.ops[i].inputs()
+            last.update((value, at) for value in inputs if self.producer.get(value, -1) in place)
         for value, end in last.items():
             change[place[self.producer[value]] + 1] += value.type.nbytes()
             change[end + 1] -= value.type.nbytes()
@@ -94,10 +95,6 @@ class _Assigned:
             live += change[at]
             crossing.append(live)
         return crossing
-
-    def _spine_inputs(self, op: Op, place: Mapping[int, int]) -> list[Value]:
-        """What an op reads of the spine, also by way of what floats on it."""
-        return [value for value in op.inputs() if self.producer.get(value, -1) in place]
 
     def _place_backward(self) -> None:
         sides = self._stages_by_place()
@@ -222,14 +219,9 @@ class _Placer:
         role = self.main.result_role(index)
         label = role.label if role.kind in ("grad", "update") else ""
         owners = [p for i, p in enumerate(self.main.params) if label and self.main.param_role(i).label == label]
-        home = next((self.assigned.homes[owner] for owner in owners if owner in self.assigned.homes), None)
-        if home is None:
-            home = self.assigned.of(value)
-        if home is None:
-            home = self.made_at.get(value, 0)
-        return (
-            self.params[value] if value in self.params and value not in self.assigned.homes else self._at(value, home)
-        )
+        homes = [self.assigned.homes.get(owner) for owner in (*owners, value)]
+        places = [*homes, self.assigned.of(value), self.made_at.get(value), 0]
+        return self._at(value, next(place for place in places if place is not None))
 
     def _emit(self, op: Op, stage: int) -> None:
         """`op` at `stage`, after everything that it reads has been brought there."""
