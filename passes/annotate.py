@@ -106,6 +106,9 @@ class _Work:
     made: dict[tuple[str, tuple[State, ...]], Function] = field(
         default_factory=dict[tuple[str, tuple[State, ...]], Function]
     )
+    cuts: dict[tuple[str, tuple[State, ...]], tuple[State, ...]] = field(
+        default_factory=dict[tuple[str, tuple[State, ...]], tuple[State, ...]]
+    )
     pre_flops: int = 0
     pre_op: Op | None = None
     worst: int = 0
@@ -124,6 +127,11 @@ class _Work:
 
     def cut_before(self, name: str, states: tuple[State, ...]) -> tuple[State, ...]:
         """The operand states with those split that the callee would only cut itself: one cut serves all calls."""
+        if (name, states) not in self.cuts:
+            self.cuts[name, states] = self._cut_before(name, states)
+        return self.cuts[name, states]
+
+    def _cut_before(self, name: str, states: tuple[State, ...]) -> tuple[State, ...]:
         callee = self.specialised(name, states)
         read: dict[Value, set[State | None]] = {}
         for op in (callee.ops[i] for i in sorted(needed(callee, callee.results))):
