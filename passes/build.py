@@ -18,7 +18,7 @@ from moaic.passes.follow import follow_space, follow_time
 from moaic.passes.outline import outline
 from moaic.passes.program import Programs, lower
 from moaic.passes.recompute import recompute
-from moaic.passes.schedule import Schedule, forwards_only, schedule_in, schedule_of
+from moaic.passes.schedule import schedule_in, schedule_of
 from moaic.passes.solver_prices import Prices
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
@@ -75,12 +75,6 @@ class Builder:
             made = self._after(made, (name, so_far), stage)
         return Plan(config, made.module, lower(made.module), made.pre_flops)
 
-    def _schedule(self, config: Config) -> Schedule:
-        schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
-        main = self._outlined.module.main
-        trains = any(main.result_role(index).kind == "grad" for index in range(len(main.results)))
-        return schedule if trains else forwards_only(schedule)
-
     def _stages(self, config: Config) -> list[tuple[dict[str, object], str, Stage]]:
         """Each pass with the decisions that it carries out."""
         mb, dp, ep, cp, tp = config.micro_batches, config.dp, config.ep, config.cp, config.tp
@@ -102,7 +96,7 @@ class Builder:
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         if config.pp > 1:
-            schedule = self._schedule(config)
+            schedule = schedule_of(config.schedule, config.pp, mb)
             if mb > 1 and schedule.splits_backward:
                 stages.append(({"schedule": config.schedule}, "weights", _with(split_weights)))
             decided = {"pp": config.pp, "schedule": config.schedule}

@@ -20,7 +20,7 @@ from moaic.ir.types import TensorType
 from moaic.passes.cut import cut
 from moaic.passes.dead import needed, without_dead_ops
 from moaic.passes.open import cost_of, opened
-from moaic.passes.schedule import Schedule
+from moaic.passes.schedule import Schedule, forwards_only
 from moaic.passes.timed import finishes
 
 AXIS = "pp"
@@ -34,6 +34,8 @@ CLONE_FACTOR = 2
 
 def in_stages(module: Module, schedule: Schedule) -> Module:
     """`module` with an axis `pp` of the schedule's stages; raises Diagnostic where it does not fall into these."""
+    if not any(module.main.result_role(index).kind == "grad" for index in range(len(module.main.results))):
+        schedule = forwards_only(schedule)
     stages, parts = schedule.stages, module.mesh.size("mb")
     if schedule.parts != parts:
         raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
