@@ -180,7 +180,7 @@ F = "func @f(%x: f32[8]) -> (f32[8]) {"
 
 MISTAKES = [
     ("func f() -> () { return }", 1, 6, "expected a function name such as `@step`, found `f`"),
-    ("fun @f() -> () { return }", 1, 1, "expected `func`, `mesh` or the end, found `fun`"),
+    ("fun @f() -> () { return }", 1, 1, "expected `func`, `mesh`, `schedule` or the end, found `fun`"),
     ("func @f(x: f32[8]) -> () { return }", 1, 9, "expected `)` or a value such as `%x`, found `x`"),
     ("func @f(%x: f32) -> () { return }", 1, 13, "expected a type such as `f32[8, 384]`, found `f32`"),
     ("func @f(%x: f32[8) -> () { return }", 1, 18, "expected `,`, `]` or `{`, found `)`"),

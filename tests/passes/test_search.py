@@ -84,7 +84,7 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
     assert numbers[0].startswith("Elapsed Time to compile all candidates = ")
     assert numbers[1].startswith("Elapsed Time to compute cost for survived candidates = ")
     assert all(line.endswith(" [ms]") for line in numbers)
-    assert any("assumed: 2 float32 per trainable parameter element" in line for line in lines)
+    assert any("assumed: 2 values per trainable parameter element, of its type" in line for line in lines)
 
 
 def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:

@@ -72,6 +72,15 @@ def test_the_end_is_noticed_by_both_sides(pair: tuple[Connection, Connection]) -
         other.send("anything")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts raise, also where the tests were started in the background, where a shell has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_does_not_tear_a_message(pair: tuple[Connection, Connection]) -> None:
     one, other = pair
     block = torch.randint(0, 255, (20_000_000,), dtype=torch.uint8)
