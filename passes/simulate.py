@@ -33,13 +33,15 @@ def simulate(program: Module, seconds: Mapping[Op, float]) -> Run:
     clock = dict.fromkeys(workers, 0.0)
     busy = dict.fromkeys(workers, 0.0)
     done: dict[int, list[Op]] = {worker: [] for worker in workers}
-    ready: dict[Value, float] = defaultdict(float)
+    # What has no home is made by every worker for itself, so each has a time of its own for it.
+    ready: dict[tuple[Value, int], float] = defaultdict(float)
 
     def run(op: Op, worker: int, duration: float) -> None:
-        start = max([clock[worker], *(ready[value] for value in op.inputs())])
+        start = max([clock[worker], *(ready[value, worker] for value in op.inputs())])
         clock[worker] = start + duration
         busy[worker] += duration
         done[worker].append(op)
+        ready.update(((result, worker), clock[worker]) for result in op.results)
 
     for op in program.main.ops:
         if op.name == SEND:
@@ -47,7 +49,7 @@ def simulate(program: Module, seconds: Mapping[Op, float]) -> Run:
             assert source is not None
             assert target is not None
             run(op, source, seconds[op] / 2)
-            ready[op.results[0]] = clock[source]
+            ready[op.results[0], target] = clock[source]
             clock[target] += seconds[op] / 2
             busy[target] += seconds[op] / 2
             done[target].append(op)
@@ -55,5 +57,4 @@ def simulate(program: Module, seconds: Mapping[Op, float]) -> Run:
         home = op.results[0].type.layout.home_on("pp")
         for worker in workers if home is None else [home]:
             run(op, worker, seconds[op])
-        ready.update((result, max(clock[w] for w in (workers if home is None else [home]))) for result in op.results)
     return Run(done, busy, clock)
