@@ -109,6 +109,16 @@ class Function:
     def result_role(self, index: int) -> Role:
         return self.result_roles[index] if self.result_roles else NO_ROLE
 
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Positions of the results that a forward gives: all but gradients."""
+        return tuple(i for i in range(len(self.results)) if self.result_role(i).kind != "grad")
+
+    @property
+    def gradients(self) -> tuple[int, ...]:
+        """Positions of the results that are gradients."""
+        return tuple(i for i in range(len(self.results)) if self.result_role(i).kind == "grad")
+
     def values(self) -> Iterator[Value]:
         """Every value that the function defines."""
         yield from self.params

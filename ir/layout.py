@@ -8,6 +8,7 @@ when dims are merged (`(b s)` with s split) or when an outer digit is already ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -62,6 +63,10 @@ class Split:
     stride: int
 
 
+Home = tuple[tuple[str, int], ...]
+"""For some axes, in order of their names, the one rank that alone holds a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The splits of a value, ordered by (dim, stride descending), and the axes over which it is a pending sum.
@@ -71,7 +76,7 @@ class Layout:
 
     splits: tuple[Split, ...] = ()
     pending: tuple[str, ...] = ()
-    home: tuple[tuple[str, int], ...] = ()
+    home: Home = ()
 
     def split_of(self, axis: str) -> Split | None:
         return next((split for split in self.splits if split.axis == axis), None)
@@ -100,7 +105,7 @@ class Layout:
         home = () if rank is None else ((axis, rank),)
         return Layout(rest.splits, rest.pending, tuple(sorted((*rest.home, *home))))
 
-    def holds(self, coordinates: dict[str, int]) -> bool:
+    def holds(self, coordinates: Mapping[str, int]) -> bool:
         """Whether the rank at these coordinates holds a part of the value."""
         return all(coordinates.get(axis, 0) == rank for axis, rank in self.home)
 

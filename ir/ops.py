@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -14,6 +14,15 @@ from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
 SEND = "moai.send"
 """The instruction that brings a value from the one rank of an axis that holds it to another."""
+
+
+def takes_part(op: Op, at: Mapping[str, int]) -> bool:
+    """Whether ranks at these coordinates have something to do with an op: it runs where its results are.
+
+    A send also runs where its operand is.
+    """
+    sends = op.name == SEND and next(op.inputs()).type.layout.holds(at)
+    return sends or all(value.type.layout.holds(at) for value in op.results)
 
 
 class Kind(Enum):

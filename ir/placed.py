@@ -8,8 +8,9 @@ place of the part.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from moaic.ir.emit import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import REPLICATED, Layout, Mesh, Split
 from moaic.ir.ops import attr_int, index_dims
@@ -31,7 +32,7 @@ def placed_axes(op: Op, axes: Collection[str]) -> set[str]:
 
 def placed(old: Op, new: Op, coordinates: Mapping[str, Value], mesh: Mesh) -> list[Op]:
     """What a rank runs for `old`, given the same op with local types: ops that read the coordinates."""
-    work = _Work(new, coordinates, mesh)
+    work = _Work(new, coordinates, mesh, loc=new.loc)
     _MAKERS[old.name](work, old)
     return work.ops
 
@@ -45,20 +46,14 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Work:
+class _Work(Emitter):
     new: Op
     coordinates: Mapping[str, Value]
     mesh: Mesh
-    ops: list[Op] = field(default_factory=list[Op])
-
-    def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
-        result = Value(kind)
-        self.ops.append(Op(name, tuple(operands), (result,), attrs, self.new.loc))
-        return result
 
     def finish(self, name: str, operands: Sequence[Operand], **attrs: Attr) -> None:
         """The op that makes the result of the whole."""
-        self.ops.append(Op(name, tuple(operands), self.new.results, attrs, self.new.loc))
+        self.ops.append(Op(name, tuple(operands), self.new.results, attrs, self.loc))
 
     def numbers(self, name: str, value: Value, other: int) -> Value:
         return self.emit(name, [value, None], value.type, other=other)

@@ -52,6 +52,7 @@ def value_names(function: Function) -> dict[Value, str]:
     """Unique names: a hint that an earlier value has not taken, a hint with a number, or a bare number."""
     names: dict[Value, str] = {}
     taken: set[str] = set()
+    numbers: dict[str, int] = {}
     unnamed = 0
     for value in function.values():
         hint = _NOT_A_NAME.sub("_", value.name)
@@ -59,17 +60,18 @@ def value_names(function: Function) -> dict[Value, str]:
             name = str(unnamed)
             unnamed += 1
         else:
-            name = _free(hint, taken)
+            name = _free(hint, taken, numbers)
             taken.add(name)
         names[value] = name
     return names
 
 
-def _free(hint: str, taken: set[str]) -> str:
-    name, number = hint, 0
+def _free(hint: str, taken: set[str], numbers: dict[str, int]) -> str:
+    """The first free name of a hint; `numbers` keeps the last one given, so that many of one hint are not quadratic."""
+    name = hint
     while name in taken:
-        number += 1
-        name = f"{hint}_{number}"
+        numbers[hint] = numbers.get(hint, 0) + 1
+        name = f"{hint}_{numbers[hint]}"
     return name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from moaic.ir.layout import REPLICATED, Layout, Mesh
+from moaic.ir.layout import REPLICATED, Home, Layout, Mesh
 
 DTYPE_BYTES: dict[str, int] = {
     "f64": 8,
@@ -36,9 +36,13 @@ class TensorType:
     def with_layout(self, layout: Layout) -> TensorType:
         return TensorType(self.dtype, self.shape, layout)
 
+    def at(self, home: Home) -> TensorType:
+        """This type, held where `home` says."""
+        return self if self.layout.home == home else self.with_layout(replace(self.layout, home=home))
+
     def anywhere(self) -> TensorType:
         """This type without a home: a function says nothing of where it is called."""
-        return self.with_layout(replace(self.layout, home=())) if self.layout.home else self
+        return self.at(())
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Shape of the part that one rank of `mesh` holds."""

@@ -354,7 +354,8 @@ def _number(op: Op, name: str) -> int:
     return value
 
 
-def _collective(op: Op, mesh: Mesh) -> Complaints:
+def _moved(op: Op, mesh: Mesh) -> Complaints:
+    """One value brought elsewhere along an axis: into another layout by a collective, to another rank by a send."""
     yield from _operands(op, 1)
     yield from _results(op, 1)
     axis = op.attrs.get("axis")
@@ -363,32 +364,28 @@ def _collective(op: Op, mesh: Mesh) -> Complaints:
         return
     before, after = next(op.inputs()).type, op.results[0].type
     sides = f"operand `{render_type(before, mesh)}`, result `{render_type(after, mesh)}`"
+    complaints = _sent(axis, before, after) if op.name == SEND else _laid_anew(op.name, axis, before, after)
+    yield from (f"{complaint}: {sides}" for complaint in complaints)
+
+
+def _laid_anew(name: str, axis: str, before: TensorType, after: TensorType) -> Complaints:
     if (before.dtype, before.shape) != (after.dtype, after.shape):
-        yield f"operand and result differ in more than their layout: {sides}"
+        yield "operand and result differ in more than their layout"
     have, want = before.layout.state(axis), after.layout.state(axis)
-    wanted = TRANSITIONS[op.name]
+    wanted = TRANSITIONS[name]
     if (_standing(have), _standing(want)) != wanted or have == want:
         change = f"{_standing(have)} into {_standing(want)}"
-        yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}: {sides}"
+        yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}"
     if before.anywhere().layout.without(axis) != after.anywhere().layout.without(axis):
-        yield f"it changes more than axis `{axis}`: {sides}"
+        yield f"it changes more than axis `{axis}`"
 
 
-def _send(op: Op, mesh: Mesh) -> Complaints:
-    """From the one rank of an axis that holds a value to another one."""
-    yield from _operands(op, 1)
-    yield from _results(op, 1)
-    axis = op.attrs.get("axis")
-    if not isinstance(axis, str) or axis not in mesh.sizes:
-        yield f"attribute `axis` is `{render_attr(axis)}`, no axis of the mesh {mesh}"
-        return
-    before, after = next(op.inputs()).type, op.results[0].type
-    sides = f"operand `{render_type(before, mesh)}`, result `{render_type(after, mesh)}`"
+def _sent(axis: str, before: TensorType, after: TensorType) -> Complaints:
     source, target = before.layout.home_on(axis), after.layout.home_on(axis)
     if source is None or target is None or source == target:
-        yield f"it brings a value from one rank of `{axis}` to another: {sides}"
+        yield f"it brings a value from one rank of `{axis}` to another"
     elif before != after.with_layout(after.layout.with_home(axis, source)):
-        yield f"operand and result differ in more than the rank of `{axis}`: {sides}"
+        yield f"operand and result differ in more than the rank of `{axis}`"
 
 
 def _part(op: Op, mesh: Mesh) -> Complaints:
@@ -543,8 +540,7 @@ def _matmul(spelled: str) -> Check:
 
 
 _CHECKS: Mapping[str, Check] = {
-    **dict.fromkeys(TRANSITIONS, _collective),
-    SEND: _send,
+    **dict.fromkeys((*TRANSITIONS, SEND), _moved),
     "moai.part": _part,
     "moai.join": _join,
     "moai.accumulate": _accumulate,

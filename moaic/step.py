@@ -115,8 +115,8 @@ class Step:
         self.tangents = [i for i, kind in enumerate(roles) if kind == "tangent"]
         self.given = [i for i, kind in enumerate(roles) if kind not in ("tangent", "key")]
         kinds = [function.result_role(i).kind for i in range(len(function.results))]
-        self.outputs = [i for i, kind in enumerate(kinds) if kind != "grad"]
-        self.grads = [i for i, kind in enumerate(kinds) if kind == "grad"]
+        self.outputs = list(function.outputs)
+        self.grads = list(function.gradients)
         self._updates = "update" in kinds
         self._resting_variants: dict[tuple[int, ...], Variant | None] = {}
         self._assumed_zero = self._tangents_beside_a_loss()

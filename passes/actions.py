@@ -9,7 +9,7 @@ from dataclasses import replace
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, Kind, kind_of
-from moaic.passes.dead import needed
+from moaic.passes.dead import needed, needed_forward
 from moaic.passes.schedule import Schedule
 from moaic.passes.stage import AXIS
 from moaic.passes.timed import Timed
@@ -39,8 +39,7 @@ def _stage(op: Op) -> int:
 
 def _forward(main: Function, body: Sequence[Op]) -> set[Op]:
     """What outputs need, and what higher stages' backwards need of it: these come before this stage's backward."""
-    outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "grad"]
-    found = {main.ops[i] for i in needed(main, outputs)}
+    found = {main.ops[i] for i in needed_forward(main)}
     makers = {result: op for op in body for result in op.results}
     early: set[Op] = set()
     for op in body:

@@ -70,8 +70,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
 
 
 def is_training(step: Module) -> bool:
-    main = step.main
-    return any(main.result_role(index).kind == "grad" for index in range(len(main.results)))
+    return bool(step.main.gradients)
 
 
 def relaxed(step: Module, request: Request) -> Request:

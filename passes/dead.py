@@ -20,6 +20,11 @@ def needed(function: Function, targets: Iterable[Value]) -> set[int]:
     return found
 
 
+def needed_forward(function: Function) -> set[int]:
+    """Positions of the ops of the forward: those that results other than gradients depend on."""
+    return needed(function, (function.results[i] for i in function.outputs))
+
+
 def without_dead_ops(module: Module) -> Module:
     """`module` with only ops that some result depends on, and only functions that are called."""
     functions = [_live(function) for function in module.functions]

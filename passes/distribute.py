@@ -49,7 +49,7 @@ def _resting(type_: TensorType, mesh: Mesh) -> TensorType:
 
 def _scatter_gradients(main: Function, mesh: Mesh) -> Function:
     """Each gradient's final sum becomes a reduce-scatter where one of its dims divides."""
-    finals = {value for i, value in enumerate(main.results) if main.result_role(i).kind == "grad"}
+    finals = {main.results[i] for i in main.gradients}
     read = {value for op in main.ops for value in op.inputs()}
     mapping: dict[Value, Value] = {}
     ops: list[Op] = []

@@ -6,16 +6,15 @@ ops of the main function again, forward and backward, so that the cut can go thr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.graph import Module, Op, Value
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.annotate import flops_in
 from moaic.passes.cut import least_bound
-from moaic.passes.dead import needed
-from moaic.passes.outline import fresh
+from moaic.passes.dead import needed_forward
+from moaic.passes.outline import spelled_out
 
 FLOPS_PER_BYTE = 16.0
 """Arithmetic that takes as long as one byte of memory traffic: only the balance between stages hangs on it."""
@@ -27,8 +26,7 @@ UNEVEN = 1.1
 def opened(module: Module, stages: int) -> Module:
     """`module` with the layers spelled out in which borders between even stages fall."""
     main = module.main
-    outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "grad"]
-    forward = [main.ops[i] for i in sorted(needed(main, outputs))]
+    forward = [main.ops[i] for i in sorted(needed_forward(main))]
     upto = [0.0, *accumulate(cost_of(module, op) for op in forward)]
     share = upto[-1] / stages
     if len(forward) >= stages and least_bound(upto, stages) <= UNEVEN * share:
@@ -45,7 +43,9 @@ def opened(module: Module, stages: int) -> Module:
     for op in main.ops:
         moved = op.with_operands(same)
         if op.name == "call" and op.loc.module in straddling:
-            ops += _spelled_out(moved, callees[op.callee], same)
+            spelled, made = spelled_out(moved, callees[op.callee])
+            ops += [_here(each, op) for each in spelled]
+            same.update(zip(op.results, made, strict=True))
         else:
             ops.append(moved)
     results = tuple(same.get(value, value) for value in main.results)
@@ -57,16 +57,6 @@ def cost_of(module: Module, op: Op) -> float:
     ops = module.function(op.callee).ops if op.name == "call" else (op,)
     light = sum(result.type.nbytes() for each in ops for result in each.results if kind_of(each) is Kind.LIGHT)
     return flops_in(module, op) + FLOPS_PER_BYTE * light
-
-
-def _spelled_out(call: Op, callee: Function, same: dict[Value, Value]) -> list[Op]:
-    """The callee's ops in place of a call; `same` learns what its results are now."""
-    body = fresh(callee)
-    inside: Mapping[Value, Value] = dict(zip(body.params, call.inputs(), strict=True))
-    ops = [_here(op.with_operands(inside), call) for op in body.ops]
-    made = (inside.get(value, value) for value in body.results)
-    same.update(zip(call.results, made, strict=True))
-    return ops
 
 
 def _here(op: Op, call: Op) -> Op:

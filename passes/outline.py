@@ -165,6 +165,18 @@ def _relocated(op: Op, region: Region) -> Op:
     return replace(op, loc=replace(op.loc, module=module))
 
 
+def spelled_out(call: Op, callee: Function) -> tuple[list[Op], list[Value]]:
+    """The callee's ops where it is called, and what they make of its results: the inverse of outlining."""
+    mapping: dict[Value, Value] = dict(zip(callee.params, call.inputs(), strict=True))
+    home = call.results[0].type.layout.home
+    ops: list[Op] = []
+    for op in callee.ops:
+        results = tuple(Value(result.type.at(home), result.name) for result in op.results)
+        ops.append(replace(op.with_operands(mapping), results=results))
+        mapping.update(zip(op.results, results, strict=True))
+    return ops, [mapping[value] for value in callee.results]
+
+
 def fresh(function: Function) -> Function:
     """A copy of `function` that shares no value with it and says nothing of where it is called."""
     mapping = {value: Value(value.type.anywhere(), value.name) for value in function.values()}

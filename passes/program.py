@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.types import TensorType
 from moaic.passes.dead import needed
+from moaic.passes.outline import spelled_out
 from moaic.passes.segment import Segments, segment
 from moaic.passes.timed import Timed
 from moaic.passes.unroll import function_of_part, is_timed, unroll
@@ -36,7 +36,7 @@ def lower(module: Module, unread: Collection[int] = ()) -> Programs:
     timed = unroll(_inlined(module, made))
     step = timed.function
     everything = range(len(step.results))
-    outputs = [i for i in everything if step.result_role(i).kind != "grad"]
+    outputs = step.outputs
     joint, joint_params = _selected(timed, [i for i in everything if i not in unread])
     forward, forward_params = _selected(timed, outputs)
     if len(outputs) == len(step.results):
@@ -95,18 +95,10 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
         if body is None:
             ops.append(op)
             continue
-        inner: dict[Value, Value] = dict(zip(body.params, op.inputs(), strict=True))
-        home = op.results[0].type.layout.home
-        for each in body.ops:
-            results = tuple(Value(_with_home(result.type, home), result.name) for result in each.results)
-            ops.append(replace(each.with_operands(inner), results=results))
-            inner.update(zip(each.results, results, strict=True))
-        mapping.update((old, inner[new]) for old, new in zip(op.results, body.results, strict=True))
+        spelled, made = spelled_out(op, body)
+        ops += spelled
+        mapping.update(zip(original.results, made, strict=True))
     return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))
-
-
-def _with_home(type_: TensorType, home: tuple[tuple[str, int], ...]) -> TensorType:
-    return type_.with_layout(replace(type_.layout, home=home)) if home else type_
 
 
 def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:

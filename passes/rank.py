@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND
+from moaic.ir.ops import SEND, takes_part
 
 
 def homes(mesh: Mesh) -> list[dict[str, int]]:
@@ -22,13 +22,9 @@ def held(values: Iterable[Value], at: dict[str, int]) -> list[Value]:
 
 def of_rank(main: Function, at: dict[str, int]) -> Function:
     """`main` as the ranks at these coordinates run it: a send has no result where it starts, no operand at its end."""
-    ops = [each for op in main.ops if (each := _own(op, at)) is not None]
-    return Function(main.name, tuple(held(main.params, at)), tuple(ops), tuple(held(main.results, at)))
+    ops = tuple(_half(op, at) if op.name == SEND else op for op in main.ops if takes_part(op, at))
+    return Function(main.name, tuple(held(main.params, at)), ops, tuple(held(main.results, at)))
 
 
-def _own(op: Op, at: dict[str, int]) -> Op | None:
-    results = tuple(held(op.results, at))
-    if op.name != SEND:
-        return op if len(results) == len(op.results) else None
-    operands = tuple(held(op.inputs(), at))
-    return replace(op, operands=operands, results=results) if operands or results else None
+def _half(send: Op, at: dict[str, int]) -> Op:
+    return replace(send, operands=tuple(held(send.inputs(), at)), results=tuple(held(send.results, at)))

@@ -12,10 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from moaic.ir.graph import Function, Location, Op, Value
+from moaic.ir.layout import Home
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.outline import fresh, in_order, shape_of
 
-Home = tuple[tuple[str, int], ...]
 Key = tuple[int, int, Home]
 
 

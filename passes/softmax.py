@@ -8,9 +8,10 @@ they are made. Legal for any value: `softmax(x) = exp(x - max) / sum(exp(x - max
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from moaic.ir.graph import Attr, Function, Module, Op, Operand, Value
+from moaic.ir.emit import Emitter
+from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.ops import attr_ints
 from moaic.ir.types import TensorType
 from moaic.passes.annotate import Axis
@@ -57,16 +58,10 @@ def _dim(op: Op) -> int | None:
 
 
 @dataclass(slots=True)
-class _Work:
+class _Work(Emitter):
     old: Op
     dim: int
     parts: int
-    ops: list[Op] = field(default_factory=list[Op])
-
-    def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
-        result = Value(kind)
-        self.ops.append(Op(name, tuple(operands), (result,), attrs, self.old.loc))
-        return result
 
     def like(self, name: str, x: Value, *others: Value) -> Value:
         """An elementwise op that gives a value of the type of `x`."""
@@ -114,7 +109,7 @@ def _with_sizes(kind: TensorType, dim: int, *sizes: int) -> TensorType:
 def _apart(op: Op, axis: Axis) -> Sequence[Op]:
     dim = _dim(op)
     assert dim is not None
-    work = _Work(op, dim, axis.size)
+    work = _Work(op, dim, axis.size, loc=op.loc)
     return work.finish(_MAKERS[op.name](work))
 
 

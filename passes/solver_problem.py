@@ -234,7 +234,7 @@ class _Builder:
 def standings(module: Module) -> dict[Value, Standing]:
     """Weights and gradients; everything else is an activation."""
     main = module.main
-    gradients = (value for i, value in enumerate(main.results) if main.result_role(i).kind == "grad")
+    gradients = (main.results[i] for i in main.gradients)
     return {**dict.fromkeys(gradients, Standing.GRADIENT), **dict.fromkeys(weight_values(module), Standing.WEIGHT)}
 
 

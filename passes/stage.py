@@ -18,7 +18,7 @@ from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.cut import cut
-from moaic.passes.dead import needed, without_dead_ops
+from moaic.passes.dead import needed_forward, without_dead_ops
 from moaic.passes.open import cost_of, opened
 from moaic.passes.schedule import Schedule, forwards_only
 from moaic.passes.timed import finishes
@@ -34,7 +34,7 @@ CLONE_FACTOR = 2
 
 def in_stages(module: Module, schedule: Schedule) -> Module:
     """`module` with an axis `pp` of the schedule's stages; raises Diagnostic where it does not fall into these."""
-    if not any(module.main.result_role(index).kind == "grad" for index in range(len(module.main.results))):
+    if not module.main.gradients:
         schedule = forwards_only(schedule)
     stages, parts = schedule.stages, module.mesh.size("mb")
     if schedule.parts != parts:
@@ -55,8 +55,7 @@ class _Assigned:
         self.producer = {result: i for i, op in enumerate(main.ops) for result in op.results}
         self.floating = self._floating()
         self.reads = self._params_read()
-        outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "grad"]
-        self.forward = needed(main, outputs)
+        self.forward = needed_forward(main)
         spine = [i for i in sorted(self.forward) if i not in self.floating]
         self.stage = dict(zip(spine, self._cut(spine, stages), strict=True))
         self._place_backward()

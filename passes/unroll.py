@@ -202,7 +202,7 @@ class _Unroller:
         bound = dict(zip(local.params, given, strict=True))
         home = op.results[0].type.layout.home
         for value in (result for each in local.ops for result in each.results):
-            bound[value] = Value(value.type.with_layout(replace(value.type.layout, home=home)), value.name)
+            bound[value] = Value(value.type.at(home), value.name)
         return [
             replace(each.with_operands(bound), results=tuple(bound[result] for result in each.results))
             for each in local.ops

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
-from moaic.ir.ops import SEND, attr_int
+from moaic.ir.ops import SEND, attr_int, takes_part
 from moaic.ir.parser import parse
 from moaic.runtime.compile import compile_functions
 from moaic.runtime.moves import Seat, is_shared, move, own
@@ -73,14 +73,13 @@ class Program:
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
-        self._at = module.mesh.coordinates(rank)
         self.takes_part = rank < self.mesh.ranks
         self.record = Record()
         self._note = note
         if not self.takes_part:
             return
         seat = Seat(self.mesh, rank, transport)
-        self._numbers = _own_order(self.main, self._at)
+        self._numbers = _own_order(self.main, self.mesh.coordinates(rank))
         mine = [self.main.ops[index] for index in self._numbers]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
@@ -170,13 +169,6 @@ def _is_compact(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
-def _takes_part(op: Op, at: dict[str, int]) -> bool:
-    """Whether the rank at these coordinates has something to do with an instruction: it runs where its results are."""
-    if op.name == SEND and next(op.inputs()).type.layout.holds(at):
-        return True
-    return all(value.type.layout.holds(at) for value in op.results)
-
-
 def _own_order(main: Function, at: dict[str, int]) -> list[int]:
     """Positions of the instructions of the rank at these coordinates, in the order in which it does them.
 
@@ -186,7 +178,7 @@ def _own_order(main: Function, at: dict[str, int]) -> list[int]:
     order: list[int] = []
     arriving: list[int] = []
     for index, op in enumerate(main.ops):
-        if not _takes_part(op, at):
+        if not takes_part(op, at):
             continue
         if op.name == SEND and op.results[0].type.layout.holds(at):
             arriving.append(index)

@@ -1,0 +1,23 @@
+"""Writing ops one after the other, each in the place in the person's program of the op that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moaic.ir.graph import Attr, Location, Op, Operand, Value
+from moaic.ir.types import TensorType
+
+
+@dataclass(slots=True, kw_only=True)
+class Emitter:
+    """The ops written so far."""
+
+    loc: Location
+    ops: list[Op] = field(default_factory=list[Op])
+
+    def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
+        """The one result of a further op."""
+        result = Value(kind)
+        self.ops.append(Op(name, tuple(operands), (result,), attrs, self.loc))
+        return result
