@@ -12,8 +12,8 @@ from torch import Tensor
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
-from moaic.device.handles import dtype_name, is_ours, tensor_of, view_of
-from moaic.device.mirrors import mirrored
+from moaic.device.handles import is_ours, tensor_of, view_of
+from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planning import Planning, compiles, measure, prepare, request_of
@@ -117,7 +117,7 @@ class GraphEngine:
         if captured not in self._steps:
             planning = Planning(self._request, strict=not self._steps)
             self._steps[captured] = Step(captured.function, accelerator, planning.plan, compiled=self._compiled)
-            self._constants[captured] = [_upload(accelerator, tensor) for tensor in captured.constants]
+            self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
         return self._steps[captured]
 
 
@@ -132,19 +132,12 @@ def _key(captured: Captured) -> Key:
 def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     """The buffer with a tensor's values, contiguous and whole."""
     if not is_ours(tensor):
-        return _upload(accelerator, tensor)
+        return uploaded(accelerator, tensor)
     view = view_of(tensor)
     if view.is_whole and view.strides == row_major(view.shape):
         return view.buffer
     made = accelerator.buffer(view.buffer.dtype, tuple(view.shape), row_major(tuple(view.shape)))
     accelerator.launch("aten.clone", (view,), {"memory_format": torch.contiguous_format}, (made,))
-    return made
-
-
-def _upload(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    shape = tuple(tensor.shape)
-    made = accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
-    accelerator.upload(made, tensor.detach().contiguous())
     return made
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from moaic.check import KEY, Fate, Step, Verdict, compared, crashed, loss_at
-from moaic.device.handles import dtype_name
+from moaic.device.mirrors import uploaded
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.build import Builder, Plan
 from moaic.passes.config import Config
 from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, row_major, whole
+from moaic.runtime.buffer import whole
 from moaic.runtime.interpreter import run_function
 from moaic.runtime.launch import launch
 from moaic.step import Step as Running
@@ -62,14 +62,17 @@ class WorkerProof:
 
     def _builder(self, step: Module) -> Builder:
         """A step is planned for each set of tangents that are known to be zero; plans of one share their passes."""
-        return self._builders.setdefault(render(step), Builder(step))
+        text = render(step)
+        if text not in self._builders:
+            self._builders[text] = Builder(step)
+        return self._builders[text]
 
     def _results(self, running: Running, accelerator: Accelerator) -> list[Tensor]:
         main = self._step.module.main
-        given = [_upload(accelerator, self._step.inputs[i]) for i in running.given]
+        given = [uploaded(accelerator, self._step.inputs[i]) for i in running.given]
         outputs, call = running.forward(given, KEY)
         tangents = [self._step.inputs[i] for i in running.tangents]
-        set_ones = [_upload(accelerator, tensor) if tensor.any() else None for tensor in tangents]
+        set_ones = [uploaded(accelerator, tensor) if tensor.any() else None for tensor in tangents]
         grads = running.backward(call, set_ones) if running.grads else []
         made = dict(zip((*running.outputs, *running.grads), (*outputs, *grads), strict=True))
         return [accelerator.download(whole(made[i])) for i in range(len(main.results))]
@@ -87,10 +90,3 @@ def with_tangent_of_loss_alone(step: Step) -> Step:
         if role.kind == "tangent":
             inputs[index] = torch.ones_like(tensor) if role.label == label else torch.zeros_like(tensor)
     return Step(step.module, tuple(inputs))
-
-
-def _upload(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    shape = tuple(tensor.shape)
-    made = accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
-    accelerator.upload(made, tensor.contiguous())
-    return made

@@ -124,7 +124,8 @@ def _priced(
 def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
     """Both halves of a send: each side reads and writes every byte once."""
     copied = machine.seconds_to_move(4 * op.results[0].type.local_nbytes(mesh))
-    return total([copied, *(link.latency for link in [machine.links.get("all_gather")] if link is not None)])
+    link = machine.links.get("all_gather")
+    return copied if link is None else total([copied, link.latency])
 
 
 def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:

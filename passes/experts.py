@@ -21,7 +21,7 @@ from moaic.ir.layout import Layout, State
 from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.annotate import Annotated, Axis
-from moaic.passes.follow import batch_size
+from moaic.passes.follow import batch_size, carriers
 from moaic.passes.softmax import take_apart
 from moaic.passes.solver_prices import Prices
 from moaic.passes.solver_problem import weight_values
@@ -87,10 +87,9 @@ def _of_experts(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
 def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     """Rows within what other axes have left of the batch, if they divide."""
     rows, parts = batch_size(module.main), module.mesh.ranks * axis.size
-    for index, value in enumerate(module.main.params):
-        carries = module.main.param_role(index).kind in ("input", "tangent") and value.type.shape[:1] == (rows,)
-        if carries and rows % parts == 0:
-            yield value, (0, rows // parts)
+    if rows % parts == 0:
+        carrying = carriers(module.main)
+        yield from ((value, (0, rows // parts)) for value in module.main.params if value in carrying)
 
 
 def _used(found: Possible) -> Possible:

@@ -22,6 +22,14 @@ def batch_size(function: Function) -> int:
     return 1
 
 
+def carriers(function: Function) -> frozenset[Value]:
+    """The inputs and tangents that carry the batch in dim 0."""
+    rows = batch_size(function)
+    kinds = [function.param_role(index).kind for index in range(len(function.params))]
+    pairs = zip(function.params, kinds, strict=True)
+    return frozenset(value for value, kind in pairs if kind in ("input", "tangent") and value.type.shape[:1] == (rows,))
+
+
 def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
     """Inputs that carry the batch in dim 0 split over it (inside micro-batches, if there are any), all else whole."""
     rows = batch_size(module.main)
@@ -29,12 +37,8 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
     if rows % parts:
         raise Diagnostic(f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts")
 
-    def state(index: int, value: Value) -> State:
-        kind = module.main.param_role(index).kind
-        carries = kind in ("input", "tangent") and value.type.shape[:1] == (rows,)
-        return (0, rows // parts) if carries else WHOLE
-
-    return tuple(state(i, value) for i, value in enumerate(module.main.params))
+    carrying = carriers(module.main)
+    return tuple((0, rows // parts) if value in carrying else WHOLE for value in module.main.params)
 
 
 def follow_space(module: Module, axis: Axis) -> Annotated:

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -36,6 +36,17 @@ class Action:
 
     def __str__(self) -> str:
         return f"{self.kind}{self.stage}.{self.part}"
+
+
+def _needs(action: Action, stages: int) -> list[Action]:
+    """What must be done before an action can start."""
+    kind, stage, part = action.kind, action.stage, action.part
+    if kind == "F":
+        return [Action("F", stage - 1, part)] if stage else []
+    if kind == "W":
+        return [Action("B", stage, part)]
+    above = [Action("B", stage + 1, part)] if stage + 1 < stages else []
+    return [Action("F", stage, part), *above]
 
 
 @dataclass(frozen=True)
@@ -83,14 +94,15 @@ class Schedule:
         clock = [0] * len(self.workers)
         order: list[Action] = []
         while any(rest):
-            heads = [(worker, actions[-1], self._needs(actions[-1])) for worker, actions in enumerate(rest) if actions]
+            heads = [(worker, actions[-1]) for worker, actions in enumerate(rest) if actions]
+            waiting = [(worker, action, _needs(action, self.stages)) for worker, action in heads]
             ready = [
                 (max([clock[worker], *(done[need] for need in needs)]), worker, action)
-                for worker, action, needs in heads
+                for worker, action, needs in waiting
                 if all(need in done for need in needs)
             ]
             if not ready:
-                raise _deadlock([(worker, action, needs) for worker, action, needs in heads], done)
+                raise _deadlock(waiting, done)
             start, worker, action = min(ready, key=lambda found: found[:2])
             clock[worker] = done[action] = start + self._units(action)
             rest[worker].pop()
@@ -99,15 +111,6 @@ class Schedule:
 
     def _units(self, action: Action) -> int:
         return UNITS["W"] if action.kind == "B" and self.splits_backward else UNITS[action.kind]
-
-    def _needs(self, action: Action) -> list[Action]:
-        kind, stage, part = action.kind, action.stage, action.part
-        if kind == "F":
-            return [Action("F", stage - 1, part)] if stage else []
-        if kind == "W":
-            return [Action("B", stage, part)]
-        above = [Action("B", stage + 1, part)] if stage + 1 < self.stages else []
-        return [Action("F", stage, part), *above]
 
     def live(self, worker: int) -> int:
         """Most forwards whose backward has still to come on a worker: the peak of what it keeps."""
@@ -136,7 +139,13 @@ def parse_schedule(text: str) -> Schedule:
 
 def schedule_in(module: Module) -> Schedule | None:
     """The schedule that a module in stages carries. Raises Diagnostic where it is none."""
-    return parse_schedule("\n".join(module.schedule)) if module.schedule else None
+    return _of_rows(module.schedule) if module.schedule else None
+
+
+@lru_cache(maxsize=64)
+def _of_rows(rows: tuple[str, ...]) -> Schedule:
+    """Remembered, since passes ask again and again for what is proved each time that it is read."""
+    return parse_schedule("\n".join(rows))
 
 
 def is_schedule_text(text: str) -> bool:
@@ -278,14 +287,7 @@ def _next_of(
         if not todo[kind]:
             continue
         action = todo[kind][0]
-        needs = {
-            "F": [Action("F", stage - 1, action.part)] if stage else [],
-            "B": [
-                Action("F", stage, action.part),
-                *([Action("B", stage + 1, action.part)] if stage + 1 < stages else []),
-            ],
-            "W": [Action("B", stage, action.part)],
-        }[kind]
+        needs = _needs(action, stages)
         if any(need not in finished for need in needs):
             continue
         if kind == "F" and len(todo["W"]) - len(todo["F"]) >= stages - stage:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.graph import Function, Location, Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
@@ -199,6 +199,7 @@ class _Placer:
         self.main = main
         self.ops: list[Op] = []
         self.params = {param: self._param(param) for param in main.params}
+        self.labelled = {label: param for i, param in enumerate(main.params) if (label := main.param_role(i).label)}
         self.there: dict[tuple[Value, int], Value] = {}
         self.made_at: dict[Value, int] = {}
 
@@ -218,9 +219,8 @@ class _Placer:
     def _result(self, index: int, value: Value) -> Value:
         """Gradients and updates lie where what they belong to rests."""
         role = self.main.result_role(index)
-        label = role.label if role.kind in ("grad", "update") else ""
-        owners = [p for i, p in enumerate(self.main.params) if label and self.main.param_role(i).label == label]
-        homes = [self.assigned.homes.get(owner) for owner in (*owners, value)]
+        owner = self.labelled.get(role.label) if role.kind in ("grad", "update") else None
+        homes = [self.assigned.homes.get(each) for each in (owner, value) if each is not None]
         places = [*homes, self.assigned.of(value), self.made_at.get(value), 0]
         return self._at(value, next(place for place in places if place is not None))
 
@@ -252,9 +252,9 @@ class _Placer:
     def _sent(self, value: Value, source: int, stage: int) -> Value:
         here = self.params[value] if value in self.params else self.there[value, source]
         there = self.there[value, stage] = _at(value, stage)
-        loc = replace(self.main.ops[self.assigned.producer[value]].loc) if value in self.assigned.producer else None
-        op = Op(SEND, (here,), (there,), {"axis": AXIS})
-        self.ops.append(op if loc is None else replace(op, loc=loc))
+        index = self.assigned.producer.get(value)
+        loc = Location() if index is None else self.main.ops[index].loc
+        self.ops.append(Op(SEND, (here,), (there,), {"axis": AXIS}, loc))
         return there
 
     def _is_cheaper_anew(self, value: Value, stage: int) -> bool:

@@ -29,7 +29,7 @@ from moaic.runtime.location import Lines
 from moaic.runtime.log import Log, Recorder
 from moaic.runtime.moves import Conversion
 from moaic.runtime.operation import Geometry, Operation
-from moaic.runtime.placement import Placement, alike, everywhere, owners, spread
+from moaic.runtime.placement import Placement, alike, owners, spread
 from moaic.runtime.pool import Pool
 from moaic.runtime.promise import Promise
 from moaic.runtime.schema import DTYPES
@@ -92,7 +92,6 @@ class Accelerator:
         self._recorder = Recorder(self._pool.size) if record else None
         if self._recorder is not None:
             self._pool.record(self._recorder)
-        self._everywhere = everywhere(self._pool.size)
         self._places: dict[Placement, Placement] = {}
         self._geometries: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         self._dead: deque[int] = deque()

@@ -19,7 +19,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split
 from moaic.runtime.buffer import Buffer, View
 from moaic.runtime.operation import Geometry, Part
-from moaic.runtime.placement import Placement, alike, everywhere, tiles
+from moaic.runtime.placement import Placement, alike, everywhere, sharing, tiles
 from moaic.runtime.reduction import REDUCTIONS, WIDENED, Combination
 from moaic.runtime.schema import DTYPE_NAMES, signature
 
@@ -297,7 +297,7 @@ def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) ->
         dims = _dims(arguments.get("dim"), len(given[0].shape))
         kept, groups = _kept(places[0], dims, keep=bool(arguments.get("keepdim"))), ()
         if len(kept.layout.splits) < len(places[0].layout.splits):
-            groups = _sharing(kept)
+            groups = sharing(kept)
     else:
         kept = everywhere(max(place.holders[-1] for place in places) + 1)
         groups = (kept.holders,)
@@ -345,14 +345,6 @@ def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
             if split.dim not in dims
         )
     )
-
-
-def _sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks that hold the same part."""
-    groups: dict[Any, list[int]] = {}
-    for rank in place.holders:
-        groups.setdefault(tiles(place)[rank], []).append(rank)
-    return tuple(map(tuple, groups.values()))
 
 
 def _counting(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from moaic.ir.layout import Split
-from moaic.runtime.placement import Placement, tiles
+from moaic.runtime.placement import Placement, sharing
 from moaic.runtime.schema import DTYPES
 
 Sizes = tuple[int, ...]
@@ -52,11 +52,7 @@ class Source(NamedTuple):
 @cache
 def parts(shape: Sizes, place: Placement) -> tuple[Part, ...]:
     """The different parts of a value that lies as `place` says."""
-    holders: dict[Any, list[int]] = {}
-    for rank, tile in enumerate(tiles(place)):
-        if tile is not None:
-            holders.setdefault(tile, []).append(rank)
-    return tuple(Part(tuple(ranks), boxes(shape, place, ranks[0])) for ranks in holders.values())
+    return tuple(Part(ranks, boxes(shape, place, ranks[0])) for ranks in sharing(place))
 
 
 @cache

@@ -84,13 +84,19 @@ def tiles(place: Placement) -> tuple[Tile | None, ...]:
 
 
 @cache
-def owners(place: Placement) -> tuple[int, ...]:
-    """One rank for each part: the first that holds it, in order of rank."""
-    first: dict[Tile, int] = {}
+def sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
+    """For each part the ranks that hold it, in order of rank."""
+    groups: dict[Tile, list[int]] = {}
     for rank, tile in enumerate(tiles(place)):
         if tile is not None:
-            first.setdefault(tile, rank)
-    return tuple(first.values())
+            groups.setdefault(tile, []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
+@cache
+def owners(place: Placement) -> tuple[int, ...]:
+    """One rank for each part: the first that holds it, in order of rank."""
+    return tuple(group[0] for group in sharing(place))
 
 
 @cache

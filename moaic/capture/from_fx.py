@@ -705,10 +705,9 @@ def _index_put(call: _Call) -> Value:
     assert isinstance(base, Value)
     assert isinstance(indices, tuple)
     assert isinstance(values, Value)
-    made, rows = call.reader.producers.get(base), indices[0]
-    from_zero = made is not None and made.name == "aten.full" and not made.attrs["fill_value"]
+    rows = indices[0]
     looked_up = len(indices) == 1 and rows is not None and rows.type.dtype == "i64"
-    if not (call.attrs.get("accumulate") and from_zero and looked_up and base.type.dtype in FLOATING):
+    if not (call.attrs.get("accumulate") and _is_zero(call, base) and looked_up and base.type.dtype in FLOATING):
         return call.emit_as("aten.index_put", call.operands, call.attrs)
     assert rows is not None
     count, *inner = base.type.shape
@@ -719,12 +718,7 @@ def _index_put(call: _Call) -> Value:
     below = call.emit("aten.lt.Scalar", rows, kind=TensorType("bool", rows.type.shape), other=0)
     wrapped = call.emit("aten.add.Tensor", rows, None, kind=rows.type, other=count)
     found = call.emit("aten.where.self", below, wrapped, rows, kind=rows.type)
-    flat = TensorType(base.type.dtype, (*rows.type.shape, prod(inner)))
-    table = TensorType(base.type.dtype, (count, prod(inner)))
-    grad = call.emit("aten.view", values, kind=flat, size=flat.shape)
-    attrs: dict[str, Attr] = {"num_weights": count, "padding_idx": -1, "scale_grad_by_freq": False}
-    summed = call.emit("aten.embedding_dense_backward", grad, found, kind=table, **attrs)
-    return call.emit("aten.view", summed, size=base.type.shape)
+    return _summed_by_row(call, values, found, TensorType(base.type.dtype, (count, prod(inner))), base.type.shape)
 
 
 def _scatter_add(call: _Call) -> Value:
@@ -733,17 +727,24 @@ def _scatter_add(call: _Call) -> Value:
     assert isinstance(base, Value)
     assert isinstance(index, Value)
     assert isinstance(source, Value)
-    made = call.reader.producers.get(base)
-    from_zero = made is not None and made.name == "aten.full" and not made.attrs["fill_value"]
     plain = len(base.type.shape) == 1 and index.type.shape == source.type.shape and base.type.dtype in FLOATING
-    if not (from_zero and plain):
+    if not (_is_zero(call, base) and plain):
         return call.emit_as("aten.scatter_add", call.operands, call.attrs)
-    (count,), rows = base.type.shape, (*source.type.shape, 1)
-    grad = call.emit("aten.view", source, kind=TensorType(source.type.dtype, rows), size=rows)
-    attrs: dict[str, Attr] = {"num_weights": count, "padding_idx": -1, "scale_grad_by_freq": False}
-    table = TensorType(base.type.dtype, (count, 1))
-    summed = call.emit("aten.embedding_dense_backward", grad, index, kind=table, **attrs)
-    return call.emit("aten.view", summed, size=base.type.shape)
+    return _summed_by_row(call, source, index, TensorType(base.type.dtype, (base.type.shape[0], 1)), base.type.shape)
+
+
+def _is_zero(call: _Call, value: Value) -> bool:
+    made = call.reader.producers.get(value)
+    return made is not None and made.name == "aten.full" and not made.attrs["fill_value"]
+
+
+def _summed_by_row(call: _Call, values: Value, rows: Value, table: TensorType, shape: tuple[int, ...]) -> Value:
+    """For each row of `table` the sum of the values whose index names it, seen as a tensor of `shape`."""
+    wanted = (*rows.type.shape, table.shape[1])
+    grad = call.emit("aten.view", values, kind=TensorType(values.type.dtype, wanted), size=wanted)
+    attrs: dict[str, Attr] = {"num_weights": table.shape[0], "padding_idx": -1, "scale_grad_by_freq": False}
+    summed = call.emit("aten.embedding_dense_backward", grad, rows, kind=table, **attrs)
+    return call.emit("aten.view", summed, size=shape)
 
 
 def _as_strided(call: _Call) -> Value:

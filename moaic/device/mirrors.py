@@ -1,4 +1,4 @@
-"""Parameters that stay on the host: a copy on the accelerator each, sent anew only when the values have changed.
+"""Tensors of the host on the accelerator. What a model holds is mirrored: sent anew only when its values have changed.
 
 The version that torch counts tells of most changes; writes through `.data` or by other means it does not see. So what
 was sent is kept, and a tensor whose version is the same is compared with it, which costs a fraction of sending it.
@@ -27,6 +27,13 @@ class Mirror:
     sent: Tensor
 
 
+def uploaded(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    """A new buffer with the value of a tensor of the host, contiguous."""
+    buffer = _buffer_for(accelerator, tensor)
+    accelerator.upload(buffer, tensor.detach().contiguous())
+    return buffer
+
+
 def mirrored(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     """The buffer that mirrors a tensor of the host, up to date. It lasts as long as the tensor's storage."""
     storage: Any = tensor.untyped_storage()
@@ -34,8 +41,7 @@ def mirrored(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
     mirror = mirrors.get(key)
     if mirror is None or mirror.accelerator is not accelerator:
-        shape = tuple(tensor.shape)
-        buffer = accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
+        buffer = _buffer_for(accelerator, tensor)
     elif mirror.version == tensor._version and same_bits(mirror.sent, tensor.detach()):
         return mirror.buffer
     else:
@@ -44,6 +50,11 @@ def mirrored(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     accelerator.upload(buffer, sent, is_kept=True)
     mirrors[key] = Mirror(accelerator, buffer, tensor._version, sent)
     return buffer
+
+
+def _buffer_for(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    shape = tuple(tensor.shape)
+    return accelerator.buffer(dtype_name(tensor.dtype), shape, row_major(shape))
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
