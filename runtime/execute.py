@@ -15,6 +15,7 @@ from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int, takes_part
 from moaic.ir.parser import parse
 from moaic.runtime.compile import compile_functions
+from moaic.runtime.landings import Landings
 from moaic.runtime.moves import Seat, is_shared, move, own
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.tiles import cut, join
@@ -74,6 +75,7 @@ class Program:
         self.mesh = module.mesh
         self.main = module.main
         self.takes_part = rank < self.mesh.ranks
+        self.makes_gradients = bool(self.main.gradients)
         self.record = Record()
         self._note = note
         if not self.takes_part:
@@ -242,13 +244,14 @@ def _instructions(
 ) -> Iterator[Instruction]:
     params = set(main.params)
     at = seat.mesh.coordinates(seat.rank)
+    landings = Landings()
     for op, dying in zip(main.ops, last_uses(main), strict=True):
         dead = set(dying)
         held = [value for value in op.inputs() if value.type.layout.holds(at)]
         made = [value for value in op.results if value.type.layout.holds(at)]
         may_overwrite = {value for value in held if value in dead and value not in params}
         yield Instruction(
-            run=_compute(op, seat, functions, kernels, may_overwrite),
+            run=_compute(op, seat, functions, kernels, landings, may_overwrite),
             reads=tuple(slots[value] for value in held),
             writes=tuple(-1 if value in dead else slots[value] for value in made),
             frees=tuple(slots[value] for value in held if value in dead),
@@ -261,6 +264,7 @@ def _compute(
     seat: Seat,
     functions: Mapping[str, Function],
     kernels: Mapping[str, Compute],
+    landings: Landings,
     may_overwrite: set[Value],
 ) -> Compute:
     if op.name == "call":
@@ -268,7 +272,7 @@ def _compute(
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
     if op.name == SEND:
-        return _send(op, seat)
+        return _send(op, seat, landings)
     maker = _IN_TIME.get(op.name)
     if maker is None:
         raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
@@ -293,7 +297,7 @@ def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     return lambda inputs: [step(inputs.pop())]
 
 
-def _send(op: Op, seat: Seat) -> Compute:
+def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
     """On one rank the sending, on another the receiving."""
     (operand,), (result,) = tuple(op.inputs()), op.results
     axis = op.attrs["axis"]
@@ -303,10 +307,15 @@ def _send(op: Op, seat: Seat) -> Compute:
     group, shape, dtype = Group.of(ranks, seat.rank), result.type.local_shape(seat.mesh), DTYPES[result.type.dtype]
 
     def send(inputs: list[Tensor]) -> list[Tensor]:
-        seat.transport.broadcast(inputs.pop(), shape, dtype, group)
+        seat.transport.broadcast(inputs.pop(), group)
         return []
 
-    return send if group.index == 0 else lambda inputs: [seat.transport.broadcast(None, shape, dtype, group)]
+    def receive(inputs: list[Tensor]) -> list[Tensor]:
+        out = landings.take(shape, dtype)
+        seat.transport.broadcast(out, group)
+        return [out]
+
+    return send if group.index == 0 else receive
 
 
 def _part(op: Op, may_overwrite: set[Value]) -> Compute:

@@ -182,7 +182,13 @@ def _spread(
     if not new or (rank != have[0] and rank not in new):
         return lambda tensor: tensor
     group = Group.of((have[0], *new), rank)
-    return lambda tensor: transport.broadcast(tensor, conversion.shape, DTYPES[conversion.dtype], group)
+
+    def run(tensor: Tensor | None) -> Tensor:
+        out = torch.empty(conversion.shape, dtype=DTYPES[conversion.dtype]) if tensor is None else tensor
+        transport.broadcast(out, group)
+        return out
+
+    return run
 
 
 def _changes(

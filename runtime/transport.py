@@ -114,21 +114,16 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
         return [tensor.view(parts[0].shape) for tensor in received]
 
-    def broadcast(self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, group: Group) -> Tensor:
-        """The tensor of the group's first rank; the others give None."""
-        if group.index == 0:
-            assert tensor is not None
-            flat = tensor.contiguous().view(-1)
-            for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
-                self._box.room(dtype)[:count].copy_(flat[at])
-                self._box.post(group.others)
-            return tensor
-        out = torch.empty(tuple(shape), dtype=dtype)
-        flat, root = out.view(-1), group.ranks[:1]
+    def broadcast(self, tensor: Tensor, group: Group) -> None:
+        """Replaces the others' contiguous tensors by that of the group's first rank, which does not wait for them."""
+        flat = tensor.contiguous().view(-1)
         for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
-            flat[at].copy_(self._box.take(root[0], dtype)[:count])
-            self._box.give_back(root)
-        return out
+            if group.index == 0:
+                self._box.room(tensor.dtype)[:count].copy_(flat[at])
+                self._box.post(group.others)
+            else:
+                flat[at].copy_(self._box.take(group.ranks[0], tensor.dtype)[:count])
+                self._box.give_back(group.ranks[:1])
 
     def _sum_everywhere(self, flat: Tensor, group: Group) -> None:
         count = flat.numel()
