@@ -6,13 +6,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test exact check bench
+.PHONY: help demo tutorial test exact check bench
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
 demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
 	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
+
+tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on all of this machine
+	$(BIN)/python tutorial/prepare_llama2.py
+	$(BIN)/python tutorial/train_llama2.py
 
 test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,13 +19,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from byte_pairs import VOCABULARY, train_bytes
+from library_text import definitions, read, source_files
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-VOCABULARY = 8192
 PAD = 0
 IGNORED = -100
 """Label of a position that the loss leaves out."""
@@ -66,33 +66,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def source_files() -> list[Path]:
-    """The standard library's own files, without its tests."""
-    library = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
-    return [path for path in sorted(library.rglob("*.py")) if not skipped & set(path.relative_to(library).parts)]
-
-
-def read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="ignore")
-
-
 def load_tokenizer(files: list[Path]) -> Tokenizer:
     """A byte-level BPE of VOCABULARY pieces, trained on `files` once and kept in the person's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moaic"
     kept = cache / f"tokenizer-{sys.version_info.major}.{sys.version_info.minor}-{VOCABULARY}.json"
     if kept.exists():
         return Tokenizer.from_file(str(kept))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((read(path) for path in files), trainer)
+    tokenizer = train_bytes((read(path) for path in files), ["<pad>"])
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = kept.with_suffix(f".{os.getpid()}")
     tokenizer.save(str(unfinished))
@@ -102,9 +82,8 @@ def load_tokenizer(files: list[Path]) -> Tokenizer:
 
 def sequences(tokenizer: Tokenizer, path: Path, length: int) -> Iterator[list[int]]:
     """One file as token lists of at most `length`: as many whole top-level definitions as fit, long ones cut."""
-    definitions = [f"{text}\n\n\n" for text in read(path).split("\n\n\n")]
     held: list[int] = []
-    for encoding in tokenizer.encode_batch(definitions):
+    for encoding in tokenizer.encode_batch(definitions(path)):
         ids = encoding.ids
         if len(held) + len(ids) > length:
             yield held

@@ -108,9 +108,10 @@ def test_every_import_is_a_declared_dependency_and_the_other_way_round() -> None
     declared = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
     names = {re.split(r"[<>=\[]", requirement)[0] for requirement in declared}
     distributions = metadata.packages_distributions()
-    files = [path for folder in (*FOLDERS, "examples") for path in sources(folder)]
+    files = [path for folder in (*FOLDERS, "examples", "tutorial") for path in sources(folder)]
     imported = {name.partition(".")[0] for path in files for name in imports(path)}
-    foreign = imported - set(sys.stdlib_module_names) - {"moaic"}
+    scripts = {path.stem for folder in ("examples", "tutorial") for path in sources(folder)}
+    foreign = imported - set(sys.stdlib_module_names) - scripts - {"moaic"}
     assert {distributions[name][0] for name in foreign} == names
 
 

@@ -26,7 +26,7 @@ VOCABULARY = 64
 CLASSES = 5
 IGNORED = -100
 
-REMOTE = Path(__file__).parent / "remote"
+REMOTE = Path(__file__).parents[2] / "tutorial" / "baichuan2"
 """A folder as it would be downloaded: a configuration and the model's own code."""
 
 
@@ -221,7 +221,8 @@ def remote() -> nn.Module:
     """A model of nobody's: its code is beside its configuration."""
     configs: Any = hf.AutoConfig
     models: Any = hf.AutoModelForCausalLM
-    config = configs.from_pretrained(REMOTE, trust_remote_code=True)
+    settings = {**DECODER, "intermediate_size": WIDER, "z_loss_weight": 0.1, "dtype": "float32"}
+    config = configs.from_pretrained(REMOTE, trust_remote_code=True, **settings)
     return models.from_config(config, trust_remote_code=True)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a decoder with linear biases on distance."""
+"""The configuration of Baichuan 2 13B and of smaller models like it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from transformers import PretrainedConfig
 
 
-class AlibiConfig(PretrainedConfig):
+class BaichuanConfig(PretrainedConfig):
     """Sizes, and the weight of the penalty on large logits."""
 
-    model_type = "alibi_decoder"
+    model_type = "baichuan"
 
     def __init__(
         self,
-        vocab_size: int = 64,
-        hidden_size: int = 16,
-        intermediate_size: int = 32,
-        num_hidden_layers: int = 2,
-        num_attention_heads: int = 4,
+        vocab_size: int = 125696,
+        hidden_size: int = 5120,
+        intermediate_size: int = 13696,
+        num_hidden_layers: int = 40,
+        num_attention_heads: int = 40,
         initializer_range: float = 0.02,
         rms_norm_eps: float = 1e-6,
         z_loss_weight: float = 0.0,

@@ -1,4 +1,4 @@
-"""A decoder shaped like Baichuan2-13B: linear biases on distance, packed projections, a normalized output head."""
+"""Baichuan 2 as of 13B: linear biases on distance, packed projections, a normalized output head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .configuration_alibi import AlibiConfig  # noqa: TID252 (it is loaded under a name that nobody knows here)
+from .configuration_baichuan import BaichuanConfig  # noqa: TID252 (it is loaded under a name that nobody knows here)
 
 
 def slopes(heads: int) -> list[float]:
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: AlibiConfig) -> None:
+    def __init__(self, config: BaichuanConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
         self.width = config.hidden_size // self.heads
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: AlibiConfig) -> None:
+    def __init__(self, config: BaichuanConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
@@ -62,7 +62,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: AlibiConfig) -> None:
+    def __init__(self, config: BaichuanConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
@@ -86,8 +86,8 @@ class NormHead(nn.Module):
         return linear(x, normalize(self.weight))
 
 
-class AlibiPreTrainedModel(PreTrainedModel):
-    config_class = AlibiConfig
+class BaichuanPreTrainedModel(PreTrainedModel):
+    config_class = BaichuanConfig
     base_model_prefix = "model"
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -95,8 +95,8 @@ class AlibiPreTrainedModel(PreTrainedModel):
             module.weight.data.normal_(std=self.config.initializer_range)
 
 
-class AlibiModel(AlibiPreTrainedModel):
-    def __init__(self, config: AlibiConfig) -> None:
+class BaichuanModel(BaichuanPreTrainedModel):
+    def __init__(self, config: BaichuanConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([Layer(config) for _ in range(config.num_hidden_layers)])
@@ -120,16 +120,18 @@ class AlibiModel(AlibiPreTrainedModel):
         return slope[:, None, None] * distance.to(dtype) + ahead
 
 
-class AlibiForCausalLM(AlibiPreTrainedModel):
-    def __init__(self, config: AlibiConfig) -> None:
+class BaichuanForCausalLM(BaichuanPreTrainedModel):
+    def __init__(self, config: BaichuanConfig) -> None:
         super().__init__(config)
-        self.model = AlibiModel(config)
+        self.model = BaichuanModel(config)
         self.lm_head = NormHead(config.hidden_size, config.vocab_size)
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, use_cache: bool = False
     ) -> CausalLMOutputWithPast:
+        if use_cache:
+            raise ValueError("this Baichuan 2 is for training and keeps no cache; pass use_cache=False")
         logits = self.lm_head(self.model(input_ids, attention_mask)).float()
         loss = None
         if labels is not None:

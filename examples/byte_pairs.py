@@ -1,0 +1,1 @@
+../tutorial/byte_pairs.py

@@ -1,0 +1,1 @@
+../tutorial/library_text.py
