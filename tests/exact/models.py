@@ -74,74 +74,46 @@ def pictures(seed: int, rows: int) -> Batch:
     return {"pixel_values": pixels, "labels": labels}
 
 
-def llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            use_cache=False,
-        )
-    )
+def sizes(width: int = 32, inner: int = 48, vocabulary: int = VOCABULARY, length: int = LENGTH) -> dict[str, Any]:
+    """What configurations of two layers with four heads have in common."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+        "use_cache": False,
+    }
 
 
-def qwen2() -> nn.Module:
+def llama(**settings: Any) -> nn.Module:
+    config: Any = LlamaConfig
+    return LlamaForCausalLM(config(**{**sizes(), "num_key_value_heads": 4, **settings}))
+
+
+def qwen2(**settings: Any) -> nn.Module:
     """Two heads of queries for each of keys and values, and biases in the attention."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            use_cache=False,
-        )
-    )
+    config: Any = Qwen2Config
+    return Qwen2ForCausalLM(config(**{**sizes(), **settings}))
 
 
-def mixtral() -> nn.Module:
-    """Two experts of four for each token, and a loss that balances them."""
-    settings: Any = MixtralConfig
-    return MixtralForCausalLM(
-        settings(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            output_router_logits=True,
-            use_cache=False,
-        )
-    )
+BALANCED: Mapping[str, Any] = {"num_experts_per_tok": 2, "output_router_logits": True}
+"""Two experts for each token, and a loss that balances them."""
 
 
-def gpt2(dropout: float = 0.0) -> nn.Module:
+def mixtral(**settings: Any) -> nn.Module:
+    config: Any = MixtralConfig
+    return MixtralForCausalLM(config(**{**sizes(), **BALANCED, "num_local_experts": 4, **settings}))
+
+
+def gpt2(dropout: float = 0.0, **settings: Any) -> nn.Module:
     """One parameter is both the embedding and the last layer."""
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-    )
+    own: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": LENGTH}
+    never: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+    model = GPT2LMHeadModel(GPT2Config(**{**own, **never, **ends, **settings}))
     # Asked for the default loss by name, it does not warn that it takes the default: a warning would break the graph.
     model.loss_type = "ForCausalLM"
     return model

@@ -10,20 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
+from moaic.check import TOLERANCE, Fate, compared
 from moaic.ir.graph import Module
 from moaic.ir.verify import verify
 from moaic.passes.build import Builder, Plan
@@ -31,13 +24,12 @@ from moaic.passes.config import Config, parse_request
 from moaic.passes.zero import drop_zeros
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.exact.graphs import Step, captured_step
-from tests.exact.models import IGNORED, Batch, Example
+from tests.exact.models import BALANCED, IGNORED, Batch, Example, gpt2, llama, mixtral, qwen2, sizes
 
 ROWS = 8
 WIDTH = 16
 LENGTH = 32
 VOCABULARY = 4096
-TOLERANCE = 1e-10
 
 
 def tokens(seed: int, rows: int) -> Batch:
@@ -48,80 +40,15 @@ def tokens(seed: int, rows: int) -> Batch:
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, IGNORED)}
 
 
-def llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=WIDTH,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            use_cache=False,
-        )
-    )
+SIZES = sizes(WIDTH, 24, VOCABULARY, LENGTH)
+
+EXPERTS: dict[str, Any] = {**SIZES, **BALANCED}
 
 
-def qwen2() -> nn.Module:
-    """One matrix is both the embedding and the last layer."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            hidden_size=WIDTH,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            tie_word_embeddings=True,
-            use_cache=False,
-        )
-    )
-
-
-def gpt2() -> nn.Module:
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=4,
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-    )
-    model.loss_type = "ForCausalLM"
-    return model
-
-
-EXPERTS: dict[str, Any] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LENGTH,
-    "use_cache": False,
-    "num_experts_per_tok": 2,
-    "output_router_logits": True,
-}
-"""Two experts for each token, and a loss that balances them."""
-
-
-def mixtral(**settings: object) -> nn.Module:
-    config: Any = MixtralConfig
-    return MixtralForCausalLM(config(**EXPERTS, intermediate_size=24, num_local_experts=4, **settings))
-
-
-def qwen3_moe(**settings: object) -> nn.Module:
+def qwen3_moe(**settings: Any) -> nn.Module:
     config: Any = Qwen3MoeConfig
-    return Qwen3MoeForCausalLM(config(**EXPERTS, moe_intermediate_size=24, head_dim=4, num_experts=8, **settings))
+    own = {"moe_intermediate_size": 24, "head_dim": 4, "num_experts": 8}
+    return Qwen3MoeForCausalLM(config(**{**EXPERTS, **own, **settings}))
 
 
 def qwen2_moe() -> nn.Module:
@@ -150,9 +77,18 @@ class Proof:
         return plan
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama": lambda: llama(**SIZES | {"num_key_value_heads": 4}),
+    "qwen2": lambda: qwen2(**SIZES, tie_word_embeddings=True),
+    "gpt2": lambda: gpt2(n_embd=WIDTH, vocab_size=VOCABULARY, n_positions=LENGTH),
+}
+"""In the last two one matrix is both the embedding and the last layer."""
 
-MIXTURES: dict[str, Callable[[], nn.Module]] = {"mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe}
+MIXTURES: dict[str, Callable[[], nn.Module]] = {
+    "mixtral": lambda: mixtral(**SIZES),
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+}
 
 
 @cache
@@ -175,8 +111,5 @@ def without_tangents(step: Step) -> Step:
 
 
 def close(proof: Proof, results: Sequence[Tensor], config: Config) -> None:
-    main = proof.step.module.main
-    floor = 1e-3 * max(wanted.abs().max().item() for wanted in proof.expected)
-    for index, (result, wanted) in enumerate(zip(results, proof.expected, strict=True)):
-        distance = (result - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
-        assert distance <= TOLERANCE, f"{config}: {main.result_role(index)} is off by {distance:.1e}"
+    verdict = compared(config, proof.step.module.main, results, proof.expected, TOLERANCE)
+    assert verdict.fate is Fate.PASS, f"{config}: {verdict.reason}"

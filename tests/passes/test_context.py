@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
@@ -24,15 +22,6 @@ from tests.passes.test_tensor import attention, prove
 EAGER = Prices(latency=0.0, local=0.0)
 SLOW = Prices(latency=0.0, local=0.0, flops=1e6)
 """Work is dear, so that none is done in vain."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def states(op: Op) -> list[State]:

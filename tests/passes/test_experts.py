@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from math import prod
 
 import pytest
-import torch
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
@@ -20,15 +18,6 @@ from moaic.runtime.interpreter import run_function
 from tests.exact.models import MIXTURE
 from tests.passes.models import LENGTH, MIXTURES, ROWS, WIDTH, Proof, close, config, proof
 from tests.passes.steps import dense
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def products(module: Module) -> list[Op]:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moaic.check import Step as Given
+from moaic.check import in_halves, in_one
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Value
 from moaic.ir.ops import SEND
@@ -24,7 +26,7 @@ from moaic.passes.cut import SLACK, cut
 from moaic.passes.memory import fused_functions, program_peak
 from moaic.passes.program import lower
 from moaic.passes.simulate import simulate
-from moaic.runtime.interpreter import run_function, run_ranks
+from moaic.runtime.interpreter import run_function
 from tests.passes.steps import dense
 
 
@@ -64,17 +66,12 @@ def inputs(step: Module) -> list[Tensor]:
 
 def assert_computes(step: Module, plan: Plan) -> None:
     """The joint program and both halves give what the graph says."""
-    given_values, programs = inputs(step), plan.programs
-    wanted = run_function(step, step.main.name, given_values)
-    joint = run_ranks(programs.joint, [given_values[i] for i in programs.joint_params])
-    assert programs.backward is not None
-    forward = run_ranks(programs.forward, [given_values[i] for i in programs.forward_params])
-    outputs = sum(step.main.result_role(i).kind != "grad" for i in range(len(step.main.results)))
-    rest = [given_values[i] for i in programs.backward_params]
-    halves = forward[:outputs] + run_ranks(programs.backward, forward[outputs:] + rest)
-    for found in (joint, halves):
+    given, programs = Given(step, tuple(inputs(step))), plan.programs
+    wanted = run_function(step, step.main.name, given.inputs)
+    for found in (in_one(given, programs), in_halves(given, programs)):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert programs.backward is not None
     for program in (programs.joint, programs.forward, programs.backward):
         verify(program)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,6 @@ from tests.passes.models import EXPERTS, Proof, config
 ROWS, LENGTH, HEADS, VOCABULARY = 5, 9, 7, 33
 
 SIZES = {**EXPERTS, "hidden_size": 28, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def dense() -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 import pytest
@@ -21,15 +20,6 @@ from moaic.runtime.interpreter import run_function, run_ranks
 from tests.passes.models import LENGTH, MODELS, ROWS, VOCABULARY, WIDTH, config, proof
 
 EAGER = Prices(latency=0.0, local=0.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def moved(plan: Plan) -> list[Value]:
