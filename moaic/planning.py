@@ -57,7 +57,7 @@ def prepare() -> None:
 
 def measure() -> None:
     """Has this machine's measures ready, before anything is pending that measuring would run."""
-    _machine()
+    this_machine()
 
 
 class Planning:
@@ -73,14 +73,14 @@ class Planning:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
         report = Report.current()
         with report.timed("planning_s"):
-            plan = self._search(step) if self._config is None else build(step, self._config, prices_of(_machine()))
+            plan = self._search(step) if self._config is None else build(step, self._config, prices_of(this_machine()))
         self._config = plan.config
         report.plan = str(plan.config)
         return plan
 
     def _search(self, step: Module) -> Plan:
-        request = self.request if self._strict else followed(step, _machine().workers, self.request)
-        selection = search_cached(step, _machine(), request, pool=_pool(), folder=cache_folder(os.environ))
+        request = self.request if self._strict else followed(step, this_machine().workers, self.request)
+        selection = search_cached(step, this_machine(), request, pool=_pool(), folder=cache_folder(os.environ))
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         _pool().rest()
@@ -94,6 +94,6 @@ def _pool() -> ProcessPool:
 
 
 @cache
-def _machine() -> Machine:
+def this_machine() -> Machine:
     """This machine, measured once and remembered on disk."""
     return machines.from_text(measured(session.accelerator(), cache_folder(os.environ)))

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import torch
 
 from moaic.device.early import IN_USE, NAME, is_moai
+from moaic.ir.errors import Diagnostic
 
 _starting: Final = threading.RLock()
 
@@ -135,6 +136,21 @@ def report() -> dict[str, Any]:
     from moaic import backend
 
     return backend.report()
+
+
+def peak_flops(dtype: torch.dtype = torch.float32) -> float:
+    """FLOPs per second of matrix products in `dtype` by all workers together, as measured here for the planner.
+
+    It is what model FLOPs utilization is a share of. Raises Diagnostic for a dtype that is not of floating point.
+    """
+    if not dtype.is_floating_point:
+        raise Diagnostic(f"peak_flops counts floating-point operations, of which {dtype} has none")
+    _lazy_init()
+    from moaic.device.handles import dtype_name
+    from moaic.planning import this_machine
+
+    machine = this_machine()
+    return machine.workers * machine.rate("mm", dtype_name(dtype)).value
 
 
 def _is_in_bad_fork() -> bool:  # pyright: ignore[reportUnusedFunction] torch calls it
