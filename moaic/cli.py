@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from moaic.capture.dry import Sample, Source
     from moaic.check import Step
+    from moaic.passes.machine import Machine
 
 MISTAKE = 2
 """Exit code for a person's mistake."""
@@ -89,17 +90,27 @@ def _parser() -> argparse.ArgumentParser:
 
     capture = commands.add_parser("capture", help="write the graph of a training step as IR text")
     _add_source(capture, sequence=128)
+    _add_sample(capture)
     capture.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
     capture.set_defaults(command=_capture)
 
     check = commands.add_parser("check", help="prove that plans compute what a training step says")
     _add_source(check, sequence=8)
+    _add_sample(check)
     check.add_argument("--devices", default="2,4", metavar="N,…", help="of the plans (default: %(default)s)")
     check.add_argument("--all-plans", action="store_true", help="every candidate, not one of each kind")
     check.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="only plans that keep to this, such as cp=2")
     check.add_argument("--workers", action="store_true", help="on real workers too, in float32 and op by op")
     check.add_argument("--compile", action="store_true", help="with --workers: what they run is compiled")
     check.set_defaults(command=_check)
+
+    guide = commands.add_parser("guide", help="predict plan, time and memory of a model on machines of several sizes")
+    _add_source(guide, sequence=2048)
+    guide.add_argument("--batch", default="8", metavar="N,…", help="batch sizes (default: %(default)s)")
+    guide.add_argument("--workers", default="1,2,4,8", metavar="N,…", help="sizes (default: %(default)s)")
+    guide.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="only plans that keep to this, such as tp=1")
+    guide.add_argument("--machine", metavar="FILE", help="JSON that describes a worker; else this machine is measured")
+    guide.set_defaults(command=_guide)
     return parser
 
 
@@ -111,21 +122,29 @@ def _add_source(command: argparse.ArgumentParser, sequence: int) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model's configuration"
     )
-    command.add_argument("--batch", type=int, default=8, metavar="N")
     command.add_argument("--sequence", type=int, default=sequence, metavar="N", help="tokens (default: %(default)s)")
-    command.add_argument("--inference", action="store_true", help="the forward alone, without labels")
     command.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's folder")
+
+
+def _add_sample(command: argparse.ArgumentParser) -> None:
+    """The one batch that a step is captured with."""
+    command.add_argument("--batch", type=int, default=8, metavar="N")
+    command.add_argument("--inference", action="store_true", help="the forward alone, without labels")
 
 
 def read(path: str) -> Module:
     """The well-formed module in a file, or in standard input for `-`."""
+    return load(_text_in(path), "<stdin>" if path == "-" else path)
+
+
+def _text_in(path: str) -> str:
+    """What a file says, or standard input for `-`. Raises Diagnostic."""
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise Diagnostic(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise Diagnostic(f"cannot read {path}: it is no text ({error.reason} at byte {error.start})") from None
-    return load(text, "<stdin>" if path == "-" else path)
 
 
 def _verify(chosen: argparse.Namespace) -> int:
@@ -269,10 +288,52 @@ def _capture(chosen: argparse.Namespace) -> int:
 
 
 def _model(chosen: argparse.Namespace) -> tuple[Source, Sample]:
-    from moaic.capture.dry import Sample, Source
+    from moaic.capture.dry import Sample
 
-    source = Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
-    return source, Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
+    return _source(chosen), Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
+
+
+def _source(chosen: argparse.Namespace) -> Source:
+    from moaic.capture.dry import Source
+
+    return Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
+
+
+def _guide(chosen: argparse.Namespace) -> int:
+    """Prints a table in Markdown, a line as soon as it is known."""
+    from moaic.guide import Question, answers, head, row
+    from moaic.passes.config import parse_request
+    from moaic.planner_pool import ProcessPool
+    from moaic.runtime.threads import cores
+
+    batches, workers = (_numbers(name, getattr(chosen, name)) for name in ("batch", "workers"))
+    machine, request = _machine(chosen.machine), parse_request(chosen.plan)
+    question = Question(_source(chosen), batches, chosen.sequence, machine, workers, request)
+    pool = ProcessPool(cores())
+    try:
+        for index, answer in enumerate(answers(question, pool)):
+            print(row(answer, question) if index else f"{head()}\n{row(answer, question)}", flush=True)
+    finally:
+        pool.close()
+    return 0
+
+
+def _machine(path: str | None) -> Machine:
+    """What a JSON file describes, or else this machine, measured. Raises Diagnostic."""
+    if path is None:
+        from moaic.planning import this_machine
+
+        return this_machine()
+    from moaic.passes.machine import from_text
+
+    return from_text(_text_in(path))
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise Diagnostic(f"--{name} takes whole numbers such as 1,2,4, not `{text}`")
+    return [int(word) for word in words]
 
 
 def _check(chosen: argparse.Namespace) -> int:

@@ -76,6 +76,7 @@ class Planning:
             plan = self._search(step) if self._config is None else build(step, self._config, prices_of(this_machine()))
         self._config = plan.config
         report.plan = str(plan.config)
+        session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
 
     def _search(self, step: Module) -> Plan:
@@ -96,4 +97,4 @@ def _pool() -> ProcessPool:
 @cache
 def this_machine() -> Machine:
     """This machine, measured once and remembered on disk."""
-    return machines.from_text(measured(session.accelerator(), cache_folder(os.environ)))
+    return machines.from_text(measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ)))

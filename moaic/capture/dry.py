@@ -157,7 +157,10 @@ def _config(source: Source) -> Any:
             trusted = source.trust_remote_code
             config: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
         else:
-            config = kinds.for_model(source.name)
+            # What follows from the settings, such as heads of keys from heads, is derived when a configuration is made.
+            usual = kinds.for_model(source.name)
+            known = {name: value for name, value in source.settings.items() if hasattr(usual, name)}
+            config = kinds.for_model(source.name, **known)
     except (OSError, ValueError) as error:
         hint = "give a type such as `llama`, or the folder of a config.json"
         if "trust_remote_code" in str(error):
