@@ -56,6 +56,7 @@ def found_again() -> None:
 def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
     LOGGER.info("Configuration for parallelism is selected.")
     LOGGER.info("%s", configuration(step, config))
+    LOGGER.info("train: %s", "true" if step.main.gradients else "false")
     LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
     LOGGER.info(
         "Predicted for a step: %d [ms], %d [MiB] per worker (%s).",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ from moaic.ir.parser import parse
 from moaic.runtime.buffer import Buffer, View, row_major, whole
 from moaic.runtime.commands import Code
 from moaic.runtime.eager import Call, births, decide, operands, serves, take_apart
+from moaic.runtime.errors import WorkerError
 from moaic.runtime.execute import describe
 from moaic.runtime.files import Box, Part, Source, boxes, parts
 from moaic.runtime.launch import LocalWorkers
@@ -39,6 +40,9 @@ from moaic.runtime.wire import as_block
 
 MOST_PREPARED: Final = 10_000
 """Eager ops that are remembered at a time."""
+
+GREETING_SECONDS: Final = 0.5
+"""How long nobody looks whether the workers are still awaited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,26 @@ class Accelerator:
         rows = [[None if block is None else _bytes(block) for block in row] for row in blocks]
         with self._lock:
             self._pool.send(commands, rows)
+
+    def greetings(self) -> Iterator[tuple[int, int]]:
+        """Rank and process of each worker, as they say that they are ready; ends early where one never will be."""
+        told: set[int] = set()
+        while len(told) < self.flavor:
+            try:
+                self._pool.wait_for_greeting(GREETING_SECONDS)
+                with self._lock:
+                    self._pool.receive()
+            except (OSError, ValueError, WorkerError):
+                # They have ended, or are being ended: whoever uses them is told why.
+                return
+            for rank in [rank for rank in self._pool.greeted if rank not in told]:
+                told.add(rank)
+                yield rank, self._pool.greeted[rank]
+
+    @property
+    def status_descriptor(self) -> int:
+        """Of the memory that begins with the workers' status lines."""
+        return self._pool.status_descriptor
 
     def close(self) -> None:
         """Ends the workers; every later touch raises."""

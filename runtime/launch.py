@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moaic.runtime.shared import Activity, Status, create_memory
+from moaic.runtime.shared import create_memory
+from moaic.runtime.status import Activity, Status
 from moaic.runtime.threads import cores, share_out
 from moaic.runtime.wire import Connection
 

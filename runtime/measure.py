@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +24,8 @@ from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.flavors import Flavor
+from moaic.runtime.memory import data_bytes, data_limit
 from moaic.runtime.threads import cores
 
 VERSION: Final = 3
@@ -38,12 +39,10 @@ ROUNDS: Final = 3
 KINDS: Final = ("compute", "communicate")
 
 USABLE: Final = 0.9
-"""Share of the machine's memory that workers may take."""
+"""Share of a flavor's memory that its workers may take."""
 
 BUSY: Final = 2.0
 """Processes that want to run, per core, from which on measurements are not to be trusted for long."""
-
-MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +58,24 @@ class Probe:
     attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
 
 
-def measured(accelerator: Accelerator, folder: Path | None) -> str:
+def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> str:
     """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there.
 
     What a machine under load let us measure serves until it is asked for at a quieter time.
     """
-    path = None if folder is None else folder / f"machine-{_fingerprint(accelerator.flavor)}.json"
+    path = None if folder is None else folder / f"machine-{_fingerprint(flavor)}.json"
     is_busy = os.getloadavg()[0] > BUSY * cores()
     if path is not None and path.exists():
         known = path.read_text(encoding="utf-8")
         if is_busy or not json.loads(known)["is_busy"]:
             return known
-    text = json.dumps({**measure(accelerator), "is_busy": is_busy}, indent=1)
+    text = json.dumps({**measure(accelerator, flavor), "is_busy": is_busy}, indent=1)
     if path is not None:
         _keep(path, text)
     return text
 
 
-def measure(accelerator: Accelerator) -> dict[str, Any]:
+def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     """Runs every probe on all workers; of each the slowest worker counts."""
     ranks = accelerator.flavor
     mesh = Mesh(((AXIS, ranks),))
@@ -95,7 +94,7 @@ def measure(accelerator: Accelerator) -> dict[str, Any]:
     return {
         "name": _processor(),
         "workers": ranks,
-        "memory": _memory_per_worker(accelerator),
+        "memory": memory_per_worker(accelerator, flavor),
         "bandwidth": _measured(rates.pop("bandwidth")),
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
@@ -272,34 +271,19 @@ def _measured(value: float) -> list[Any]:
     return [value, "measured"]
 
 
-def _memory_per_worker(accelerator: Accelerator) -> int:
-    """Bytes that one worker can give to tensors, its own share of the machine less what it holds already."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = MEMORY_LIMIT.read_text(encoding="ascii").strip() if MEMORY_LIMIT.exists() else "max"
-    available = physical if limit == "max" else min(physical, int(limit))
+def memory_per_worker(accelerator: Accelerator, flavor: Flavor) -> int:
+    """Bytes that one worker of a flavor can give to tensors: its share less what workers as ours hold beside them."""
     workers = accelerator.stats().workers
-    share = int(USABLE * available / len(workers)) - max(worker.pss - worker.bytes for worker in workers)
-    most = _data_limit()
-    return share if most is None else min(share, int(USABLE * (most - max(_data_of(w.pid) for w in workers))))
+    share = int(USABLE * flavor.per_worker) - max(worker.pss - worker.bytes for worker in workers)
+    most = data_limit()
+    return share if most is None else min(share, int(USABLE * (most - max(data_bytes(w.pid) for w in workers))))
 
 
-def _data_limit() -> int | None:
-    """Bytes of private memory that a worker may have at all: workers inherit the controller's limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _data_of(process: int) -> int:
-    """Bytes of private memory of a process, as RLIMIT_DATA counts them."""
-    path = Path(f"/proc/{process}/status")
-    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), 0)
-
-
-def _fingerprint(workers: int) -> str:
+def _fingerprint(flavor: Flavor) -> str:
     """Names the machine, as far as the numbers depend on it."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    facts: list[Any] = [VERSION, _processor(), cores(), workers, torch.__version__, threads, _data_limit()]
+    size = [flavor.workers, flavor.memory]
+    facts: list[Any] = [VERSION, _processor(), cores(), size, torch.__version__, threads, data_limit()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -70,6 +70,8 @@ class Pool:
         self._heard = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._recorder: Recorder | None = None
+        self.greeted: dict[int, int] = {}
+        """Process of each worker that has said hello."""
         self.closed = False
         self.messages = 0
         self.commands = 0
@@ -77,6 +79,11 @@ class Pool:
     @property
     def size(self) -> int:
         return len(self._workers.workers)
+
+    @property
+    def status_descriptor(self) -> int:
+        """Of the memory that begins with the workers' status lines."""
+        return self._workers.status.descriptor
 
     def record(self, recorder: Recorder) -> None:
         """Has every command from now on written down."""
@@ -128,6 +135,15 @@ class Pool:
         """Sends one message to each worker at once: the same commands, its own row of blocks."""
         self._post(commands, None, (), rows)
         self._deliver()
+
+    def wait_for_greeting(self, seconds: float) -> None:
+        """Waits until a worker may have said hello, or that long. The one call that needs no serializing."""
+        readable([connection for rank, connection in enumerate(self._connections) if rank not in self.greeted], seconds)
+
+    def receive(self) -> None:
+        """Receives what is there. Raises WorkerError."""
+        self.check()
+        self._look()
 
     def close(self) -> None:
         """Ends the workers. What was queued is lost."""
@@ -198,6 +214,8 @@ class Pool:
         request, kind, *data = message.body
         if kind == Answer.FAILED:
             self._fail(rank, self._failed(rank, data))
+        elif kind == Answer.HELLO:
+            (self.greeted[rank],) = data
         elif request == self._requests:
             self._answers[rank] = _value(kind, message)
 

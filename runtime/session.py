@@ -8,18 +8,23 @@ import threading
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.layout import Mesh
+from moaic.runtime import startup
 from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.choice import current, current_flavor, next_job
+from moaic.runtime.flavors import Flavor, asked_for, flavors
+from moaic.runtime.jobs import Job, begin, jobs
 from moaic.runtime.launch import launch
-from moaic.runtime.threads import default_flavor
 
 
 class Session:
-    """Holds the accelerator of this process, and how many workers it is to have."""
+    """Holds the accelerator of this process, of which flavor it is, and what tools are told of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._accelerator: Accelerator | None = None
-        self._flavor: int | None = None
+        self._flavor: Flavor | None = None
+        self._job: Job | None = None
         self._is_forked = False
 
     def accelerator(self) -> Accelerator:
@@ -31,41 +36,74 @@ class Session:
             )
         with self._lock:
             if self._accelerator is None:
-                self._accelerator = Accelerator(launch(self.flavor()))
-                atexit.register(self.close)
-                os.register_at_fork(after_in_child=self._forked)
+                self._start()
+            assert self._accelerator is not None
             return self._accelerator
 
     def is_running(self) -> bool:
         return self._accelerator is not None
 
-    def flavor(self) -> int:
-        """Number of workers that there are, or would be."""
-        if self._accelerator is not None:
-            return self._accelerator.flavor
-        return default_flavor(os.environ) if self._flavor is None else self._flavor
+    def flavor(self) -> Flavor:
+        """That the accelerator has, or would have. Raises Diagnostic where one is named that there is not."""
+        return current_flavor(os.environ) if self._flavor is None else self._flavor
 
-    def set_flavor(self, workers: int) -> None:
-        """Chooses the number of workers, before there are any. Raises Diagnostic."""
-        if workers < 1:
-            raise Diagnostic(f"the accelerator needs at least one worker, not {workers}")
-        if self._accelerator is not None and workers != self._accelerator.flavor:
+    def set_flavor(self, flavor: int | str) -> None:
+        """Chooses a flavor, or the number of workers, before there are any. Raises Diagnostic."""
+        wanted = asked_for(str(flavor), flavors(os.environ))
+        if self._accelerator is not None and wanted != self._flavor:
             raise Diagnostic(
                 f"the accelerator already runs with {self._accelerator.flavor} workers",
                 hint="call torch.moai.set_flavor before the device is first used, or set MOAI_FLAVOR",
             )
-        self._flavor = workers
+        self._flavor = wanted
+
+    def planned(self, plan: str, mesh: Mesh) -> None:
+        """Has tools show the plan of the model that was planned last."""
+        if self._job is not None:
+            self._job.planned(plan, mesh.axes)
 
     def close(self) -> None:
         """Ends the workers, if there are any; tensors of the device are lost."""
         if self._accelerator is not None and not self._is_forked:
             self._accelerator.close()
+            if self._job is not None:
+                self._job.close()
+
+    def _start(self) -> None:
+        startup.requesting()
+        flavor = self._flavor = self.flavor()
+        self._job = _begun(flavor)
+        workers = launch(flavor.workers)
+        startup.initializing()
+        accelerator = self._accelerator = Accelerator(workers)
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forked)
+        startup.follow(accelerator, self._job.number if self._job else None, self._ready)
+
+    def _ready(self, pids: list[int]) -> None:
+        if self._job is not None and self._accelerator is not None:
+            self._job.started(pids, self._accelerator.status_descriptor)
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
         if self._accelerator is not None:
             self._is_forked = True
             self._accelerator.abandon()
+            if self._job is not None:
+                self._job.abandon()
+
+
+def _begun(flavor: Flavor) -> Job | None:
+    """This program as a job; None where tools cannot be told, which is no reason not to train."""
+    number = current(os.environ)
+    try:
+        for other in jobs(os.environ):
+            if other.accelerator == number:
+                startup.shared_with(other.job, other.command, other.pid, number)
+        return begin(os.environ, next_job(os.environ), number, flavor)
+    except (OSError, Diagnostic) as error:
+        startup.untracked(error)
+        return None
 
 
 SESSION: Final = Session()

@@ -17,15 +17,12 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
-LINE: Final = 64
-"""Bytes of a cache line; words of different writers never share one."""
-
-WORDS: Final = LINE // 8
+from moaic.runtime.status import BEAT, FAILED, LINE, STEP_TIME, STEPS, WORDS
 
 ROOM: Final = 2 << 20
 """Bytes of one room: small enough that what is written there is still in the cache when it is read."""
@@ -50,27 +47,6 @@ class PeerLost(Exception):
     """A peer failed or ended while this worker waited for it: a consequence, never the cause."""
 
 
-class Activity(NamedTuple):
-    """What a worker does, as four numbers that whoever starts it can look up."""
-
-    line: int
-    """Line of the person's program, as `location.Lines` numbers them."""
-    code: int
-    """Kind of command."""
-    subject: int
-    """The operation, conversion or program that it names."""
-    step: int
-    """Instruction of the program."""
-
-
-IDLE: Final = Activity(-1, -1, -1, -1)
-FAILED: Final = 4
-"""Word of a status line that is 1 once the worker has failed."""
-
-BEAT: Final = 5
-"""Word of a status line: how many signs of life the worker has given."""
-
-
 def memory_bytes(ranks: int) -> int:
     return LINE * (ranks + ranks * ranks) + 2 * ROOM * ranks
 
@@ -80,26 +56,6 @@ def create_memory(ranks: int) -> int:
     descriptor = os.memfd_create("moaic", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, memory_bytes(ranks))
     return descriptor
-
-
-class Status:
-    """The status lines, seen by the workers and by whoever started them."""
-
-    def __init__(self, descriptor: int, ranks: int) -> None:
-        self._map = mmap.mmap(descriptor, LINE * ranks)
-        self._words = memoryview(self._map).cast("q")
-
-    def activity(self, rank: int) -> Activity:
-        at = rank * WORDS
-        return Activity(*self._words[at : at + len(IDLE)])
-
-    def beats(self, rank: int) -> int:
-        """Signs of life that `rank` has given."""
-        return self._words[rank * WORDS + BEAT]
-
-    def close(self) -> None:
-        self._words.release()
-        self._map.close()
 
 
 class Mailbox:
@@ -130,6 +86,12 @@ class Mailbox:
 
     def step(self, index: int) -> None:
         self._words[self.rank * WORDS + 3] = index
+
+    def finish_step(self, seconds: float) -> None:
+        """Counts a training step, and says how long it took."""
+        at = self.rank * WORDS
+        self._words[at + STEPS] += 1
+        self._words[at + STEP_TIME] = int(1e6 * seconds)
 
     def beat(self) -> None:
         """Gives a sign of life."""

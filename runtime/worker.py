@@ -8,9 +8,9 @@ import select
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from moaic.runtime import files
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
 from moaic.runtime.execute import Program
+from moaic.runtime.memory import proportional_bytes
 from moaic.runtime.moves import Conversion, convert
 from moaic.runtime.operation import Geometry, Operation, Operator, view
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
@@ -42,6 +43,7 @@ class Worker:
         self._paths: dict[int, tuple[str, Converter]] = {}
         self._programs: dict[int, Program] = {}
         self._step = -1
+        self._step_end: float | None = None
         self._commands: Mapping[int, Callable[..., None]] = {
             Code.PUT: self._put,
             Code.FILL: self._fill,
@@ -137,9 +139,16 @@ class Worker:
             return
         wanted = [buffer_id is not None for buffer_id in outputs]
         results = program.run([self.table.get(buffer_id) for buffer_id in inputs], key, wanted)
+        if program.makes_gradients:
+            self._finish_step(program)
         for buffer_id, tensor in zip(outputs, results, strict=True):
             if buffer_id is not None and tensor is not None:
                 self.table[buffer_id] = tensor
+
+    def _finish_step(self, program: Program) -> None:
+        now = time.perf_counter()
+        self._mailbox.finish_step(program.record.last_run if self._step_end is None else now - self._step_end)
+        self._step_end = now
 
     def _free(self, ids: Sequence[int]) -> None:
         for buffer_id in ids:
@@ -172,7 +181,7 @@ class Worker:
         }
         report = {
             "pid": os.getpid(),
-            "pss": proportional_bytes(),
+            "pss": proportional_bytes("self"),
             "buffers": len(self.table),
             "bytes": size,
             "programs": programs,
@@ -198,15 +207,6 @@ _NAMED: Final = frozenset({Code.OPERATE, Code.MOVE, Code.LOAD, Code.RUN})
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-def proportional_bytes() -> int:
-    """Memory of this process, pages that others map too counted by their share; 0 where the system does not say."""
-    path = Path("/proc/self/smaps_rollup")
-    if not path.exists():
-        return 0
-    lines = path.read_text(encoding="ascii").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 BEAT_MILLISECONDS: Final = 1000

@@ -124,8 +124,8 @@ def synchronize(device: Any = None) -> None:
         _accelerator().synchronize()
 
 
-def set_flavor(flavor: int) -> None:
-    """Choose the number of workers; only before the first computation."""
+def set_flavor(flavor: int | str) -> None:
+    """Choose a flavor by its name, or the number of workers; only before the first computation."""
     from moaic.runtime import session
 
     session.SESSION.set_flavor(flavor)

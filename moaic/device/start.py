@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from typing import Any, Final
 
 import torch
 
+from moaic import logging_setup
 from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
 from moaic.device.handles import is_ours
 from moaic.device.signature import Signature, signature_of
@@ -44,6 +46,7 @@ _LAZILY_CONJUGATED: Final = frozenset(
 @cache
 def start() -> None:
     """Make the device able to compute. Workers start later still, with the first command to them."""
+    logging_setup.install(os.environ)
     registry = torch_private.Registry("aten", "PrivateUse1")
     for name in torch_private.aten_ops():
         kernel = _kernel(name)

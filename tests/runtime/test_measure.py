@@ -5,12 +5,14 @@ from pathlib import Path
 
 from moaic.runtime import measure
 from moaic.runtime.accelerator import Accelerator
+from moaic.runtime.flavors import this_host
 
+FLAVOR = this_host().flavor(2)
 COLLECTIVES = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"}
 
 
 def test_every_rate_is_positive_and_says_where_it_comes_from(two: Accelerator) -> None:
-    found = measure.measure(two)
+    found = measure.measure(two, FLAVOR)
     assert found["workers"] == 2
     assert 1 << 28 < found["memory"] < 1 << 50
     numbers = [found["bandwidth"], found["call_overhead"], *found["flops"].values()]
@@ -23,14 +25,14 @@ def test_every_rate_is_positive_and_says_where_it_comes_from(two: Accelerator) -
 def test_the_planner_reads_what_is_measured(two: Accelerator, tmp_path: Path) -> None:
     from moaic.passes.machine import from_text
 
-    first = measure.measured(two, tmp_path)
+    first = measure.measured(two, FLAVOR, tmp_path)
     assert from_text(first).workers == 2
     (path,) = tmp_path.iterdir()
     # What was measured in quiet is taken as it is.
     path.write_text(json.dumps({**json.loads(first), "is_busy": False, "name": "kept"}), encoding="utf-8")
-    assert json.loads(measure.measured(two, tmp_path))["name"] == "kept"
+    assert json.loads(measure.measured(two, FLAVOR, tmp_path))["name"] == "kept"
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(two: Accelerator, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert json.loads(measure.measured(two, tmp_path / "file"))["workers"] == 2
+    assert json.loads(measure.measured(two, FLAVOR, tmp_path / "file"))["workers"] == 2

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.runtime.placement import Placement, alike, everywhere, owners
-from moaic.runtime.threads import default_flavor, share_out
+from moaic.runtime.threads import share_out
 from moaic.runtime.tiles import assemble, cut, join, local_part
 
 small = st.integers(1, 4)
@@ -65,10 +63,3 @@ def test_meshes_of_other_names_can_hold_the_same_parts() -> None:
 def test_threads_are_shared_out() -> None:
     assert share_out(5, 2) == (3, 2)
     assert share_out(2, 4) == (1, 1, 1, 1)
-
-
-def test_the_flavor_comes_from_the_environment() -> None:
-    assert default_flavor({"MOAI_FLAVOR": "3"}) == 3
-    assert default_flavor({}) >= 1
-    with pytest.raises(Diagnostic, match="not `many`"):
-        default_flavor({"MOAI_FLAVOR": "many"})

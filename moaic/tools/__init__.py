@@ -1,0 +1,1 @@
+"""What people ask beside their programs: switching flavors, looking at accelerators, checking an installation."""

@@ -1,0 +1,111 @@
+"""Everything there is to see of a person's accelerators at one moment, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moaic.ir.layout import Mesh
+from moaic.runtime.choice import choice, flavor_of
+from moaic.runtime.flavors import flavors
+from moaic.runtime.jobs import Entry, jobs, status_of
+from moaic.runtime.threads import cores, share_out
+from moaic.tools.usage import cpu_shares, memory, temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker of a job. Bytes, seconds, degrees Celsius; None for what is not known."""
+
+    rank: int
+    pid: int
+    stage: int | None
+    coordinates: str
+    """`dp=1, tp=0`: its place on the mesh of the plan; empty where it takes no part, or there is no plan yet."""
+    memory: int
+    cores: float
+    """How many cores' worth of computing it does."""
+    temperature: float | None
+    steps: int | None
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program that runs."""
+
+    number: int
+    pid: int
+    command: str
+    plan: str
+    workers: tuple[Worker, ...]
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its workers together."""
+        return sum(worker.memory for worker in self.workers)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the cores that its workers were dealt on which they compute; at most 1."""
+        dealt = min(cores(), sum(share_out(cores(), max(1, len(self.workers)))))
+        return min(1.0, sum(worker.cores for worker in self.workers) / dealt)
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One of the person's accelerators: its flavor, or the one that the program there runs with, and its jobs."""
+
+    number: int
+    is_current: bool
+    flavor: str
+    total: int
+    """Bytes."""
+    jobs: tuple[Job, ...]
+
+    @property
+    def memory(self) -> int:
+        return sum(job.memory for job in self.jobs)
+
+    @property
+    def utilization(self) -> float:
+        return min(1.0, sum(job.utilization for job in self.jobs))
+
+
+def overview(environment: Mapping[str, str]) -> list[Accelerator]:
+    """Every accelerator of this person, those of running programs among them. Takes a moment to watch the workers."""
+    chosen, known = choice(environment), flavors(environment)
+    entries = jobs(environment)
+    shares = cpu_shares([pid for entry in entries for pid in entry.workers])
+    found: list[Accelerator] = []
+    for number in sorted({*chosen.sizes, *(entry.accelerator for entry in entries)}):
+        here = [entry for entry in entries if entry.accelerator == number]
+        flavor = here[0].flavor if here else flavor_of(chosen.sizes[number], known)
+        running = tuple(_job(entry, shares) for entry in here)
+        found.append(Accelerator(number, number == chosen.current, flavor.name, flavor.memory, running))
+    return found
+
+
+def _job(entry: Entry, shares: Mapping[int, float]) -> Job:
+    status = status_of(entry)
+    mesh, degrees, nbytes = Mesh(entry.mesh), temperature(), memory(entry.workers)
+    workers: list[Worker] = []
+    for rank, pid in enumerate(entry.workers):
+        at = mesh.coordinates(rank) if entry.plan and rank < mesh.ranks else None
+        steps = status.steps(rank) if status is not None else None
+        workers.append(
+            Worker(
+                rank,
+                pid,
+                None if at is None else at.get("pp", 0),
+                ", ".join(f"{axis}={at[axis]}" for axis, _ in mesh.axes) if at else "",
+                nbytes[pid],
+                shares[pid],
+                degrees,
+                steps,
+                status.step_seconds(rank) if status is not None and steps else None,
+            )
+        )
+    if status is not None:
+        status.close()
+    return Job(entry.job, entry.pid, entry.command, entry.plan, tuple(workers))

@@ -1,0 +1,239 @@
+"""`moai-smi`: the person's accelerators, what runs on them, and what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.choice import choice, current, flavor_of, keep
+from moaic.runtime.flavors import flavors
+from moaic.runtime.jobs import Entry, jobs
+from moaic.runtime.version import VERSION
+from moaic.tools.command import answered
+from moaic.tools.overview import Accelerator, Job, Worker, overview
+from moaic.tools.switch_model import picked
+from moaic.tools.table import Column, table
+
+MIB = 1 << 20
+
+NAME = "MoAI Accelerator"
+
+LONGEST = 60
+"""Characters of a command line that a table shows."""
+
+END_SECONDS = 5.0
+"""A program that is to end is given this long before it is killed."""
+
+DEVICES = (
+    Column("Device"),
+    Column("Name", ">", least=17),
+    Column("Model", least=14),
+    Column("Memory Usage"),
+    Column("Total Memory"),
+    Column("Utilization"),
+)
+PROCESSES = (Column("Device", ">"), Column("Job ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
+WORKERS = (
+    *(Column("Device", ">"), Column("Job ID"), Column("Worker", ">"), Column("PID"), Column("Stage", ">")),
+    *(
+        Column("Coordinates"),
+        Column("Memory Usage"),
+        Column("Utilization"),
+        Column("Temperature"),
+        Column("Steps", ">"),
+    ),
+    Column("Last Step"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    chosen = parser().parse_args(arguments)
+    return answered(lambda: chosen.command(chosen, os.environ))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("moai-smi", description="Show your MoAI Accelerators and what runs on them.")
+    made.add_argument("-p", "--processes", action="store_true", help="a line for each worker, too")
+    made.add_argument("-r", "--reset", action="store_true", help="end the programs that use the current accelerator")
+    made.add_argument("-y", "--yes", action="store_true", help="with --reset: do not ask")
+    made.add_argument("--json", action="store_true", help="everything as JSON, in bytes and seconds")
+    made.add_argument("--watch", type=float, metavar="SECONDS", help="a live view, as often as this, until Ctrl-C")
+    made.set_defaults(command=_show)
+    commands = made.add_subparsers(metavar="COMMAND")
+    device = commands.add_parser("device", help="have several accelerators", description="Your MoAI Accelerators.")
+    action = device.add_mutually_exclusive_group(required=True)
+    action.add_argument("--list", action="store_true", help="show them")
+    action.add_argument("--add", metavar="FLAVOR", nargs="?", const="", help="one more, of a flavor by number or name")
+    action.add_argument("--rm", type=int, metavar="N", help="one less")
+    action.add_argument("--switch", type=int, metavar="N", help="the one that programs take from now on")
+    device.set_defaults(command=_device)
+    return made
+
+
+def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    if chosen.reset:
+        return _reset(environment, is_sure=chosen.yes)
+    if chosen.watch is not None:
+        _watch(chosen.watch, environment, with_workers=chosen.processes)
+    elif chosen.json:
+        print(json.dumps([asdict(accelerator) for accelerator in overview(environment)], indent=1))
+    else:
+        print(page(overview(environment), with_workers=chosen.processes))
+    return 0
+
+
+def page(accelerators: Sequence[Accelerator], *, with_workers: bool = False) -> str:
+    """All tables: the accelerators; where programs run these, and on demand their workers."""
+    parts = [
+        table(DEVICES, [_device_row(each) for each in accelerators], f"Current Version: {VERSION}  Latest Version: -")
+    ]
+    running = [(each.number, job) for each in accelerators for job in each.jobs]
+    if running:
+        parts += ["", "Processes:", table(PROCESSES, [_process_row(number, job) for number, job in running])]
+    if running and with_workers:
+        rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
+        parts += ["", "Workers:", table(WORKERS, rows)]
+        parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
+    return "\n".join(parts)
+
+
+def _device_row(each: Accelerator) -> list[str]:
+    head = [f"{'*' if each.is_current else ' '} {each.number}", NAME, each.flavor]
+    if not each.jobs:
+        return [*head, "-", "-", "-"]
+    return [*head, _mib(each.memory), _mib(each.total), f"{100 * each.utilization:.0f} %"]
+
+
+def _process_row(number: int, job: Job) -> list[str]:
+    command = job.command if len(job.command) <= LONGEST else f"{job.command[: LONGEST - 3]}..."
+    return [str(number), str(job.number), str(job.pid), command, _mib(job.memory)]
+
+
+def _worker_row(number: int, job: Job, worker: Worker) -> list[str]:
+    return [
+        str(number),
+        str(job.number),
+        str(worker.rank),
+        str(worker.pid or "-"),
+        "-" if worker.stage is None else str(worker.stage),
+        worker.coordinates or "-",
+        _mib(worker.memory),
+        f"{100 * worker.cores:.0f} %",
+        "-" if worker.temperature is None else f"{worker.temperature:.0f} C",
+        "-" if worker.steps is None else str(worker.steps),
+        "-" if worker.step_seconds is None else f"{1000 * worker.step_seconds:.1f} ms",
+    ]
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.0f} MiB" if nbytes else "-"
+
+
+def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool) -> None:
+    """Shows the page on the whole screen again and again, until the person interrupts."""
+    try:
+        from rich.live import Live
+        from rich.text import Text
+    except ImportError:
+        raise Diagnostic("--watch needs the package rich", hint="pip install rich") from None
+    if seconds <= 0:
+        raise Diagnostic(f"--watch takes a number of seconds above 0, not {seconds:g}")
+
+    def view() -> Text:
+        return Text(page(overview(environment), with_workers=with_workers), no_wrap=True)
+
+    with Live(view(), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(view(), refresh=True)
+
+
+def _reset(environment: Mapping[str, str], *, is_sure: bool) -> int:
+    """Ends the programs of the current accelerator; the files of those that ended badly go by looking at them."""
+    number = current(environment)
+    running = [entry for entry in jobs(environment) if entry.accelerator == number]
+    if not running:
+        print(f"No program uses accelerator {number}.")
+        return 0
+    for entry in running:
+        print(f"Job {entry.job} will be ended: {entry.command} (pid {entry.pid}).")
+    if not is_sure and not _agrees():
+        print("Nothing was done.")
+        return 0
+    for entry in running:
+        _end(entry, environment)
+    print(f"Accelerator {number} is reset.")
+    return 0
+
+
+def _agrees() -> bool:
+    try:
+        return input("Continue? (y/N): ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _end(entry: Entry, environment: Mapping[str, str]) -> None:
+    """Asks the program to end, and kills it if it does not. Its lock, which it still holds, says that it is it."""
+    until = time.monotonic() + END_SECONDS
+    wanted = signal.SIGTERM
+    while any(other.job == entry.job for other in jobs(environment)):
+        os.kill(entry.pid, wanted)
+        wanted = signal.SIGTERM if time.monotonic() < until else signal.SIGKILL
+        time.sleep(0.1)
+
+
+def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    have = choice(environment)
+    if chosen.add is not None:
+        added, number = have.added(picked(chosen.add or _flavor_asked(environment), flavors(environment)))
+        keep(environment, added)
+        print(f"Accelerator {number} is added.")
+    elif chosen.rm is not None:
+        _check_unused(chosen.rm, environment)
+        keep(environment, have.removed(chosen.rm))
+        print(f"Accelerator {chosen.rm} is removed.")
+    elif chosen.switch is not None:
+        keep(environment, have.switched(chosen.switch))
+        print(f"Programs take accelerator {chosen.switch} from now on.")
+        if "MOAI_ACCELERATOR" in environment:
+            word = environment["MOAI_ACCELERATOR"]
+            print(f"MOAI_ACCELERATOR={word} is set and wins over this choice.", file=sys.stderr)
+    print(_devices(environment))
+    return 0
+
+
+def _flavor_asked(environment: Mapping[str, str]) -> str:
+    """The flavor of the new accelerator, selected from the list."""
+    known = flavors(environment)
+    print("\n".join(f"{number}. {flavor.name}" for number, flavor in enumerate(known, 1)))
+    try:
+        return input(f"Selection (1-{len(known)}): ").strip()
+    except EOFError:
+        raise Diagnostic("no flavor was selected", hint="give it as `moai-smi device --add FLAVOR`") from None
+
+
+def _check_unused(number: int, environment: Mapping[str, str]) -> None:
+    for entry in jobs(environment):
+        if entry.accelerator == number:
+            raise Diagnostic(
+                f"accelerator {number} is used by job {entry.job}: {entry.command} (pid {entry.pid})",
+                hint="wait for it, or end it by `moai-smi --reset`",
+            )
+
+
+def _devices(environment: Mapping[str, str]) -> str:
+    have, known = choice(environment), flavors(environment)
+    rows = [
+        [f"{'*' if number == have.current else ' '} {number}", NAME, flavor_of(size, known).name]
+        for number, size in sorted(have.sizes.items())
+    ]
+    return table(DEVICES[:3], rows)

@@ -1,0 +1,87 @@
+"""`moai-switch-model`: shows the flavors there are, and switches to another one for the programs that start next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.choice import choice, current, flavor_of, keep
+from moaic.runtime.flavors import Flavor, flavors, named
+from moaic.tools.command import answered
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    chosen = parser().parse_args(arguments)
+    return answered(lambda: _run(chosen, os.environ))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        "moai-switch-model", description="Show the flavors of the MoAI Accelerator and switch to another one."
+    )
+    made.add_argument("-M", "--model", metavar="N", help="switch to the flavor of this number or name, without asking")
+    made.add_argument("--list", action="store_true", help="print the flavors and do nothing")
+    return made
+
+
+def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    known = flavors(environment)
+    if chosen.list:
+        print(listed(known, _current(environment, known)))
+        return 0
+    if chosen.model is not None:
+        print(_switched(chosen.model, known, environment))
+        return 0
+    print(f"Current MoAI Accelerator: {_current(environment, known).name}\n")
+    print(listed(known, _current(environment, known)))
+    while (word := _asked(len(known))) not in ("q", "Q", ""):
+        try:
+            print(f"{_switched(word, known, environment)}\n")
+        except Diagnostic as error:
+            print(f"{error}\n")
+    return 0
+
+
+def listed(known: Sequence[Flavor], now: Flavor) -> str:
+    """`3. Large.256GB  *`: the flavors by number, the current one starred."""
+    return "\n".join(f"{n}. {flavor.name} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
+
+
+def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor:
+    return flavor_of(choice(environment).chosen(current(environment)), known)
+
+
+def _switched(word: str, known: Sequence[Flavor], environment: Mapping[str, str]) -> str:
+    """What is said once the choice is kept."""
+    flavor = picked(word, known)
+    keep(environment, choice(environment).with_flavor(current(environment), flavor))
+    if "MOAI_FLAVOR" in environment:
+        print(f"MOAI_FLAVOR={environment['MOAI_FLAVOR']} is set and wins over this choice.", file=sys.stderr)
+    done = f'The MoAI Accelerator flavor is successfully switched to  "{flavor.name}".'
+    return f"{done}\n\n{listed(known, flavor).rstrip(chr(10))}"
+
+
+def picked(word: str, known: Sequence[Flavor]) -> Flavor:
+    """The flavor of a number in the list, or of a name. Raises Diagnostic."""
+    if word.isdecimal() and 1 <= int(word) <= len(known):
+        return known[int(word) - 1]
+    found = named(word, known)
+    if found is None:
+        names = ", ".join(flavor.name for flavor in known)
+        raise Diagnostic(
+            f"there is no flavor `{word}`", hint=f"give a number from 1 to {len(known)}, or one of {names}"
+        )
+    return found
+
+
+def _asked(count: int) -> str:
+    """What the person selects; `q` at the end of the input."""
+    try:
+        return input(f"Selection (1-{count}, q, Q): ").strip()
+    except EOFError:
+        print()
+        return "q"

@@ -1,0 +1,65 @@
+"""The person's folders: what they wrote for us, what they chose, and what runs now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from moaic.ir.errors import Diagnostic
+
+OURS: Final = "moai"
+PRIVATE: Final = 0o700
+
+
+def config_folder(environment: Mapping[str, str]) -> Path:
+    """Holds what the person writes: `flavors.toml`."""
+    return _below(environment, "XDG_CONFIG_HOME", ".config")
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """Holds what is remembered between programs: chosen flavors, the last job's number."""
+    return _below(environment, "XDG_STATE_HOME", ".local/state")
+
+
+def runtime_folder(environment: Mapping[str, str]) -> Path:
+    """Holds what is known of running programs; nobody else can read it. Made where there is none. Raises Diagnostic."""
+    base = environment.get("XDG_RUNTIME_DIR")
+    usable = base and os.access(base, os.W_OK)
+    folder = (
+        Path(base) / OURS if base and usable else Path(environment.get("TMPDIR") or "/tmp") / f"{OURS}-{os.getuid()}"
+    )
+    try:
+        folder.mkdir(mode=PRIVATE, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise Diagnostic(
+            f"cannot make the folder {folder}: {error.strerror}", hint="set XDG_RUNTIME_DIR to a folder of your own"
+        ) from None
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not folder.is_dir() or folder.is_symlink():
+        raise Diagnostic(
+            f"{folder} is not a private folder of yours",
+            hint=f"`ls -ld {folder}` shows whose it is; set XDG_RUNTIME_DIR to a folder of your own",
+        )
+    return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file at once or not at all; its folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _below(environment: Mapping[str, str], variable: str, usual: str) -> Path:
+    """The folder that the variable names, else the usual one in the person's home, else one of the runtime folder."""
+    if base := environment.get(variable):
+        return Path(base) / OURS
+    if home := environment.get("HOME"):
+        return Path(home) / usual / OURS
+    return runtime_folder(environment) / Path(usual).name

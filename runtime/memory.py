@@ -1,0 +1,51 @@
+"""How much memory this host has for workers, and how much of it a process takes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Final
+
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup/memory.max")
+
+KIB: Final = 1024
+
+
+def host_bytes() -> int:
+    """Bytes of memory, by what is built in and by the limit of this process's control group."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = CONTROL_GROUP.read_text(encoding="ascii").strip() if CONTROL_GROUP.exists() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
+
+
+def data_limit() -> int | None:
+    """Bytes of private memory that a process may have at all: workers inherit the controller's limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def data_bytes(process: int | str) -> int:
+    """Bytes of private memory of a process, as RLIMIT_DATA counts them; 0 once it has ended."""
+    return _field(Path(f"/proc/{process}/status"), "VmData:")
+
+
+def proportional_bytes(process: int | str) -> int:
+    """Bytes of a process, pages that others map too counted by their share; 0 where the system does not say."""
+    return _field(Path(f"/proc/{process}/smaps_rollup"), "Pss:")
+
+
+def free_bytes() -> int:
+    """Bytes that this process can still get: what its limit leaves, and what the host can give at once."""
+    host = _field(Path("/proc/meminfo"), "MemAvailable:")
+    most = data_limit()
+    return host if most is None else max(0, min(host, most - data_bytes("self")))
+
+
+def _field(path: Path, name: str) -> int:
+    """The number of KiB behind a name, in bytes; 0 where there is none."""
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((KIB * int(line.split()[1]) for line in lines if line.startswith(name)), 0)

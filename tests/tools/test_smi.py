@@ -1,0 +1,176 @@
+"""What is shown of running programs, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moaic.tools.overview import Accelerator, Job, Worker
+from moaic.tools.smi import page
+from moaic.tools.table import Column, table
+from tests.tools.conftest import line
+
+if TYPE_CHECKING:
+    from tests.tools.conftest import Person
+
+TRAIN = """
+import sys, torch
+model = torch.nn.Linear(8, 8).to("moai")
+step = torch.compile(model, backend="moai", options={"dp": 2})
+for _ in range(3):
+    step(torch.ones(4, 8).to("moai")).sum().backward()
+torch.moai.synchronize()
+from moaic.runtime import session
+workers = session.accelerator().stats().workers
+print(*(worker.pid for worker in workers), sum(worker.pss for worker in workers), flush=True)
+sys.stdin.read()
+"""
+
+IDLE = """
+import sys, torch
+torch.ones(2).to("moai").sum().item()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_table_is_aligned() -> None:
+    made = table((Column("Device"), Column("Steps", ">")), [["* 0", "12"], ["  1", "1234567"]], "Version: 1")
+    assert made.splitlines() == [
+        "+----------------------+",
+        "|          Version: 1  |",
+        "+----------------------+",
+        "|  Device  |   Steps   |",
+        "+======================+",
+        "|  * 0     |       12  |",
+        "|    1     |  1234567  |",
+        "+----------------------+",
+    ]
+
+
+def test_the_page_is_as_people_know_it() -> None:
+    """Columns and borders of the tables that the tutorials print; the names and numbers are another product's."""
+    worker = Worker(0, 11, 0, "", 1739561 << 20, 0.5, None, 3, 0.25)
+    job = Job(977890, 2219280, "python tutorial/train_baichuan2.py", "dp=2", (worker,))
+    shown = page([Accelerator(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
+    rule, width = "-", 103
+    lines = shown.splitlines()
+    assert [len(each) for each in lines[:7]] == [width] * 7
+    assert lines[0] == f"+{rule * 101}+"
+    assert lines[3] == (
+        "|  Device  |        Name         |      Model       |  Memory Usage  |  Total Memory  |  Utilization  |"
+    )
+    assert lines[5].startswith(
+        "|  * 0     |   MoAI Accelerator  |  4xLarge.2048GB  |  1739561 MiB   |  2096640 MiB   |  "
+    )
+    assert lines[7:9] == ["", "Processes:"]
+    assert lines[12] == ("|       0  |  977890  |  2219280  |  python tutorial/train_baichuan2.py  |  1739561 MiB   |")
+
+
+def test_what_nobody_uses_is_dashed(person: Person) -> None:
+    done = person.ask("smi")
+    assert re.search(r"\|  \* 0     \|   MoAI Accelerator  \|  \S+ +\|  - +\|  - +\|  - +\|", done.stdout)
+    assert "Processes:" not in done.stdout
+
+
+def test_a_training_is_shown_truly_and_gone_when_it_ends(person: Person) -> None:
+    program = person.start(TRAIN, MOAI_FLAVOR="2")
+    *pids, pss = map(int, line(program).split())
+    (accelerator,) = json.loads(person.ask("smi", "--json").stdout)
+    (job,) = accelerator["jobs"]
+    assert (job["number"], job["pid"]) == (1, program.pid)
+    assert job["command"].endswith("train.py")
+    assert job["plan"].startswith("dp=2")
+    assert [worker["pid"] for worker in job["workers"]] == pids
+    assert [worker["coordinates"] for worker in job["workers"]] == ["dp=0", "dp=1"]
+    assert [worker["steps"] for worker in job["workers"]] == [3, 3]
+    assert all(0 < worker["step_seconds"] < 60 for worker in job["workers"])
+    assert sum(worker["memory"] for worker in job["workers"]) == pytest.approx(pss, rel=0.4)
+    shown = person.ask("smi", "-p").stdout
+    assert re.search(rf"\|       0  \|  1       \|  {program.pid} +\|  python\S* ", shown)
+    assert re.search(rf"\|       1  \|  {pids[1]} +\|      0  \|  dp=1 ", shown)
+    program.communicate()
+    assert program.returncode == 0
+    assert not person.runtime_files
+
+
+def test_a_killed_program_disappears_although_its_child_lives(person: Person) -> None:
+    child = "import os, time\nif os.fork() == 0: os.closerange(0, 3); time.sleep(30); os._exit(0)\n"
+    program = person.start(TRAIN.replace("sys.stdin.read()", child + "sys.stdin.read()"), MOAI_FLAVOR="2")
+    line(program)
+    assert len(json.loads(person.ask("smi", "--json").stdout)[0]["jobs"]) == 1
+    program.kill()
+    program.wait()
+    assert person.runtime_files
+    assert not json.loads(person.ask("smi", "--json").stdout)[0]["jobs"]
+    assert not person.runtime_files
+
+
+def test_accelerators_are_added_switched_and_removed(person: Person) -> None:
+    assert "Accelerator 1 is added." in person.ask("smi", "device", "--add", "Small").stdout
+    assert "Programs take accelerator 1" in person.ask("smi", "device", "--switch", "1").stdout
+    shown = person.ask("smi").stdout
+    assert re.search(r"\|    0     \|.*\n\|  \* 1     \|   MoAI Accelerator  \|  Small\.", shown)
+    used = person.ask("smi", "device", "--rm", "7")
+    assert (used.returncode, used.stdout) == (2, "")
+    assert used.stderr.startswith("error: there is no accelerator 7: you have 0, 1\n")
+    assert "Accelerator 1 is removed." in person.ask("smi", "device", "--rm", "1").stdout
+    assert "* 0" in person.ask("smi", "device", "--list").stdout
+
+
+def test_no_such_accelerator_is_one_message(person: Person) -> None:
+    program = person.start('import torch\ntorch.ones(2).to("moai")', MOAI_ACCELERATOR="3", MOAI_LOG="warning")
+    _, said = program.communicate()
+    assert program.returncode == 1
+    assert "error: there is no accelerator 3: you have 0" in said
+    assert not person.runtime_files
+
+
+def test_reset_ends_what_runs(person: Person) -> None:
+    assert person.ask("smi", "-r").stdout == "No program uses accelerator 0.\n"
+    program = person.start(IDLE, MOAI_FLAVOR="1", MOAI_LOG="warning")
+    assert line(program) == "ready\n"
+    assert "Nothing was done." in person.ask("smi", "--reset", typed="n\n").stdout
+    assert program.poll() is None
+    assert "is reset" in person.ask("smi", "--reset", "--yes").stdout
+    assert program.wait(10) != 0
+    assert not person.runtime_files
+
+
+def test_answers_without_torch_and_at_once(person: Person) -> None:
+    """Twenty times, in processor time: how long it takes beside others is not the tool's to say."""
+    code = (
+        "import sys; from moaic.tools.smi import main; main([]); assert not {'torch', 'rich', 'numpy'} & {*sys.modules}"
+    )
+    spent: list[float] = []
+    for _ in range(20):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], env=person.environment, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert sorted(spent)[18] < 0.24
+
+
+def test_watching_is_ended_by_an_interrupt(person: Person) -> None:
+    ours, theirs = pty.openpty()
+    command = person.command("moaic.tools.smi", "--watch", "0.1")
+    process = subprocess.Popen(command, env={**person.environment, "TERM": "xterm"}, stdout=theirs, text=True)
+    person.programs.append(process)
+    os.close(theirs)
+    shown = b""
+    while b"MoAI Accelerator" not in shown:
+        assert select.select([ours], [], [], 20)[0]
+        shown += os.read(ours, 1 << 16)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130
+    os.close(ours)
