@@ -4,14 +4,19 @@ Where a real accelerator exists even the name would be visible (torch lets a dev
 there the name is given only when the program asks for it: through `register()`, which `import moaic` and
 `torch.compile(backend="moai")` may call, by `model.to("moai")`, or with MOAI_DEVICE=1 in the environment.
 MOAI_DEVICE=0 keeps the device out altogether.
+
+`torch.moai` can be asked all the same, and `torch.moreh` is its other name. With
+MOAI_ENABLE_ADVANCED_PARALLELIZATION=1 the program runs as if it had said the line
+`torch.moai.option.enable_advanced_parallelization()`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +32,18 @@ def autoload() -> None:
         register()
     else:
         _register_on_request()
+    if os.environ.get(ENABLE):
+        from moaic import option
+
+        option.enable_by_environment(os.environ[ENABLE])
+    elif _script_says(b"enable_advanced_parallelization"):
+        from moaic.option.supply import SUPPLY
+
+        SUPPLY.install()
+
+
+ENABLE: Final = "MOAI_ENABLE_ADVANCED_PARALLELIZATION"
+OTHER_NAME: Final = "moreh"
 
 
 @cache
@@ -41,7 +58,10 @@ def register() -> None:
         )
     from moaic.device import early, face, guard
 
+    if hasattr(torch, torch_private.NAME):
+        delattr(torch, torch_private.NAME)
     torch_private.register_device(face, guard.Guard())
+    setattr(torch, OTHER_NAME, face)
     early.install()
 
 
@@ -58,7 +78,11 @@ def real_accelerator() -> bool:
 
 
 def _register_on_request() -> None:
-    """Give the device its name when a module is moved to it."""
+    """Give the device its name when a module is moved to it, or `torch.moai` is used."""
+    from moaic.device import face
+
+    for name in (torch_private.NAME, OTHER_NAME):
+        setattr(torch, name, face)
 
     def make(real: Any) -> Any:
         def to(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,3 +94,11 @@ def _register_on_request() -> None:
         return to
 
     torch_private.MODULE_TO.take_over(make)
+
+
+def _script_says(words: bytes) -> bool:
+    """Whether the program is a script with these words: what it imports above that line is needed before it."""
+    try:
+        return words in Path(str(sys.modules["__main__"].__file__)).read_bytes()
+    except (AttributeError, OSError):
+        return False

@@ -5,6 +5,7 @@ Importing it starts nothing: `import torch` does that in every program.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import threading
@@ -378,3 +379,13 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 def is_autocast_available() -> bool:
     return True
+
+
+_PARTS: Final = {"option": "moaic.option"}
+"""Submodules, loaded when they are first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(_PARTS[name])
+    raise AttributeError(f"torch.moai has no {name}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from moaic.device import face, guard, torch_private
+from moaic.device import early, face, guard, torch_private
 from moaic.device.early import NAME
 
 _ACCELERATOR: Final = {"synchronize": face.synchronize, "get_device_capability": face.get_device_capability}
@@ -61,9 +61,9 @@ def _pin(real: Any) -> Any:
     def pin_memory(self: Any, device: Any = None) -> Any:
         if self.device.type == NAME:
             raise RuntimeError("cannot pin a tensor on device moai: only tensors on the cpu can be pinned")
-        if device is not None or self.device.type != "cpu":
+        if self.device.type != "cpu" or (device is not None and not early.is_moai(device)):
             return real(self, device)
-        return real(self, "cuda") if torch.cuda.is_available() else self
+        return real(self, "cuda") if torch_private.CUDA_IS_AVAILABLE() else self
 
     return pin_memory
 

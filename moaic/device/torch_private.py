@@ -5,8 +5,10 @@ Measured on PyTorch 2.13; every symbol exists in 2.11 too. What each of them mus
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -179,11 +181,23 @@ class Seam:
     owner: Any
     name: str
 
-    def take_over(self, make: Callable[[Any], Any]) -> None:
-        """Put what `make` makes of the real function in its place."""
-        real = getattr(self.owner, self.name)
-        ours = make(real)
+    def take_over(self, make: Callable[[Any], Any]) -> Callable[[], None]:
+        """Put what `make` makes of the real function in its place; the result, called, undoes that."""
+        before = self.owner.__dict__.get(self.name, _INHERITED)
+        ours = make(getattr(self.owner, self.name))
         setattr(self.owner, self.name, staticmethod(ours) if self.name == "__new__" else ours)
+
+        def give_back() -> None:
+            if before is _INHERITED:
+                delattr(self.owner, self.name)
+            else:
+                setattr(self.owner, self.name, before)
+
+        return give_back
+
+
+_INHERITED: Final = object()
+"""Stands for an attribute that the owner has from a base, or not at all."""
 
 
 STORAGE_NEW: Final = Seam(torch.UntypedStorage, "__new__")
@@ -222,6 +236,15 @@ COMPILE_BY_DEFAULT: Final = Seam(_torch._TorchCompileInductorWrapper, "__call__"
 
 CURRENT_ACCELERATOR: Final = Seam(torch.accelerator, "current_accelerator")
 
+CALL_COMPILED: Final = Seam(torch.nn.Module, "_compiled_call_impl")
+"""What a call of a module runs instead of its own code; None for nothing."""
+
+CUDA_INIT: Final = Seam(torch.cuda, "_lazy_init")
+"""Called before the first use of CUDA, from Python and C++ alike."""
+
+CUDA_IS_AVAILABLE: Final = torch.cuda.is_available
+"""The real question, whatever the program is told."""
+
 ANY_ACCELERATOR: Final = Seam(_C, "_get_accelerator")
 """The same for torch.distributed and others, with the CPU where there is none."""
 
@@ -230,3 +253,56 @@ def accelerator_seams(name: str) -> tuple[Seam, ...]:
     """The places where torch.accelerator keeps a function."""
     modules = (torch.accelerator, torch.accelerator.memory)
     return tuple(Seam(module, name) for module in modules if hasattr(module, name))
+
+
+def device_context() -> Seam:
+    """Behind `with torch.device(...)` and `torch.set_default_device`."""
+    return Seam(importlib.import_module("torch.utils._device").DeviceContext, "__init__")
+
+
+def is_cuda_in_graphs() -> Seam:
+    """What Dynamo takes `tensor.is_cuda` for while it traces."""
+    return Seam(importlib.import_module("torch._dynamo.variables").TensorVariable, "method_attr_is_cuda")
+
+
+def traced_constant(translator: Any, value: object) -> Any:
+    """A value that Dynamo knows while it traces, made for the translator that asked."""
+    return importlib.import_module("torch._dynamo.variables.base").VariableTracker.build(translator, value)
+
+
+def read_tables_of_functions() -> None:
+    """Have PyTorch note functions in its tables as they are now: it knows some by identity, and looks once."""
+    rules, overrides = importlib.import_module("torch._dynamo.trace_rules"), _torch.overrides
+    for table in (
+        rules.get_torch_obj_rule_map,
+        rules.get_tensor_method,
+        overrides.get_ignored_functions,
+        overrides.get_testing_overrides,
+        overrides.get_overridable_functions,
+        importlib.import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers,
+        importlib.import_module("torch.utils._device")._device_constructors,
+    ):
+        table()
+
+
+def call_of(module: torch.nn.Module) -> Callable[..., Any]:
+    """The module's own code, hooks included."""
+    ours: Any = module
+    return ours._call_impl
+
+
+def is_seen_by_dynamo(module: torch.nn.Module) -> bool:
+    """Whether Dynamo traces the module's forward where it comes upon it; it passes over those of PyTorch itself."""
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    return not rules.check(module.forward)
+
+
+def pass_over(function: Any) -> None:
+    """Have Dynamo run a function as it is where a graph is broken, instead of starting a graph in it."""
+    if isinstance(function, FunctionType):
+        importlib.import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
+
+
+def is_module_of_a_compiler(module: torch.nn.Module) -> bool:
+    """Whether the module is a product of a compiler, which has its own way to be called."""
+    return isinstance(module, (torch.jit.ScriptModule, _torch.fx.GraphModule, _torch._dynamo.OptimizedModule))

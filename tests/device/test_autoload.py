@@ -75,15 +75,26 @@ def test_beside_a_real_accelerator_the_name_waits() -> None:
         before="autoload.real_accelerator = lambda: True",
         after="""
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
-assert not hasattr(torch, "moai")
 model = torch.nn.Linear(2, 2)
 model.to("cpu")
-assert not hasattr(torch, "moai")
+assert torch.moai.device_count() == 1 and not torch.moai.is_initialized()
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 model.to("moai")
 print(model.weight.device, torch.moai.device_count())
 """,
     )
     assert run(program) == "moai:0 1"
+
+
+def test_beside_a_real_accelerator_the_one_line_may_be_the_first() -> None:
+    program = USE.format(
+        before="autoload.real_accelerator = lambda: True",
+        after="""
+torch.moreh.option.enable_advanced_parallelization()
+print(torch.ones(2).cuda().device, torch.moreh is torch.moai)
+""",
+    )
+    assert run(program, MOAI_FLAVOR="1") == "moai:0 True"
 
 
 def test_the_environment_decides() -> None:

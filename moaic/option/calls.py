@@ -1,0 +1,216 @@
+"""Every call that is mapped: factories, moves, types, mixed precision, files, `torch.cuda`, and modules' own call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from moaic.device import torch_private
+from moaic.device.early import is_moai
+from moaic.device.torch_private import NAME, Seam
+from moaic.option import cuda
+from moaic.option.compiled import AutoCompile
+from moaic.option.devices import DEVICE, anywhere, device_type, keyword, the_device, translated, type_of
+from moaic.option.mapping import Make, Mapping, always
+
+FACTORIES: Final = (
+    "arange",
+    "asarray",
+    "bartlett_window",
+    "blackman_window",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+    "zeros_like",
+)
+"""Functions of `torch` that take a device by keyword."""
+
+METHODS: Final = (
+    "new_empty",
+    "new_empty_strided",
+    "new_full",
+    "new_ones",
+    "new_tensor",
+    "new_zeros",
+)
+"""Methods of tensors that do."""
+
+_ON_ACCELERATOR: Final = '`device="cuda"` is the accelerator'
+
+
+def mappings(auto_compile: AutoCompile) -> list[Mapping]:
+    """All of them; `auto_compile` decides how modules are called."""
+    return [*_made_there(), *_moved_there(), *_asked(), *_mixed_precision(), *cuda.mappings(), _called(auto_compile)]
+
+
+def _made_there() -> Iterator[Mapping]:
+    for name in FACTORIES:
+        yield _mapping(torch, "torch", name, _ON_ACCELERATOR, keyword)
+    for name in ("fftfreq", "rfftfreq"):
+        yield _mapping(torch.fft, "torch.fft", name, _ON_ACCELERATOR, keyword)
+    for name in METHODS:
+        yield _mapping(torch.Tensor, "torch.Tensor", name, _ON_ACCELERATOR, keyword)
+    yield _mapping(torch, "torch", "as_tensor", _ON_ACCELERATOR, anywhere)
+    yield Mapping("torch.Generator", "`cuda`: the CPU's generator", torch_private.GENERATOR_NEW, _generator)
+    meaning = "`cuda` is the accelerator"
+    call = "with torch.device(...), torch.set_default_device"
+    yield Mapping(call, meaning, torch_private.device_context(), _device_context)
+
+
+def _moved_there() -> Iterator[Mapping]:
+    yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", anywhere)
+    yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
+    yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
+    yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
+    files = Seam(torch.serialization, "default_restore_location")
+    yield Mapping("torch.load", "`map_location` and places in the file: `cuda` is the accelerator", files, _restore)
+
+
+def _asked() -> Iterator[Mapping]:
+    yield _mapping(torch.Tensor, "torch.Tensor", "is_cuda", "True on the accelerator", _is_cuda)
+    seam = torch_private.is_cuda_in_graphs()
+    yield Mapping("torch.Tensor.is_cuda while Dynamo traces", "True on the accelerator", seam, _is_cuda_in_graphs)
+
+
+def _mixed_precision() -> Iterator[Mapping]:
+    meaning = "`cuda` is the accelerator"
+    autocast = Seam(torch.amp.autocast_mode.autocast, "__init__")
+    yield Mapping("torch.autocast", f"{meaning}; so `torch.cuda.amp.autocast`", autocast, _autocast)
+    scaler = Seam(torch.amp.grad_scaler.GradScaler, "__init__")
+    yield Mapping("torch.amp.GradScaler", f"{meaning}; so `torch.cuda.amp.GradScaler`", scaler, _grad_scaler)
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype", "set_autocast_enabled"):
+        yield _mapping(torch, "torch", name, meaning, device_type)
+    yield _mapping(torch, "torch", "get_autocast_gpu_dtype", "the accelerator's", always(_get_autocast_dtype))
+    yield _mapping(torch, "torch", "set_autocast_gpu_dtype", "the accelerator's", always(_set_autocast_dtype))
+
+
+def _called(auto_compile: AutoCompile) -> Mapping:
+    meaning = "a whole model on the accelerator is compiled when it is first called"
+    return Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
+
+
+def _mapping(owner: Any, path: str, name: str, meaning: str, make: Make) -> Mapping:
+    return Mapping(f"{path}.{name}", meaning, Seam(owner, name), make)
+
+
+def _generator(real: Any) -> Any:
+    def call(cls: Any, device: Any = "cpu") -> Any:
+        return real(cls, "cpu" if is_moai(translated(device)) else device)
+
+    return call
+
+
+def _device_context(real: Any) -> Any:
+    def init(self: Any, device: Any) -> None:
+        real(self, translated(device))
+
+    return init
+
+
+def _tensor_cuda(
+    self: torch.Tensor,
+    device: Any = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> torch.Tensor:
+    where = the_device(device) if device is None or isinstance(device, int) else translated(device)
+    return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _tensor_type(real: Any) -> Any:
+    def of_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        name = str(dtype).removeprefix("torch.cuda.")
+        wanted = getattr(torch.cuda, name) if str(dtype).startswith("torch.cuda.") else dtype
+        if isinstance(wanted, cuda.TensorType):
+            return self.to(DEVICE, wanted.dtype, non_blocking=non_blocking)
+        return real(self, dtype, non_blocking, **kwargs)
+
+    return of_type
+
+
+def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    return torch.UntypedStorage(self.nbytes(), device=DEVICE).copy_(self, non_blocking)
+
+
+def _restore(real: Any) -> Any:
+    def restore(storage: Any, location: str) -> Any:
+        return real(storage, str(translated(location)))
+
+    return restore
+
+
+def _is_cuda(real: Any) -> Any:
+    def is_cuda(self: torch.Tensor) -> bool:
+        return self.device.type == NAME or real.__get__(self)
+
+    return property(is_cuda)
+
+
+def _is_cuda_in_graphs(real: Any) -> Any:
+    def method_attr_is_cuda(self: Any, tx: Any) -> Any:
+        if self.device is not None and self.device.type == NAME:
+            return torch_private.traced_constant(tx, True)
+        return real(self, tx)
+
+    return method_attr_is_cuda
+
+
+def _autocast(real: Callable[..., None]) -> Any:
+    def init(
+        self: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        real(self, type_of(device_type), dtype, enabled, cache_enabled)
+
+    return init
+
+
+def _grad_scaler(real: Callable[..., None]) -> Any:
+    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        real(self, type_of(device), *args, **kwargs)
+
+    return init
+
+
+def _get_autocast_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype(NAME)
+
+
+def _set_autocast_dtype(dtype: torch.dtype) -> None:
+    torch.set_autocast_dtype(NAME, dtype)

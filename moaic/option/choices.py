@@ -1,0 +1,100 @@
+"""The options of the one line, under the names that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Final
+
+import torch
+
+from moaic.ir.errors import Diagnostic
+from moaic.passes.config import Request, request_from
+
+COMPILE: Final = "compile"
+MIXED_PRECISION: Final = "mixed_precision"
+PIPELINE: Final = "pipeline_parallel"
+
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "num_stages": "pp",
+    "num_micro_batches": "micro_batches",
+    "activation_recomputation": "recompute",
+    "distribute_parameter": "distribute_param",
+}
+"""What a decision of the plan is called elsewhere."""
+
+_OWN: Final = tuple(decision.name for decision in fields(Request))
+KNOWN: Final = (*_OWN, COMPILE, MIXED_PRECISION, PIPELINE, *OTHER_NAMES)
+
+_TRUE: Final = ("true", "1")
+_FALSE: Final = ("false", "0", "no", "none")
+_PRECISIONS: Final[Mapping[str, torch.dtype]] = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a person fixed for every module that is compiled."""
+
+    backend: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Options of the backend."""
+    autocast: torch.dtype | None = None
+    """The type in which autocast runs the forward; None leaves it as the program has it."""
+
+
+def choices_from(options: Mapping[str, object]) -> Choices:
+    """Options by name, ours or the other; raises Diagnostic for a name, value or pair that cannot be."""
+    backend: dict[str, object] = {}
+    for name, value in options.items():
+        _check_name(name)
+        if name in (MIXED_PRECISION, PIPELINE):
+            continue
+        own = OTHER_NAMES.get(name, name)
+        if own in backend:
+            raise Diagnostic(f"`{name}` is another name for `{own}`, and both are given", hint="leave one of them out")
+        backend[own] = value
+    _apply_pipeline(backend, options.get(PIPELINE))
+    request_from({name: value for name, value in backend.items() if name != COMPILE})
+    return Choices(backend, _autocast(options.get(MIXED_PRECISION)))
+
+
+def _check_name(name: str) -> None:
+    if name in KNOWN:
+        return
+    near = get_close_matches(name, KNOWN, n=1)
+    meant = f"did you mean `{near[0]}`? " if near else ""
+    raise Diagnostic(f"there is no option `{name}`", hint=f"{meant}options are {', '.join(sorted(KNOWN))}")
+
+
+def _apply_pipeline(backend: dict[str, object], wanted: object) -> None:
+    """`pipeline_parallel=False` rules a pipeline out; True permits one, as is the case without it."""
+    if wanted is None or _is_true(PIPELINE, wanted):
+        return
+    if str(backend.setdefault("pp", 1)) != "1":
+        raise Diagnostic(
+            f"pipeline_parallel={wanted} rules out the pipeline of {backend['pp']} stages that is asked for",
+            hint="leave one of them out",
+        )
+
+
+def _is_true(name: str, value: object) -> bool:
+    word = str(value).lower()
+    if word not in (*_TRUE, *_FALSE):
+        raise Diagnostic(f"{name}={value} is not known", hint="choose True or False")
+    return word in _TRUE
+
+
+def _autocast(value: object) -> torch.dtype | None:
+    word = str(value).lower().removeprefix("torch.")
+    if word in _PRECISIONS:
+        return _PRECISIONS[word]
+    if word in _TRUE:
+        return torch.bfloat16
+    if word in _FALSE:
+        return None
+    raise Diagnostic(f"mixed_precision={value} is not known", hint=f"choose True, False, {', '.join(_PRECISIONS)}")

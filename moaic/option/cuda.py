@@ -1,0 +1,243 @@
+"""`torch.cuda` in the mode: what has a meaning there answers for the accelerator, the rest says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from moaic.device import face
+from moaic.device.torch_private import CUDA_INIT, NAME, Seam
+from moaic.ir.errors import Diagnostic
+from moaic.option.devices import DEVICE, translated
+from moaic.option.mapping import Mapping, always
+
+SAME_AS_MOAI: Final = (
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_device_name",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+)
+"""Names that `torch.moai` has too, where they mean the same."""
+
+OLD_NAMES: Final = {
+    "max_memory_cached": "max_memory_reserved",
+    "memory_cached": "memory_reserved",
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "reset_max_memory_cached": "reset_peak_memory_stats",
+}
+"""Names of `torch.cuda` and what `torch.moai` calls the same."""
+
+KEPT: Final = (
+    "CudaError",
+    "DeferredCudaCallError",
+    "StreamContext",
+    "amp",
+    "check_error",
+    "cudaStatus",
+    "graphs",
+    "has_half",
+    "has_magma",
+    "jiterator",
+    "memory",
+    "nccl",
+    "nvtx",
+    "profiler",
+    "random",
+    "sparse",
+    "streams",
+    "tunable",
+    "cudart",
+)
+"""Exceptions, constants and modules: what of them asks for CUDA meets `_lazy_init`, which is mapped."""
+
+WAYS_OUT: Final = {
+    "CUDAGraph": "leave it out: a step is one message to the workers already",
+    "graph": "leave it out: a step is one message to the workers already",
+    "make_graphed_callables": "leave it out: a step is one message to the workers already",
+    "list_gpu_processes": "`moai-smi` shows the accelerator's processes",
+    "memory_snapshot": "`torch.cuda.memory_stats()` has the sums, `moai-smi -p` the workers",
+    "memory_usage": "`moai-smi` shows how busy the accelerator is",
+    "power_draw": "`moai-smi -p` shows the workers",
+    "set_per_process_memory_fraction": "choose a smaller flavor with `moai-switch-model`",
+    "temperature": "`moai-smi -p` shows the workers",
+    "utilization": "`moai-smi` shows how busy the accelerator is",
+}
+"""What to do instead, where something can be said."""
+
+_TYPES: Final = {
+    "BFloat16": torch.bfloat16,
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Short": torch.int16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What `torch.cuda.get_device_properties` tells of the accelerator; memory in bytes."""
+
+    name: str
+    total_memory: int
+    major: int
+    minor: int
+    multi_processor_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """`torch.cuda.FloatTensor` and its like: makes tensors, and `isinstance` asks it."""
+
+    dtype: torch.dtype
+
+    def __call__(self, *data: Any) -> torch.Tensor:
+        if data and all(isinstance(size, int) for size in data):
+            return torch.empty(data, dtype=self.dtype, device=DEVICE)
+        return torch.tensor(*(data or ([],)), dtype=self.dtype, device=DEVICE)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == NAME and value.dtype == self.dtype
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """8.0, the first that has bfloat16: programs ask in order to know that, and use nothing that came later."""
+    face.device(device)
+    return 8, 0
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """One processor, since how many workers there are is not the program's business."""
+    major, minor = get_device_capability(device)
+    return DeviceProperties(face.get_device_name(device), face.get_memory_info(device)[1], major, minor, 1)
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The counts of `torch.cuda.memory_stats`, one a line."""
+    return "\n".join(f"{name:40} {value:>20,}" for name, value in face.memory_stats(device).items())
+
+
+def is_available() -> bool:
+    return True
+
+
+def _false(*_: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any) -> None:
+    """There is nothing to do."""
+
+
+def _empty(*_: Any) -> list[str]:
+    return []
+
+
+OWN: Final[dict[str, tuple[Any, str]]] = {
+    "can_device_access_peer": (_false, "False: there is one device"),
+    "default_generators": ((torch.default_generator,), "the CPU's generator, from which the accelerator draws"),
+    "get_arch_list": (_empty, "an empty list"),
+    "get_device_capability": (get_device_capability, "(8, 0), the first with bfloat16"),
+    "get_device_properties": (get_device_properties, "name, memory and capability of the accelerator"),
+    "ipc_collect": (_nothing, "nothing to do"),
+    "is_available": (is_available, "True"),
+    "is_current_stream_capturing": (_false, "False: there are no CUDA graphs"),
+    "is_tf32_supported": (_false, "False: float32 is float32"),
+    "memory_summary": (memory_summary, "the accelerator's counts as text"),
+}
+"""Names that only `torch.cuda` has: what stands for them, and how the documentation says it."""
+
+
+def mappings() -> Iterator[Mapping]:
+    """Every public name of `torch.cuda`, and what asks for CUDA behind them."""
+    for name in SAME_AS_MOAI:
+        yield from _mapped(name, getattr(face, name), f"`torch.moai.{name}`")
+    for name, ours in OLD_NAMES.items():
+        yield from _mapped(name, getattr(face, ours), f"`torch.moai.{ours}`")
+    for name, (ours, meaning) in OWN.items():
+        yield from _mapped(name, ours, meaning)
+    for name, dtype in _TYPES.items():
+        yield from _mapped(f"{name}Tensor", TensorType(dtype), f"tensors of {dtype} on the accelerator")
+    for name in refused():
+        yield from _mapped(name, _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name)), "raises: no such thing there")
+    yield Mapping("CUDA itself", "raises what to do", CUDA_INIT, always(_refusal("CUDA itself", _BOUND_EARLY)))
+    yield Mapping("devices in torch.moai", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
+
+
+_BOUND_EARLY: Final = (
+    "a function that was imported by its own name (`from torch import zeros`) before the mode was on is not mapped: "
+    "call it as `torch.zeros`, or set MOAI_ENABLE_ADVANCED_PARALLELIZATION=1 instead of the line"
+)
+
+
+def refused() -> list[str]:
+    """Public names of `torch.cuda` that have no meaning on the accelerator."""
+    known = {*SAME_AS_MOAI, *OLD_NAMES, *OWN, *KEPT, *(f"{name}Tensor" for name in _TYPES)}
+    return [name for name in torch.cuda.__all__ if name not in known]
+
+
+def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
+    """One name, in `torch.cuda` and in those modules of it that hold the same thing."""
+    shown = getattr(torch.cuda, name, None)
+    if shown is None:
+        return
+    yield Mapping(f"torch.cuda.{name}", meaning, Seam(torch.cuda, name), always(ours))
+    for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        if vars(module).get(name) is shown:
+            call = f"{module.__name__}.{name}"
+            yield Mapping(call, meaning, Seam(module, name), always(ours))
+
+
+def _refusal(call: str, way_out: str | None) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Diagnostic(
+            f"{call} is not available: `cuda` is the virtual accelerator in this program",
+            hint=way_out
+            or "leave the call out, or switch off with torch.moai.option.disable_advanced_parallelization()",
+        )
+
+    return refuse
+
+
+def _checking(real: Callable[[Any], int]) -> Callable[[Any], int]:
+    def check(device: Any) -> int:
+        return real(translated(device))
+
+    return check

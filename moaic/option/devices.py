@@ -1,0 +1,77 @@
+"""From "cuda" to the virtual accelerator, in whatever form a call is given a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from moaic.device.handles import DEVICE
+from moaic.device.torch_private import NAME
+from moaic.ir.errors import Diagnostic
+
+CUDA: Final = "cuda"
+
+
+def translated(device: Any) -> Any:
+    """The accelerator for what means a CUDA device; anything else as it is. Dynamo traces this, so it stays plain."""
+    if isinstance(device, str):
+        if device != CUDA and device[:5] != "cuda:":
+            return device
+        device = torch.device(device)
+    elif not isinstance(device, torch.device) or device.type != CUDA:
+        return device
+    return the_device(device.index)
+
+
+def the_device(index: int | None) -> torch.device:
+    """The accelerator, by its index; raises Diagnostic for any other than the first."""
+    if index is not None and index != 0:
+        raise Diagnostic(
+            f"there is no device cuda:{index}: all devices of this program are one accelerator, cuda:0",
+            hint="leave the index out; how much the accelerator holds is chosen by its flavor",
+        )
+    return DEVICE
+
+
+def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes a device by the keyword `device`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs["device"] = translated(device)
+        return real(*args, **kwargs)
+
+    return call
+
+
+def anywhere(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes a device as one of several arguments."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs["device"] = translated(device)
+        return real(*[translated(value) for value in args], **kwargs)
+
+    return call
+
+
+def device_type(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes a device's type, first or by keyword, and means CUDA where none is given."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device_type" in kwargs:
+            return real(*args, **{**kwargs, "device_type": type_of(kwargs["device_type"])})
+        if args and isinstance(args[0], str):
+            return real(type_of(args[0]), *args[1:], **kwargs)
+        return real(NAME, *args, **kwargs)
+
+    return call
+
+
+def type_of(kind: str) -> str:
+    """The accelerator's name for "cuda" or "cuda:0"; any other as it is."""
+    return NAME if translated(kind) is DEVICE else kind
