@@ -44,9 +44,11 @@ class Code(IntEnum):
     """request, per worker a path and [id, local starts, sizes] of boxes: answered with where in the file they are."""
     RESTORE = 15
     """id, dtype, local shape, per worker its boxes or None, sources (`files.read`)."""
+    TRACE = 16
+    """request, whether to note what is done from now on: every worker answers with what it noted (`trace.Span`)."""
 
 
-REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST, Code.STORE})
+REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST, Code.STORE, Code.TRACE})
 """Commands that are answered and change nothing."""
 
 

@@ -132,6 +132,11 @@ class Program:
         """Names an instruction, for messages."""
         return describe(self.main, index)
 
+    def label(self, index: int) -> tuple[str, str]:
+        """Name and kind of an instruction, for a trace."""
+        op = self.main.ops[index]
+        return op.callee if op.name == "call" else op.name, "communicate" if _communicates(op) else "compute"
+
     def _fill(self, inputs: Sequence[Tensor | None], key: Sequence[int] | None) -> list[Any]:
         slots: list[Any] = [None] * len(self._slots)
         rest = iter(inputs)
@@ -165,6 +170,10 @@ def describe(main: Function, index: int) -> str:
     return f"{name} (instruction {index + 1} of {len(main.ops)}{place})"
 
 
+def _communicates(op: Op) -> bool:
+    return op.name == SEND or op.name in COLLECTIVES
+
+
 def _is_compact(tensor: Tensor) -> bool:
     """Whether the tensor is all there is in its memory, and the only one there."""
     bytes_needed = tensor.numel() * tensor.element_size()
@@ -185,7 +194,7 @@ def _own_order(main: Function, at: dict[str, int]) -> list[int]:
         if op.name == SEND and op.results[0].type.layout.holds(at):
             arriving.append(index)
             continue
-        communicates = op.name == SEND or op.name in COLLECTIVES
+        communicates = _communicates(op)
         wanted = set(op.inputs())
         last = max((n for n, each in enumerate(arriving) if wanted & set(main.ops[each].results)), default=-1)
         taken = len(arriving) if communicates else last + 1
@@ -255,7 +264,7 @@ def _instructions(
             reads=tuple(slots[value] for value in held),
             writes=tuple(-1 if value in dead else slots[value] for value in made),
             frees=tuple(slots[value] for value in held if value in dead),
-            communicates=op.name in COLLECTIVES or op.name == SEND,
+            communicates=_communicates(op),
         )
 
 

@@ -1,0 +1,47 @@
+"""What a worker did, and when: noted only while somebody wants to know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing done. Begin and end are nanoseconds of `time.perf_counter_ns`, which all processes of a host share."""
+
+    name: str
+    kind: str
+    """`compute` or `communicate` in a program, `command` outside."""
+    begin: int
+    end: int
+
+
+class Trace:
+    """The spans of one worker; nothing is kept while `on` is false."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._spans: list[Span] = []
+        self._open: tuple[str, str, int] | None = None
+
+    def begin(self, name: str, kind: str) -> None:
+        """What was done before has ended."""
+        self.end()
+        self._open = name, kind, time.perf_counter_ns()
+
+    def end(self) -> None:
+        if self._open is not None:
+            self._spans.append(Span(*self._open, time.perf_counter_ns()))
+            self._open = None
+
+    def take(self, *, on: bool) -> list[Any]:
+        """The spans since this was last asked, as plain data; from now on they are noted, or not."""
+        taken, self._spans, self.on = self._spans, [], on
+        return [astuple(span) for span in taken]
+
+
+def decoded(spans: Sequence[Sequence[Any]]) -> list[Span]:
+    return [Span(*span) for span in spans]
