@@ -36,6 +36,7 @@ from moaic.runtime.promise import Promise
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.statistics import Statistics, statistics
 from moaic.runtime.tiles import assemble, local_part
+from moaic.runtime.trace import Span, decoded
 from moaic.runtime.wire import as_block
 
 MOST_PREPARED: Final = 10_000
@@ -298,6 +299,13 @@ class Accelerator:
             answers = self._ask_all(Code.REPORT)
             return statistics(answers, self._pool.messages, self._pool.commands)
 
+    def trace(self, *, on: bool) -> dict[int, list[Span]]:
+        """Per worker what it did since this was last asked, if it noted that; from now on it does, or not."""
+        with self._lock:
+            self._bury()
+            answers = self._ask_all(Code.TRACE, on)
+            return {rank: decoded(answers[rank]) for rank in sorted(answers)}
+
     def contents(self) -> dict[int, list[Any]]:
         """Per worker its buffers as [id, dtype, shape, digest], in order of id: what a replay must bring about."""
         with self._lock:
@@ -421,8 +429,8 @@ class Accelerator:
         self._bury()
         self._pool.flush()
 
-    def _ask_all(self, code: Code) -> dict[int, Any]:
-        return self._pool.ask(code, self._lines.here(), [], range(self.flavor))
+    def _ask_all(self, code: Code, *arguments: Any) -> dict[int, Any]:
+        return self._pool.ask(code, self._lines.here(), arguments, range(self.flavor))
 
     # Promises.
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from moaic.runtime.operation import Geometry, Operation, Operator, view
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
 from moaic.runtime.shared import SPINS, Mailbox, PeerLost
 from moaic.runtime.threads import cores
+from moaic.runtime.trace import Trace
 from moaic.runtime.transport import SharedMemoryTransport
 from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block, memory
 
@@ -42,6 +44,7 @@ class Worker:
         self._operators: dict[int, Operator] = {}
         self._paths: dict[int, tuple[str, Converter]] = {}
         self._programs: dict[int, Program] = {}
+        self._trace = Trace()
         self._step = -1
         self._step_end: float | None = None
         self._commands: Mapping[int, Callable[..., None]] = {
@@ -63,6 +66,7 @@ class Worker:
             Code.REPORT: self._report,
             Code.LIST: self._list,
             Code.STORE: self._store,
+            Code.TRACE: lambda on: (self._trace.take(on=on), None),
         }
 
     def do(self, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
@@ -72,7 +76,10 @@ class Worker:
         self._mailbox.begin(line, code, arguments[0] if code in _NAMED else -1)
         if code == Code.PUT:
             arguments[-1] = blocks[arguments[-1]]
+        if self._trace.on and code != Code.RUN:
+            self._trace.begin(self.what(command), "command")
         self._commands[code](*arguments)
+        self._trace.end()
 
     def answer(self, command: Sequence[Any]) -> tuple[Any, Tensor | None] | None:
         """What a request asks for, as plain data and perhaps a block; None if this worker need not answer."""
@@ -125,11 +132,14 @@ class Worker:
             self.table[target] = new.clone()
 
     def _load(self, number: int, text: str, compiled: bool) -> None:
-        self._programs[number] = Program(text, self.rank, self._transport, compiled=compiled, note=self._note)
+        note = partial(self._note, number)
+        self._programs[number] = Program(text, self.rank, self._transport, compiled=compiled, note=note)
 
-    def _note(self, index: int) -> None:
+    def _note(self, number: int, index: int) -> None:
         self._step = index
         self._mailbox.step(index)
+        if self._trace.on:
+            self._trace.begin(*self._programs[number].label(index))
 
     def _run(
         self, number: int, inputs: Sequence[int], outputs: Sequence[int | None], key: Sequence[int] | None

@@ -381,7 +381,7 @@ def is_autocast_available() -> bool:
     return True
 
 
-_PARTS: Final = {"option": "moaic.option"}
+_PARTS: Final = {"option": "moaic.option", "profiler": "moaic.device.profiler"}
 """Submodules, loaded when they are first asked for."""
 
 
