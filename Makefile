@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact check bench
+.PHONY: help demo tutorial test exact check bench docs guide ecosystem
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -32,6 +32,16 @@ check: $(READY) ## lint, format, types, layers
 
 bench: $(READY) ## measure moaic beside eager, Inductor, DDP and FSDP2
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave --benchmark-storage=bench/results
+
+docs: $(READY) ## build the documentation into out/site, every warning an error
+	$(BIN)/mkdocs build --strict
+
+guide: $(READY) ## predict the tables of the parameter guide anew
+	$(BIN)/python docs/parameters.py
+
+ecosystem: $(READY) ## install the libraries that people use around PyTorch, and train with each of them
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
+	$(BIN)/python -m pytest tests/ecosystem tests/docs -m exact
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -103,16 +103,20 @@ def test_one_file_touches_the_private_device_api() -> None:
     assert len(users) <= 1, users
 
 
+def names_of(requirements: Iterable[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
+
+
 def test_every_import_is_a_declared_dependency_and_the_other_way_round() -> None:
-    project = PROJECT["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
-    names = {re.split(r"[<>=\[]", requirement)[0] for requirement in declared}
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = names_of([*PROJECT["project"]["dependencies"], *extras["hf"]])
     distributions = metadata.packages_distributions()
     files = [path for folder in (*FOLDERS, "examples", "tutorial") for path in sources(folder)]
     imported = {name.partition(".")[0] for path in files for name in imports(path)}
     scripts = {path.stem for folder in ("examples", "tutorial") for path in sources(folder)}
     foreign = imported - set(sys.stdlib_module_names) - scripts - {"moaic"}
-    assert {distributions[name][0] for name in foreign} == names
+    needed = {distributions.get(name, [name])[0] for name in foreign}
+    assert declared <= needed <= declared | names_of(extras["ecosystem"])
 
 
 def test_every_dependency_is_pinned() -> None:
@@ -123,8 +127,7 @@ def test_every_dependency_is_pinned() -> None:
         *project["dependencies"],
         *(name for group in project["optional-dependencies"].values() for name in group),
     ]
-    names = {re.split(r"[<>=\[]", requirement)[0] for requirement in wanted} - {"moaic"}
-    assert names <= pinned
+    assert names_of(wanted) - {"moaic"} <= pinned
 
 
 def test_readme_names_commands_that_exist() -> None:
