@@ -127,8 +127,12 @@ def _mapping(owner: Any, path: str, name: str, meaning: str, make: Make) -> Mapp
 
 
 def _generator(real: Any) -> Any:
-    def call(cls: Any, device: Any = "cpu") -> Any:
+    def generator(cls: Any, device: Any = "cpu") -> Any:
         return real(cls, "cpu" if is_moai(translated(device)) else device)
+
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Other classes that are made in C++ share what makes a generator.
+        return (generator if cls is torch.Generator else real)(cls, *args, **kwargs)
 
     return call
 

@@ -196,7 +196,7 @@ def mappings() -> Iterator[Mapping]:
     for name, dtype in _TYPES.items():
         yield from _mapped(f"{name}Tensor", TensorType(dtype), f"tensors of {dtype} on the accelerator")
     for name in refused():
-        yield from _mapped(name, _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name)), "raises: no such thing there")
+        yield from _mapped(name, _refused(name), "raises: no such thing there")
     yield Mapping("CUDA itself", "raises what to do", CUDA_INIT, always(_refusal("CUDA itself", _BOUND_EARLY)))
     yield Mapping("devices in torch.moai", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
 
@@ -223,6 +223,12 @@ def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
         if vars(module).get(name) is shown:
             call = f"{module.__name__}.{name}"
             yield Mapping(call, meaning, Seam(module, name), always(ours))
+
+
+def _refused(name: str) -> Any:
+    """What stands for a name of `torch.cuda`: a class stays one, since annotations and `isinstance` speak of it."""
+    refusal = _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name))
+    return type(name, (), {"__new__": refusal}) if isinstance(getattr(torch.cuda, name, None), type) else refusal
 
 
 def _refusal(call: str, way_out: str | None) -> Callable[..., Any]:
