@@ -126,14 +126,28 @@ class Registry:
 
     def add(self, name: str, kernel: Callable[..., Any]) -> None:
         """`name` as in `aten::add.Tensor`."""
-        self.library.impl(name, self.key, kernel)
+        self.library.impl(name, self.key, _untraced(kernel))
 
     def fall_through(self) -> None:
         self.library.fallback_fallthrough(self.key)
 
     def fall_back(self, kernel: Callable[..., Any]) -> None:
         """`kernel(overload, *args, **kwargs)` for every op that has no kernel under the key."""
-        self.library.fallback(self.key, kernel)
+        self.library.fallback(self.key, _untraced(kernel))
+
+
+def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, which Dynamo lets run as it is.
+
+    Behind a graph break it would take the kernel, called by the dispatcher, for a function of the person's.
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return kernel(*args, **kwargs)
+
+    set_code_exec_strategy(run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return run
 
 
 def without_key(key: str) -> Any:
