@@ -4,6 +4,9 @@ Log calls are left out of the graph. Hooks that record outputs are installed whi
 traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
 a form that names for every token the matrices that it meets; all forms compute the same.
 
+Where a graph was broken, ops run one by one, and what of ours they run is passed over: Dynamo would look for graphs in
+it.
+
 Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
 """
 
@@ -15,7 +18,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from torch._dynamo import assume_constant_result, config  # pyright: ignore[reportUnknownVariableType]
+from torch._dynamo import assume_constant_result, config, trace_rules  # pyright: ignore[reportUnknownVariableType]
 
 from moaic.capture.experts import experts_forward
 
@@ -23,12 +26,17 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 _MARK = "captures_whole"
 
+_DEVICE = ("handles", "host", "kernels", "own", "start", "storages", "transfer", "usage")
+_PASSED_OVER = ("moaic.runtime", *(f"moaic.device.{name}" for name in _DEVICE))
+
 
 def captures_whole(backend: Backend) -> Backend:
     """`backend`, for which Dynamo will trace models in the way described above."""
     from torch._dynamo.callback import callback_handler
 
     setattr(backend, _MARK, True)
+    for module in _PASSED_OVER:
+        trace_rules.add(module)
     _teach()
     # Libraries may be imported later.
     if _teach not in callback_handler.start_callbacks:

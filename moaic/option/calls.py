@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -73,7 +73,7 @@ _ON_ACCELERATOR: Final = '`device="cuda"` is the accelerator'
 
 def mappings(auto_compile: AutoCompile) -> list[Mapping]:
     """All of them; `auto_compile` decides how modules are called."""
-    return [*_made_there(), *_moved_there(), *_asked(), *_mixed_precision(), *cuda.mappings(), _called(auto_compile)]
+    return [*_made_there(), *_moved_there(), *_asked(), *_mixed_precision(), *cuda.mappings(), *_called(auto_compile)]
 
 
 def _made_there() -> Iterator[Mapping]:
@@ -117,9 +117,11 @@ def _mixed_precision() -> Iterator[Mapping]:
     yield _mapping(torch, "torch", "set_autocast_gpu_dtype", "the accelerator's", always(_set_autocast_dtype))
 
 
-def _called(auto_compile: AutoCompile) -> Mapping:
+def _called(auto_compile: AutoCompile) -> Iterator[Mapping]:
     meaning = "a whole model on the accelerator is compiled when it is first called"
-    return Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
+    yield Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
+    meaning = "its module, with inputs moved to the accelerator: all devices are one"
+    yield Mapping("torch.nn.DataParallel", meaning, Seam(torch.nn.DataParallel, "forward"), always(_data_parallel))
 
 
 def _mapping(owner: Any, path: str, name: str, meaning: str, make: Make) -> Mapping:
@@ -210,6 +212,21 @@ def _grad_scaler(real: Callable[..., None]) -> Any:
         real(self, type_of(device), *args, **kwargs)
 
     return init
+
+
+def _data_parallel(self: torch.nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+    return self.module(*_there(inputs), **_there(kwargs))
+
+
+def _there(value: Any) -> Any:
+    """Tensors of the host, in lists and dictionaries too, on the accelerator."""
+    if isinstance(value, torch.Tensor):
+        return value.to(DEVICE) if value.device.type == "cpu" else value
+    if isinstance(value, dict):
+        return {name: _there(item) for name, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_there(item) for item in cast("list[Any]", value)]
+    return value
 
 
 def _get_autocast_dtype() -> torch.dtype:

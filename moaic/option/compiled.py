@@ -101,4 +101,6 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_whole_model(module: nn.Module) -> bool:
-    return is_there(module) and not torch_private.is_module_of_a_compiler(module)
+    """`DataParallel` is none: it sends its inputs on to one."""
+    hands_on = isinstance(module, nn.DataParallel) or torch_private.is_module_of_a_compiler(module)
+    return is_there(module) and not hands_on

@@ -196,7 +196,7 @@ def mappings() -> Iterator[Mapping]:
     for name, dtype in _TYPES.items():
         yield from _mapped(f"{name}Tensor", TensorType(dtype), f"tensors of {dtype} on the accelerator")
     for name in refused():
-        yield from _mapped(name, _refused(name), "raises: no such thing there")
+        yield from _mapped(name, _refused(name), "raises, with a way out")
     yield Mapping("CUDA itself", "raises what to do", CUDA_INIT, always(_refusal("CUDA itself", _BOUND_EARLY)))
     yield Mapping("devices in torch.moai", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
 

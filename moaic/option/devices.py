@@ -36,12 +36,12 @@ def the_device(index: int | None) -> torch.device:
 
 
 def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes a device by the keyword `device`."""
+    """A function that takes a device by the keyword `device`. Workers copy what they are sent, so nothing is pinned."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is not None:
-            kwargs["device"] = translated(device)
+        if "device" in kwargs:
+            kwargs["device"] = translated(kwargs["device"])
+        kwargs.pop("pin_memory", None)
         return real(*args, **kwargs)
 
     return call
@@ -51,9 +51,8 @@ def anywhere(real: Callable[..., Any]) -> Callable[..., Any]:
     """A function that takes a device as one of several arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is not None:
-            kwargs["device"] = translated(device)
+        if "device" in kwargs:
+            kwargs["device"] = translated(kwargs["device"])
         return real(*[translated(value) for value in args], **kwargs)
 
     return call
