@@ -36,8 +36,8 @@ def test_what_runs_behind_a_graph_break_is_not_traced() -> None:
     model = nn.Linear(4, 4).to("moai")
     model.load_state_dict(plain.state_dict())
     expected, found = loss(plain, x), torch.compile(loss, backend="moai")(model, x.to("moai"))
-    # The loss, twice, the forward and what follows it; no kernel of ours.
-    assert counters["frames"]["total"] <= 4
+    # The loss, the forward and what follows it, some of them twice; the kernels would be dozens more.
+    assert counters["frames"]["total"] < 10
     expected.backward()
     found.backward()
     assert torch.allclose(found.cpu(), expected)
