@@ -9,7 +9,7 @@ from pathlib import Path
 
 SKIPPED = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})
 
-SHORTEST = 200
+SHORTEST = 60
 """Characters from which a definition is worth a row of its own."""
 
 
