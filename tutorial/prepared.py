@@ -96,4 +96,4 @@ def _prepared(family: str) -> Path:
 
 
 def _how(family: str, block_size: int) -> str:
-    return f"prepare them with: python tutorial/prepare_{family}.py --block-size {block_size}"
+    return f"prepare with: python tutorial/prepare_{family}.py --block-size {block_size}"

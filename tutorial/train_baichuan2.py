@@ -18,8 +18,8 @@ def main() -> None:
     torch.moai.option.enable_advanced_parallelization()
     torch.manual_seed(0)
 
-    model = load_model("baichuan2", args.model_name_or_path, trust_remote_code=True)
     tokenizer = load_tokenizer("baichuan2")
+    model = load_model("baichuan2", args.model_name_or_path, trust_remote_code=True)
     dataset = load_dataset("baichuan2", args.block_size, model.config)
     loader = DataLoader(dataset, batch_size=args.batch_size, shuffle=True, drop_last=True)
 

@@ -15,8 +15,8 @@ def main() -> None:
     torch.moai.option.enable_advanced_parallelization()
     torch.manual_seed(0)
 
-    model = load_model("mistral", args.model_name_or_path)
     tokenizer = load_tokenizer("mistral")
+    model = load_model("mistral", args.model_name_or_path)
     dataset = load_dataset("mistral", args.block_size, model.config)
     loader = DataLoader(dataset, batch_size=args.batch_size, shuffle=True, drop_last=True)
 
