@@ -149,18 +149,20 @@ def take_script(path: str, arguments: Sequence[str]) -> Taken:
 
 
 def _config(source: Source) -> Any:
+    """The configuration of a type, made with the settings, or that of a folder with the settings put in."""
     from transformers import AutoConfig
 
     kinds: Any = AutoConfig
     try:
         if Path(source.name).exists():
             trusted = source.trust_remote_code
-            config: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
+            usual: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
+            _check_settings(source, usual, source.settings)
+            config = usual
         else:
             # What follows from the settings, such as heads of keys from heads, is derived when a configuration is made.
-            usual = kinds.for_model(source.name)
-            known = {name: value for name, value in source.settings.items() if hasattr(usual, name)}
-            config = kinds.for_model(source.name, **known)
+            usual, config = kinds.for_model(source.name), kinds.for_model(source.name, **source.settings)
+            _check_settings(source, usual, vars(config))
     except (OSError, ValueError) as error:
         hint = "give a type such as `llama`, or the folder of a config.json"
         if "trust_remote_code" in str(error):
@@ -168,10 +170,19 @@ def _config(source: Source) -> Any:
         raise Diagnostic(f"there is no model `{source.name}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
     defaults = {"use_cache": False} if hasattr(config, "use_cache") else {}
     for name, value in {**defaults, **source.settings}.items():
-        if not hasattr(config, name):
-            raise Diagnostic(f"the configuration of `{source.name}` has no `{name}`")
-        setattr(config, name, value)
+        if hasattr(usual, name):
+            setattr(config, name, value)
     return config
+
+
+def _check_settings(source: Source, usual: Any, given: Mapping[str, object]) -> None:
+    """Raises Diagnostic for a setting among those `given` that such configurations usually do not have.
+
+    A configuration that is made keeps what it does not know as an attribute; what it knows by an old name it takes in.
+    """
+    for name in source.settings:
+        if name in given and not hasattr(usual, name):
+            raise Diagnostic(f"the configuration of `{source.name}` has no `{name}`")
 
 
 def _model(config: Any, source: Source) -> Any:
