@@ -1,0 +1,267 @@
+"""The pages that moaic writes about itself: a hook of mkdocs makes them whenever the site is built.
+
+Nothing here says what an op, a pass, a command or a message is: it is read from where they are declared. A rule is
+shown on an instance of its op, drawn from the cases on which the tests prove it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moaic.ir.layout import Mesh
+from moaic.ir.ops import OPS, Kind, OpDecl, rule_of
+from moaic.ir.printer import render_op
+from moaic.ir.rules import Rule
+from moaic.passes.registry import PASSES
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+    from tests.ir.op_cases import Case
+
+ROOT = Path(__file__).parent.parent
+
+SOURCES = ("moaic", "ir", "passes", "runtime")
+
+DRAWN = 8
+"""Instances of an op from which the most telling is shown."""
+
+GAP = "…"
+"""Stands for what a message says of the case at hand."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by mkdocs: adds the pages."""
+    from mkdocs.structure.files import File
+
+    for place, page in PAGES.items():
+        files.append(File.generated(config, place, content=page()))
+    return files
+
+
+# Ops
+
+OPS_HEAD = """\
+# Ops
+
+An op is one declaration in `ir/ops.py`, and its rule is what the compiler knows of it. The rule names the *factors*
+that the dims consist of. A factor that stands on both sides may be split over workers, or over micro-batches. One that
+stands only on the left is summed over, so splitting it leaves a pending sum. `!` marks a factor that must stay whole,
+`1` is a dim of size one, `(b s)` is one dim made of two factors.
+
+*Linear in* names the operands, counted from 0, through which a pending sum passes; `0+1` means through both at once.
+
+Rules follow from shapes and attributes, so each is shown on one instance of its op. The tests draw many instances, run
+each op on shards in every way that its rule allows, put the shards together and compare.
+"""
+
+OF_KIND: Mapping[Kind, str] = {
+    Kind.NULLARY: "Made from their attributes alone, where they are needed; they cost nothing to split.",
+    Kind.VIEW: "They change how a value is looked at and cost nothing.",
+    Kind.LIGHT: "Bound by memory. Neighbors are fused into one kernel, and are computed again rather than kept.",
+    Kind.HEAVY: "Bound by arithmetic. They are kept rather than computed again.",
+    Kind.INSTRUCTION: "Run by the worker itself, between compiled functions: collectives along one axis of the mesh, "
+    "the send that carries a value from one stage to the next, the parts of a batch in time, and calls.",
+}
+
+
+def ops_page() -> str:
+    sections = [_section(kind) for kind in Kind]
+    return "\n\n".join([OPS_HEAD.strip(), *sections]) + "\n"
+
+
+def _section(kind: Kind) -> str:
+    declared = [each for each in OPS.values() if each.kind is kind]
+    shown = map(_op_row, declared)
+    table = _table(("op", "rule", "linear in", "seen on"), shown)
+    return f"## {kind.value.capitalize()}\n\n{OF_KIND[kind]}\n\n{table}"
+
+
+def _op_row(declaration: OpDecl) -> tuple[str, ...]:
+    if (case := _case(declaration.name)) is None:
+        return f"`{declaration.name}`", "", "", ""
+    names = {value: f"x{index}" for index, value in enumerate(case.op.inputs())}
+    _, _, text = render_op(case.op, names | _results(case), Mesh()).partition("= ")
+    rule = rule_of(case.op)
+    linear = ", ".join("+".join(map(str, sorted(each))) for each in rule.linear)
+    return f"`{declaration.name}`", f"`{rule}`", linear, f"`{text}`"
+
+
+def _results(case: Case) -> dict[Any, str]:
+    return {value: f"y{index}" for index, value in enumerate(case.op.results)}
+
+
+def _case(name: str) -> Case | None:
+    """Of a few drawn instances of an op the first with the most factors that may be split; None where none is drawn."""
+    sys.path.insert(0, str(ROOT))
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    from tests.ir.op_cases import CASES, drawn
+
+    if name not in CASES:
+        return None
+    seen: list[Case] = []
+
+    @settings(
+        max_examples=DRAWN,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn(name))
+    def draw(case: Case) -> None:
+        seen.append(case)
+
+    draw()
+    return max(seen, key=lambda case: _telling(rule_of(case.op)))
+
+
+def _telling(rule: Rule) -> int:
+    return len(rule.sizes.keys() - rule.whole)
+
+
+# Passes
+
+PASSES_HEAD = """\
+# Passes
+
+A pass is a function from IR to IR, in one file of `passes/`. `moaic opt FILE -p outline,dp=2,lower` runs passes by
+name, with the verifier before the first and after each. This is the order in which a plan uses them.
+"""
+
+
+def passes_page() -> str:
+    rows = [(f"`{each.name}`", f"`{each.default}`" if each.default else "", each.summary) for each in PASSES.values()]
+    return f"{PASSES_HEAD}\n{_table(('pass', 'option if none is given', 'what it does'), rows)}\n"
+
+
+# The text
+
+TEXT_HEAD = """\
+# The text of the IR
+
+Whatever one part of the compiler hands to the next can be printed, read back, verified and started from. This is the
+grammar of that text, as the parser reads it ([lark](https://github.com/lark-parser/lark) notation).
+"""
+
+
+def text_page() -> str:
+    grammar = (ROOT / "ir" / "grammar.lark").read_text(encoding="utf-8")
+    return f"{TEXT_HEAD}\n```text\n{grammar.strip()}\n```\n"
+
+
+# The command line
+
+
+def commands_page() -> str:
+    """What every installed command says to `--help`, and each of its subcommands."""
+    parts = [
+        f"## {' '.join(words)}\n\n```text\n{_help(target, words[1:])}\n```"
+        for command, target in scripts().items()
+        for words in _commands(command, target)
+    ]
+    return "\n\n".join(["# Command line", "Every command answers `--help`; this is what they say.", *parts]) + "\n"
+
+
+def _commands(command: str, target: str) -> Iterator[list[str]]:
+    yield [command]
+    for name in re.findall(r"^ {4}([a-z][a-z-]*)(?: {2,}|$)", _help(target, []), re.MULTILINE):
+        yield [command, name]
+
+
+def _help(target: str, words: Sequence[str]) -> str:
+    """Asked in a process of its own: what a command is called it takes from there, and how wide it may write."""
+    module, _, name = target.partition(":")
+    command = next(script for script, each in scripts().items() if each == target)
+    start = f"import sys, {module}; sys.argv = [{command!r}, *{[*words, '--help']!r}]; sys.exit({module}.{name}())"
+    environment = {"COLUMNS": "110", "NO_COLOR": "1", "PATH": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, env=environment, check=True)
+    return done.stdout.rstrip()
+
+
+def scripts() -> Mapping[str, str]:
+    """The commands that are installed, and the function behind each."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+
+
+# Messages
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Message:
+    """What the code says to a person who made a mistake; `GAP` stands for what it says of the case at hand."""
+
+    text: str
+    hint: str
+    file: str
+
+
+MESSAGES_HEAD = f"""\
+# All messages
+
+Every mistake that a person can make ends in one message: what is wrong, where, and what to do about it. These are all
+of them, read from the code; `{GAP}` stands for what a message says of the case at hand.
+[Troubleshooting](../troubleshooting.md) says more about those that people meet most.
+"""
+
+
+def messages_page() -> str:
+    rows = [(_inline(each.text), _inline(each.hint), f"`{each.file}`") for each in messages()]
+    return f"{MESSAGES_HEAD}\n{_table(('message', 'hint', 'said by'), rows)}\n"
+
+
+def messages() -> list[Message]:
+    """The messages of every Diagnostic that is made with a text of its own."""
+    found: set[Message] = set()
+    for path in (path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))):
+        if path.resolve() == path:
+            found.update(_messages_of(path))
+    return sorted(found)
+
+
+def _messages_of(path: Path) -> Iterator[Message]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    for node in (node for node in nodes if isinstance(node, ast.Call) and node.args):
+        if isinstance(node.func, ast.Name) and node.func.id == "Diagnostic":
+            hints = [_template(keyword.value) for keyword in node.keywords if keyword.arg == "hint"]
+            text = _template(node.args[0])
+            if text.strip(GAP):
+                yield Message(text, next(iter(hints), ""), path.relative_to(ROOT).as_posix())
+
+
+def _template(node: ast.expr) -> str:
+    """The text of a literal; what is filled in when it is said is a gap."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return re.sub(f"{GAP}+", GAP, "".join(map(_template, node.values)))
+    return GAP
+
+
+def _inline(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/ops.md": ops_page,
+    "reference/passes.md": passes_page,
+    "reference/text.md": text_page,
+    "reference/commands.md": commands_page,
+    "reference/messages.md": messages_page,
+}

@@ -1,0 +1,119 @@
+"""Every code block of the documentation runs.
+
+A page's Python blocks run in one process, in order, in one namespace. Of a console block each `$ command` runs, and
+what stands below it is what is printed, `...` for anything. Text blocks are drawings and what long commands print.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from moaic.ir.verify import load
+from tests.docs.blocks import ROOT, Block, blocks, pages
+
+BLOCKS = [block for page in pages() for block in blocks(page)]
+COMMANDS = re.compile(r"^\$ ", re.MULTILINE)
+DRIVER = Path(__file__).with_name("run_blocks.py")
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def marked(found: Sequence[Block]) -> list[object]:
+    return [pytest.param(each, id=str(each), marks=[pytest.mark.exact] if each.is_long else []) for each in found]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder like a checkout, of which the person's own files may be thrown away."""
+    for path in ROOT.iterdir():
+        if path.name not in (".git", "out"):
+            (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Of a new user: an empty home, two workers, nothing compiled, no network to ask."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOAI_")}
+    home = place / "home"
+    home.mkdir(exist_ok=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ours = {"MOAI_FLAVOR": "2", "MOAI_COMPILE": "0", "MOAI_LOG": "warning", "HF_HUB_OFFLINE": "1", "COLUMNS": "110"}
+    return {**kept, **ours, "HOME": str(home), "PATH": path, "XDG_CACHE_HOME": str(home / ".cache")}
+
+
+def run(command: Sequence[str], place: Path) -> str:
+    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    assert {block.language for block in BLOCKS} <= {"python", "console", "bash", "moai", "toml", "json", "text"}
+
+
+@pytest.mark.parametrize("block", marked(of("text")))
+def test_a_text_block_hides_no_command(block: Block) -> None:
+    assert not COMMANDS.search(block.text)
+
+
+def scripts() -> list[object]:
+    """The Python blocks of each page: those that are quick, and all of them where some are not."""
+    found: list[object] = []
+    for page in pages():
+        mine = [block for block in of("python") if block.page == page]
+        quick = [block for block in mine if not block.is_long]
+        name = str(page.relative_to(ROOT))
+        if quick:
+            found.append(pytest.param(quick, id=name))
+        if len(quick) < len(mine):
+            found.append(pytest.param(mine, id=f"{name}-long", marks=[pytest.mark.exact]))
+    return found
+
+
+@pytest.mark.parametrize("page", scripts())
+def test_python_blocks_run(page: list[Block], place: Path) -> None:
+    script = place / "blocks.json"
+    script.write_text(json.dumps([(str(block), block.text) for block in page]), encoding="utf-8")
+    run([sys.executable, str(DRIVER), str(script)], place)
+
+
+@pytest.mark.parametrize("block", marked(of("bash")))
+def test_a_bash_block_runs(block: Block, place: Path) -> None:
+    """What make does with its targets CI does too; here it is asked whether it knows them."""
+    run(["bash", "-euo", "pipefail", "-c", re.sub(r"^make ", "make --dry-run ", block.text, flags=re.MULTILINE)], place)
+
+
+@pytest.mark.parametrize("block", marked(of("console")))
+def test_a_console_block_prints_what_it_says(block: Block, place: Path) -> None:
+    assert block.text.startswith("$ "), "a console block begins with a command"
+    for piece in COMMANDS.split(block.text)[1:]:
+        command, _, printed = piece.partition("\n")
+        found = run(["bash", "-c", f"{{ {command}\n}} 2>&1"], place)
+        if printed.strip():
+            assert fits(printed, found), f"$ {command}\nprinted\n{found}\nnot\n{printed}"
+
+
+def fits(shown: str, printed: str) -> bool:
+    pattern = ".*".join(re.escape(" ".join(part.split())) for part in shown.split("..."))
+    return re.fullmatch(rf"\s*{pattern}\s*", " ".join(printed.split()), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("block", marked(of("moai")))
+def test_a_moai_block_is_well_formed(block: Block) -> None:
+    load(block.text, str(block))
+
+
+@pytest.mark.parametrize("block", marked(of("toml", "json")))
+def test_a_data_block_can_be_read(block: Block) -> None:
+    (tomllib.loads if block.language == "toml" else json.loads)(block.text)
