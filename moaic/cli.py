@@ -32,7 +32,7 @@ MISTAKE = 2
 """Exit code for a person's mistake."""
 
 WRONG = 1
-"""Exit code where the ranks of a plan compute something else than one device."""
+"""Exit code where the ranks of a plan compute something else than one device, or where a first run would fail."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--workers", action="store_true", help="on real workers too, in float32 and op by op")
     check.add_argument("--compile", action="store_true", help="with --workers: what they run is compiled")
     check.set_defaults(command=_check)
+
+    doctor = commands.add_parser(
+        "doctor", help="say what is installed, found and missing, and what a first run would do"
+    )
+    doctor.set_defaults(command=_doctor)
 
     guide = commands.add_parser("guide", help="predict plan, time and memory of a model on machines of several sizes")
     _add_source(guide, sequence=2048)
@@ -353,6 +358,14 @@ def _check(chosen: argparse.Namespace) -> int:
         print(table.line(checked), flush=True)
     print(f"\n{summary(found)}")
     return WRONG if any(checked.verdict.fate is Fate.FAIL for checked in found) else 0
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    from moaic.tools.doctor import report
+
+    text, works = report(os.environ)
+    print(text)
+    return 0 if works else WRONG
 
 
 def _checked_step(chosen: argparse.Namespace) -> Step:

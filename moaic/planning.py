@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 
 from moaic import logging_setup
@@ -19,15 +20,23 @@ from moaic.passes.config import Config, Request, parse_request, request_from
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine
 from moaic.passes.plan_cache import search_cached
+from moaic.passes.room import Sized
+from moaic.passes.search import NoPlanFits
 from moaic.passes.solver_prices import prices_of
 from moaic.planner_pool import ProcessPool
 from moaic.report import Report
 from moaic.runtime import session
-from moaic.runtime.measure import measured
+from moaic.runtime.flavors import flavors
+from moaic.runtime.measure import USABLE, measured, memory_per_worker
+from moaic.runtime.shortage import Shortage
 from moaic.runtime.threads import cores
+from moaic.shortage import MIB, Need, Room, ways_out
 
 COMPILE = "compile"
 """The option that is no decision of the plan: whether its programs are compiled."""
+
+CAUTION = 0.7
+"""Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
 
 
 def compiles(options: Mapping[str, object]) -> bool:
@@ -80,12 +89,60 @@ class Planning:
         return plan
 
     def _search(self, step: Module) -> Plan:
-        request = self.request if self._strict else followed(step, this_machine().workers, self.request)
-        selection = search_cached(step, this_machine(), request, pool=_pool(), folder=cache_folder(os.environ))
+        machine = this_machine()
+        request = self.request if self._strict else followed(step, machine.workers, self.request)
+        try:
+            selection = search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
+        except NoPlanFits as error:
+            sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
+            raise Diagnostic(error.message, hint=_ways_out(step, error.request, sized)) from None
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         _pool().rest()
+        chosen = selection.fates.of(selection.fates.selected)
+        assert chosen.memory is not None
+        sized = [(chosen.config, chosen.memory)]
+        session.accelerator().explain_shortage(partial(_after_all, step, request, sized))
         return selection.plan
+
+
+def _after_all(step: Module, request: Request, sized: Sequence[Sized], shortage: Shortage) -> str:
+    """What to do about a plan that was predicted to fit and did not."""
+    ((config, memory),) = sized
+    expected = this_machine().memory / USABLE
+    had = shortage.held + shortage.free
+    # What else runs here may have left the worker less than its share; and the program may hold more than the plan.
+    scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
+    ways = _ways_out(step, request, sized, lambda room: int(scale * room) - beside, tried=False)
+    return (
+        f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
+        f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
+    )
+
+
+def _ways_out(
+    step: Module,
+    request: Request,
+    sized: Sequence[Sized],
+    left: Callable[[int], int] = int,
+    *,
+    tried: bool = True,
+) -> str:
+    """Ways out of too little memory; `left` says what of the room of a worker is left for plans."""
+    machine = this_machine()
+    others = [flavor for flavor in flavors(os.environ) if flavor != session.SESSION.flavor()]
+    rooms = [Room(flavor, left(memory_per_worker(flavor, _idle()))) for flavor in others]
+    pool = _pool()
+    try:
+        here = replace(machine, memory=left(machine.memory))
+        return ways_out(Need(step, request, sized, tried), here, rooms, pool)
+    finally:
+        pool.rest()
+
+
+def _idle() -> Mapping[str, int]:
+    """Bytes that a worker takes before it is given anything."""
+    return json.loads(_measures())["idle"]
 
 
 @cache
@@ -95,6 +152,12 @@ def _pool() -> ProcessPool:
 
 
 @cache
+def _measures() -> str:
+    """This machine's measures, taken once and remembered on disk."""
+    return measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ))
+
+
+@cache
 def this_machine() -> Machine:
-    """This machine, measured once and remembered on disk."""
-    return machines.from_text(measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ)))
+    """This machine as the planner sees it."""
+    return machines.from_text(_measures())

@@ -66,6 +66,15 @@ class Fates:
         return sorted(possible, key=lambda each: (each.config != self.selected, _seconds(each)))
 
 
+class NoPlanFits(Diagnostic):
+    """No candidate fits in memory. It has what is needed to say what would."""
+
+    def __init__(self, message: str, candidates: Sequence[Candidate], request: Request) -> None:
+        super().__init__(message)
+        self.candidates = candidates
+        self.request = request
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The selected plan, and what became of all candidates."""
@@ -78,7 +87,8 @@ class Selection:
 def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> Selection:
     """The best plan for `step` on `machine` that keeps to `request`.
 
-    Raises Diagnostic where the request is impossible, where no candidate can be compiled, and where none fits.
+    Raises Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none
+    fits.
     """
     wanted = relaxed(step, request)
     if wanted != request:
@@ -88,7 +98,7 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
     log.candidates_counted(len(configs))
     workshop = pool if len(configs) > 1 else Here()
     workshop.begin(step, machine)
-    fates = _select(_cost(_compile(configs, workshop, machine), workshop))
+    fates = _select(_cost(_compile(configs, workshop, machine, wanted), workshop))
     return finish(step, machine, fates)
 
 
@@ -104,7 +114,7 @@ def finish(step: Module, machine: Machine, fates: Fates) -> Selection:
     return Selection(plan, fates, machine)
 
 
-def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
+def _compile(configs: Sequence[Config], pool: Pool, machine: Machine, request: Request) -> list[Candidate]:
     """Every candidate with its memory or the reason why it is dropped."""
     log.compiling()
     start = time.perf_counter()
@@ -121,7 +131,7 @@ def _compile(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Ca
         if fate.dropped:
             log.dropped(fate.config, fate.dropped)
     if all(fate.dropped for fate in fates):
-        raise _impossible(fates, machine)
+        raise _impossible(fates, machine, request)
     return fates
 
 
@@ -177,15 +187,16 @@ def _seconds(candidate: Candidate) -> float:
     return candidate.prediction.seconds.value
 
 
-def _impossible(found: Sequence[Candidate], machine: Machine) -> Diagnostic:
+def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) -> Diagnostic:
     """Why nothing is left: too little memory if that stopped any, else why the simplest is none."""
     sized = [(candidate.memory.peak, candidate.config) for candidate in found if candidate.memory is not None]
     if sized:
         least, config = min(sized)
-        return Diagnostic(
+        return NoPlanFits(
             f"no plan fits: the smallest of {len(found)}, {config}, needs {_mib(least)} per worker, and there are "
             f"{_mib(machine.memory)}",
-            hint="make the batch smaller, or leave more of the plan's options to be chosen",
+            found,
+            request,
         )
     reasons = list(dict.fromkeys(candidate.dropped for candidate in found))
     context = "\n".join(f"  {reason}" for reason in reasons[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -34,6 +34,7 @@ from moaic.runtime.placement import Placement, alike, owners, spread
 from moaic.runtime.pool import Pool
 from moaic.runtime.promise import Promise
 from moaic.runtime.schema import DTYPES
+from moaic.runtime.shortage import Shortage
 from moaic.runtime.statistics import Statistics, statistics
 from moaic.runtime.tiles import assemble, local_part
 from moaic.runtime.trace import Span, decoded
@@ -340,6 +341,10 @@ class Accelerator:
             for rank in [rank for rank in self._pool.greeted if rank not in told]:
                 told.add(rank)
                 yield rank, self._pool.greeted[rank]
+
+    def explain_shortage(self, ways_out: Callable[[Shortage], str]) -> None:
+        """Has the error of a worker that runs out of memory say by which plan that was, and what can be done."""
+        self._pool.ways_out = ways_out
 
     @property
     def status_descriptor(self) -> int:

@@ -60,7 +60,8 @@ class Answer(IntEnum):
     DONE = 2
     """whatever the request asks for."""
     FAILED = 3
-    """line, what was done, the error, the worker's traceback, and whether a peer's failure caused it."""
+    """line, what was done, the error, the worker's traceback, whether a peer's failure caused it, and where memory was
+    short the bytes asked for, free and held, else None."""
 
 
 NO_REQUEST: Final = -1

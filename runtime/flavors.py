@@ -118,11 +118,11 @@ def _own(path: Path, host: Host) -> list[Flavor]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise Diagnostic(*_broken(path, text, str(error)), hint=EXAMPLE) from None
-    found = tables.pop("flavor", [])
-    if tables or not isinstance(found, list):
-        word = next(iter(tables), "flavor")
-        raise Diagnostic(f"`{word}` is nothing that flavors are made of", _span(path, text, word), hint=EXAMPLE)
-    return [_flavor(path, text, row, host) for row in found]
+    for word, found in tables.items():
+        if word != "flavor" or not isinstance(found, list):
+            raise Diagnostic(f"`{word}` is nothing that flavors are made of", _span(path, text, word), hint=EXAMPLE)
+    rows: list[Mapping[str, Any]] = tables.get("flavor", [])
+    return [_flavor(path, text, row, host) for row in rows]
 
 
 EXAMPLE: Final = 'a flavor reads [[flavor]] and, below, name = "night", workers = 4 and perhaps memory = "16GB"'

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moaic.runtime.memory import oom_kills
 from moaic.runtime.shared import create_memory
 from moaic.runtime.status import Activity, Status
 from moaic.runtime.threads import cores, share_out
@@ -37,6 +38,7 @@ class Nursery:
         self._process = process
         self._reports = reports
         self._said: dict[tuple[int, str], int] = {}
+        self._oom_kills = oom_kills()
 
     def ending(self, rank: int) -> str | None:
         """How a worker, or the nursery before it could say so, ended; None for all that is known while it lives."""
@@ -44,6 +46,8 @@ class Nursery:
         code = self._said.get((rank, "ended"), self._process.poll())
         if code is None:
             return None
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return "was killed by SIGKILL while the kernel was out of memory and killed processes"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def is_stopped(self, rank: int) -> bool:

@@ -28,7 +28,7 @@ from moaic.runtime.flavors import Flavor
 from moaic.runtime.memory import data_bytes, data_limit
 from moaic.runtime.threads import cores
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what is measured and how."""
 
 AXIS: Final = "w"
@@ -91,10 +91,12 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     each = [
         spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
     ]
+    idle = _idle(accelerator)
     return {
         "name": _processor(),
         "workers": ranks,
-        "memory": memory_per_worker(accelerator, flavor),
+        "memory": memory_per_worker(flavor, idle),
+        "idle": idle,
         "bandwidth": _measured(rates.pop("bandwidth")),
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
@@ -271,12 +273,20 @@ def _measured(value: float) -> list[Any]:
     return [value, "measured"]
 
 
-def memory_per_worker(accelerator: Accelerator, flavor: Flavor) -> int:
-    """Bytes that one worker of a flavor can give to tensors: its share less what workers as ours hold beside them."""
-    workers = accelerator.stats().workers
-    share = int(USABLE * flavor.per_worker) - max(worker.pss - worker.bytes for worker in workers)
+def memory_per_worker(flavor: Flavor, idle: Mapping[str, int]) -> int:
+    """Bytes that one worker of a flavor can give to tensors: its share less what a worker holds beside them."""
+    share = int(USABLE * flavor.per_worker) - idle["pss"]
     most = data_limit()
-    return share if most is None else min(share, int(USABLE * (most - max(data_bytes(w.pid) for w in workers))))
+    return share if most is None else min(share, int(USABLE * (most - idle["data"])))
+
+
+def _idle(accelerator: Accelerator) -> dict[str, int]:
+    """Bytes that the largest worker holds beside its tensors, and of private memory in all."""
+    workers = accelerator.stats().workers
+    return {
+        "pss": max(worker.pss - worker.bytes for worker in workers),
+        "data": max(data_bytes(worker.pid) for worker in workers),
+    }
 
 
 def _fingerprint(flavor: Flavor) -> str:

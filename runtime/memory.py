@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup/memory.max")
+GROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 
 KIB: Final = 1024
 
@@ -40,6 +41,15 @@ def free_bytes() -> int:
     host = _field(Path("/proc/meminfo"), "MemAvailable:")
     most = data_limit()
     return host if most is None else max(0, min(host, most - data_bytes("self")))
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed a process for want of memory, here or in this control group."""
+    for path in (GROUP_EVENTS, Path("/proc/vmstat")):
+        if path.exists():
+            lines = path.read_text(encoding="ascii").splitlines()
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 def _field(path: Path, name: str) -> int:

@@ -10,11 +10,12 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from moaic.runtime.commands import Answer, Code
-from moaic.runtime.errors import WorkerError
+from moaic.runtime.errors import OutOfMemory, WorkerError
 from moaic.runtime.launch import LocalWorker, LocalWorkers
 from moaic.runtime.location import Lines
 from moaic.runtime.log import Recorder
 from moaic.runtime.schema import DTYPES
+from moaic.runtime.shortage import Shortage
 from moaic.runtime.wire import Connection, Message, encode, frame, from_block, push_all, readable, uninterrupted
 
 LONG_QUEUE: Final = 500
@@ -47,6 +48,7 @@ class Failure:
     error: str
     details: str
     kind: int
+    shortage: Shortage | None = None
 
 
 CAUSE, ENDED, CONSEQUENCE = range(3)
@@ -70,6 +72,8 @@ class Pool:
         self._heard = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._recorder: Recorder | None = None
+        self.ways_out: Callable[[Shortage], str] | None = None
+        """Says what a person can do about too little memory."""
         self.greeted: dict[int, int] = {}
         """Process of each worker that has said hello."""
         self.closed = False
@@ -92,7 +96,7 @@ class Pool:
     def check(self) -> None:
         """Raises WorkerError if a worker has failed, as far as is known without asking."""
         if self._failure is not None:
-            raise WorkerError(str(self._failure))
+            raise type(self._failure)(str(self._failure))
         if self.closed:
             raise WorkerError("the accelerator has been closed")
 
@@ -222,8 +226,10 @@ class Pool:
     def _fail(self, rank: int, first: Failure) -> NoReturn:
         """Finds the cause of a first failure, ends all workers, and raises what happened."""
         failures = [first] if first.kind == CAUSE else [first, *self._others_failures(rank)]
-        self._failure = WorkerError(self._text(min(failures, key=lambda failure: failure.kind)))
+        cause = min(failures, key=lambda failure: failure.kind)
         self.close()
+        short = cause.shortage
+        self._failure = WorkerError(self._text(cause)) if short is None else self._out_of_memory(cause, short)
         raise self._failure
 
     def _others_failures(self, known: int) -> list[Failure]:
@@ -251,8 +257,9 @@ class Pool:
         return connection.closed
 
     def _failed(self, rank: int, data: Sequence[Any]) -> Failure:
-        line, what, error, details, is_consequence = data
-        return Failure(rank, line, what, error, details, CONSEQUENCE if is_consequence else CAUSE)
+        line, what, error, details, is_consequence, missing = data
+        short = None if missing is None else Shortage(*missing)
+        return Failure(rank, line, what, error, details, CONSEQUENCE if is_consequence else CAUSE, short)
 
     def _ended(self, rank: int, how: str = "") -> Failure:
         worker = self._workers.workers[rank]
@@ -265,6 +272,12 @@ class Pool:
         place = f", asked for at {line}" if line is not None else ""
         head = f"worker {failure.worker} of {self.size} failed in {failure.what}{place}: {failure.error}"
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
+
+    def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:
+        line = self._lines.line(failure.line)
+        place = f", asked for at {line}" if line is not None else ""
+        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.what}{place}: {shortage}"
+        return OutOfMemory(head if self.ways_out is None else f"{head}\n{self.ways_out(shortage)}")
 
 
 def _ending(worker: LocalWorker) -> str:

@@ -20,11 +20,12 @@ from torch import Tensor
 from moaic.runtime import files
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
 from moaic.runtime.execute import Program
-from moaic.runtime.memory import proportional_bytes
+from moaic.runtime.memory import data_bytes, proportional_bytes
 from moaic.runtime.moves import Conversion, convert
 from moaic.runtime.operation import Geometry, Operation, Operator, view
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
 from moaic.runtime.shared import SPINS, Mailbox, PeerLost
+from moaic.runtime.shortage import shortage_of
 from moaic.runtime.threads import cores
 from moaic.runtime.trace import Trace
 from moaic.runtime.transport import SharedMemoryTransport
@@ -41,6 +42,7 @@ class Worker:
         self._mailbox = mailbox
         self._transport = SharedMemoryTransport(mailbox)
         self.table: dict[int, Tensor] = {}
+        self.idle_bytes = data_bytes("self")
         self._operators: dict[int, Operator] = {}
         self._paths: dict[int, tuple[str, Converter]] = {}
         self._programs: dict[int, Program] = {}
@@ -226,12 +228,26 @@ def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
     """Does what the messages say until the connection ends or something fails; then only tells what failed."""
     failure: list[Any] | None = None
     while True:
-        message = connection.receive()
+        try:
+            message = connection.receive()
+        except MEMORY_ERRORS as error:
+            # The rest of the message has no place to go, so there is no next one.
+            _tell(_failure(worker, [-1, -1], error), mailbox, connection)
+            threading.Event().wait()
+            return
         if failure is None:
             failure = _serve_message(worker, connection, message)
             if failure is not None:
-                mailbox.fail()
-                connection.send([NO_REQUEST, Answer.FAILED, *failure])
+                _tell(failure, mailbox, connection)
+
+
+MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
+"""What PyTorch raises where it gets no memory."""
+
+
+def _tell(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
+    mailbox.fail()
+    connection.send([NO_REQUEST, Answer.FAILED, *failure])
 
 
 def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
@@ -255,9 +271,12 @@ def _serve_message(worker: Worker, connection: Connection, message: Message) -> 
 
 
 def _failure(worker: Worker, command: Sequence[Any], error: BaseException) -> list[Any]:
-    what = worker.what(command) if command[0] >= 0 else "reading a message"
+    what = worker.what(command) if command[0] >= 0 else "receiving a value"
     text = f"{type(error).__name__}: {error}"
-    return [command[1], what, text, "".join(traceback.format_exception(error)), isinstance(error, PeerLost)]
+    short = shortage_of(error, worker.idle_bytes)
+    missing = None if short is None else [short.asked, short.free, short.held]
+    trace = "".join(traceback.format_exception(error))
+    return [command[1], what, text, trace, isinstance(error, PeerLost), missing]
 
 
 def end() -> None:

@@ -79,6 +79,7 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
         "Configuration for parallelism is selected.",
         "num_stages : 1, num_micro_batches : 1, batch_per_device : 8, No TP, recomputation : false, "
         "distribute_param : false",
+        "train: true",
     ]
     assert lines.index(numbers[0]) == 2
     assert numbers[0].startswith("Elapsed Time to compile all candidates = ")

@@ -1,0 +1,87 @@
+"""Ways out of too little memory, found by planning: a flavor on which a plan fits, a batch that fits, freer options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moaic.ir.graph import Module
+from moaic.passes.config import Request
+from moaic.passes.follow import batch_size
+from moaic.passes.machine import Machine
+from moaic.passes.pool import Pool
+from moaic.passes.room import Sized, least, model_bytes, rows_that_fit, smallest
+from moaic.runtime.flavors import Flavor
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A flavor and the bytes that each of its workers can give to tensors."""
+
+    flavor: Flavor
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A step, and plans of it that need more memory than there is."""
+
+    step: Module
+    request: Request
+    sized: Sequence[Sized]
+    tried: bool
+    """Whether these are all plans that keep to the request."""
+
+
+def ways_out(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> str:
+    """What a person can do who has `machine` and could have the flavors `rooms`: one hint to a line, the best first."""
+    found = [*_plan(need, machine, pool), _flavor(need, machine, rooms, pool), _batch(need, machine)]
+    return "\nhint: ".join(found)
+
+
+def _plan(need: Need, machine: Machine, pool: Pool) -> Iterator[str]:
+    """Another plan on the same workers, if one fits."""
+    if need.tried and need.request == Request():
+        return
+    found = least(need.step, machine, Request(), pool)
+    if found is not None and found[1].peak <= machine.memory:
+        config, memory = found
+        yield f'take a plan that needs less, MOAI_PLAN="{config}": {_mib(memory.peak)} per worker'
+
+
+def _flavor(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> str:
+    """The smallest flavor with more room, in all or for each worker, on which a plan fits."""
+    larger = [room for room in rooms if room.memory > machine.memory or room.flavor.workers > machine.workers]
+    smallest = 0
+    for room in sorted(larger, key=lambda room: (room.flavor.memory, room.flavor.workers)):
+        place = replace(machine, workers=room.flavor.workers, memory=room.memory)
+        found = least(need.step, place, need.request, pool)
+        if found is None:
+            continue
+        config, memory = found
+        if memory.peak <= room.memory:
+            return (
+                f"switch to a flavor that fits, `moai-switch-model -M {room.flavor.name}`: on its "
+                f"{room.flavor.workers} workers {config} needs {_mib(memory.peak)} each, and there are "
+                f"{_mib(room.memory)}"
+            )
+        smallest = min(smallest or memory.peak, memory.peak)
+    least_need = f": the least that any plan needs is {_mib(smallest)} per worker" if smallest else ""
+    return f"no flavor of this machine is large enough{least_need}"
+
+
+def _batch(need: Need, machine: Machine) -> str:
+    """The largest batch of which a plan should fit."""
+    fitting = rows_that_fit(need.step, need.sized, machine.memory)
+    if fitting:
+        return f"give batches of at most {fitting} instead of {batch_size(need.step.main)}"
+    model = model_bytes(need.step, smallest(need.sized))
+    return (
+        f"no smaller batch is expected to help: the model, with gradients and optimizer, takes {_mib(model)} per worker"
+    )
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:.0f} MiB"

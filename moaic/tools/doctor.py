@@ -1,0 +1,219 @@
+"""`moaic doctor`: what is installed and found, what is missing and how to mend it, and what a first run would do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+from moaic.cache_folder import cache_folder
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.choice import current, current_flavor
+from moaic.runtime.flavors import GIB, flavors
+from moaic.runtime.folders import config_folder, runtime_folder, state_folder
+from moaic.runtime.memory import data_limit, free_bytes, host_bytes
+from moaic.runtime.threads import cores, share_out
+from moaic.runtime.version import VERSION
+
+OLDEST_PYTHON = (3, 11)
+
+ENTRY_POINTS = {"torch.backends": "moaic", "torch_dynamo_backends": "moai"}
+"""By which PyTorch finds us."""
+
+
+class State(StrEnum):
+    FOUND = "found"
+    NOTE = "note"
+    """Not needed, or good to know."""
+    MISSING = "missing"
+    """Without it a first run would not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    state: State
+    text: str
+    mend: str = ""
+    """A command, or what else is to be done."""
+
+    def __str__(self) -> str:
+        line = f"{self.state:<9}{self.text}"
+        return f"{line}\n         mend it: {self.mend}" if self.mend else line
+
+
+def findings(environment: Mapping[str, str]) -> list[Finding]:
+    """Everything that was looked at, in the order in which a first run needs it."""
+    checks: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
+        *(_python, _packages, _entry_points, _compiler, _hardware, _graphics),
+        *(_folders, _flavor),
+    )
+    return [finding for check in checks for finding in check(environment)]
+
+
+def report(environment: Mapping[str, str]) -> tuple[str, bool]:
+    """What `moaic doctor` prints, and whether a first run would work."""
+    found = findings(environment)
+    works = all(finding.state is not State.MISSING for finding in found)
+    last = first_run(environment) if works else "A first run would not work: see what is missing above."
+    return "\n".join([*map(str, found), "", last]), works
+
+
+def first_run(environment: Mapping[str, str]) -> str:
+    """What a program would have happen that uses the accelerator now."""
+    flavor = current_flavor(environment)
+    threads = share_out(cores(), flavor.workers)
+    start = (
+        f"A first run would start {_count(flavor.workers, 'worker')} of {_count(max(threads), 'thread')} each "
+        f"({flavor.name}: {flavor.per_worker / GIB:.1f} GiB per worker) as accelerator {current(environment)}"
+    )
+    folder = cache_folder(environment)
+    known = list(folder.glob("machine-*.json")) if folder is not None else []
+    measure = "" if known else ", measure this machine for a few seconds"
+    compiling = "" if _compiles(environment) else " op by op, uncompiled"
+    return f"{start}{measure}, and plan and run each model{compiling}."
+
+
+def _python(environment: Mapping[str, str]) -> Iterator[Finding]:
+    text = f"Python {platform.python_version()} at {sys.executable}"
+    if sys.version_info >= OLDEST_PYTHON:
+        yield Finding(State.FOUND, text)
+    else:
+        yield Finding(State.MISSING, f"{text} is too old", "make PYTHON=python3.11")
+
+
+def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """What moaic depends on, as its installation says."""
+    try:
+        wanted = metadata.requires("moaic") or []
+    except metadata.PackageNotFoundError:
+        yield Finding(State.MISSING, "moaic is not installed", "pip install -c constraints.txt -e .")
+        return
+    yield Finding(State.FOUND, f"moaic {VERSION}")
+    for requirement in wanted:
+        yield from _package(requirement)
+
+
+def _package(requirement: str) -> Iterator[Finding]:
+    """One requirement; those of extras are said nothing of, but for what the tools themselves can use."""
+    head, _, marker = requirement.partition(";")
+    name, oldest = (re.split(r"[<>=\[\s]", head.strip())[0], re.findall(r">=\s*([\d.]+)", head))
+    if "extra" in marker and name != "rich":
+        return
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        if "extra" in marker:
+            yield Finding(State.NOTE, f"{name} is not installed: no progress bars", f"pip install '{head.strip()}'")
+        else:
+            yield Finding(State.MISSING, f"{name} is not installed", f"pip install '{head.strip()}'")
+        return
+    if oldest and _numbers(version) < _numbers(oldest[0]):
+        yield Finding(State.MISSING, f"{name} {version} is too old", f"pip install '{head.strip()}'")
+    else:
+        yield Finding(State.FOUND, f"{name} {version}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in re.findall(r"\d+", version)[:3])
+
+
+def _entry_points(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for group, name in ENTRY_POINTS.items():
+        if name not in metadata.entry_points(group=group).names:
+            mend = "pip install -c constraints.txt -e ."
+            yield Finding(State.MISSING, f"PyTorch does not find `{name}` among its {group}", mend)
+    if environment.get("MOAI_DEVICE") == "0":
+        yield Finding(State.MISSING, "MOAI_DEVICE=0 keeps the device away", "unset MOAI_DEVICE")
+
+
+def _compiles(environment: Mapping[str, str]) -> bool:
+    return environment.get("MOAI_COMPILE", "true").lower() in ("true", "1")
+
+
+def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """What Inductor needs, which makes the workers' kernels."""
+    if not _compiles(environment):
+        yield Finding(State.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
+        return
+    name = environment.get("CXX", "g++")
+    path = shutil.which(name, path=environment.get("PATH"))
+    if path is None:
+        mend = "apt-get install g++, or set CXX to a compiler, or MOAI_COMPILE=0 to do without"
+        yield Finding(State.MISSING, f"there is no C++ compiler `{name}`", mend)
+    else:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+        yield Finding(State.FOUND, f"C++ compiler {path}: {said.partition(chr(10))[0]}")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        yield Finding(State.MISSING, f"{header} is not there, which kernels include", "apt-get install python3-dev")
+
+
+def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
+    yield Finding(State.FOUND, _count(cores(), "core"))
+    yield Finding(State.FOUND, f"{host_bytes() / GIB:.1f} GiB of memory, {free_bytes() / GIB:.1f} GiB free")
+    if (limit := data_limit()) is not None:
+        yield Finding(State.NOTE, f"ulimit -d allows each process {limit / GIB:.1f} GiB of private memory")
+
+
+def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
+    nvidia = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    names = [line.split(":", 1)[1].strip() for path in nvidia for line in _lines(path) if line.startswith("Model:")]
+    vendors = Path("/sys/class/drm").glob("card[0-9]/device/vendor")
+    names += ["AMD GPU" for path in vendors if "0x1002" in _lines(path)]
+    for name in names:
+        yield Finding(State.NOTE, f"{name}: not used, workers of this version compute on the CPU")
+    if not names:
+        yield Finding(State.FOUND, "no GPU, and none is needed")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Where things are kept; without the first nothing is remembered, without the last `moai-smi` sees nothing."""
+    try:
+        yield Finding(State.FOUND, f"running programs are listed in {runtime_folder(environment)}")
+    except Diagnostic as error:
+        yield Finding(State.NOTE, f"moai-smi will not see programs: {error.message}", error.hint)
+    cache = cache_folder(environment)
+    if cache is None:
+        yield Finding(State.NOTE, "nothing is cached: every run measures and plans anew")
+    for folder, use in ((cache, "plans and measurements"), (state_folder(environment), "the chosen flavor")):
+        if folder is None:
+            continue
+        if _writable(folder):
+            yield Finding(State.FOUND, f"{use} are kept in {folder}" if folder == cache else f"{use} is in {folder}")
+        else:
+            yield Finding(State.NOTE, f"{folder} cannot be written to: {use} will be forgotten", f"chmod u+w {folder}")
+
+
+def _writable(folder: Path) -> bool:
+    """Whether the folder, or the nearest above it that is there, takes files."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        names = ", ".join(flavor.name for flavor in flavors(environment))
+        yield Finding(State.FOUND, f"flavors {names}; {current_flavor(environment).name} is chosen")
+    except Diagnostic as error:
+        where = "" if error.span is None else f"{error.span.file}:{error.span.line}: "
+        yield Finding(State.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

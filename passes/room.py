@@ -1,0 +1,81 @@
+"""What would make a step fit: other workers, or fewer rows; told by the memory that plans are predicted to need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.passes.candidates import GATHERING, candidates
+from moaic.passes.config import Config, Request
+from moaic.passes.follow import batch_size
+from moaic.passes.machine import Machine
+from moaic.passes.memory import Memory
+from moaic.passes.pool import Pool
+
+Sized = tuple[Config, Memory]
+"""A candidate and what it needs."""
+
+
+def least(step: Module, machine: Machine, request: Request, pool: Pool) -> Sized | None:
+    """Which of the most frugal plans needs the least per worker, fitting or not; None where none is possible."""
+    try:
+        configs = frugal(candidates(step, machine.workers, request))
+    except Diagnostic:
+        return None
+    pool.begin(step, machine)
+    made = zip(configs, pool.compile(configs), strict=True)
+    sized = [(config, result.memory) for config, result in made if result.memory is not None]
+    return min(sized, key=lambda each: each[1].peak, default=None)
+
+
+def frugal(configs: Iterable[Config]) -> list[Config]:
+    """Of each mesh the candidates that keep least: the most micro-batches, and something in shards where it can be."""
+    given = list(configs)
+    most: dict[Config, int] = {}
+    shared: set[Config] = set()
+    for config in given:
+        mesh = _mesh(config)
+        most[mesh] = max(most.get(mesh, 1), config.micro_batches)
+        if config.distribute_param != "none":
+            shared.add(mesh)
+    return [
+        config
+        for config in given
+        if config.micro_batches == most[_mesh(config)]
+        and (config.distribute_param != "none" or _mesh(config) not in shared)
+    ]
+
+
+def _mesh(config: Config) -> Config:
+    return Config(pp=config.pp, dp=config.dp, cp=config.cp, ep=config.ep, tp=config.tp)
+
+
+def rows_that_fit(step: Module, sized: Sequence[Sized], limit: int) -> int:
+    """The largest batch, smaller than the step's, of which the smallest plan is expected to fit; 0 where none is.
+
+    Its peak is taken as what the model takes, and a part that grows with the rows.
+    """
+    rows = batch_size(step.main)
+    config, memory = smallest(sized)
+    stays = model_bytes(step, (config, memory))
+    if stays >= limit:
+        return 0
+    fitting = int(rows * (limit - stays) / max(1, memory.joint - stays))
+    parts = config.dp * config.micro_batches
+    return min(fitting, rows - 1) // parts * parts
+
+
+def smallest(sized: Sequence[Sized]) -> Sized:
+    return min(sized, key=lambda each: each[1].peak)
+
+
+def model_bytes(step: Module, of: Sized) -> int:
+    """Bytes per worker of a plan whatever the batch: at most, as parameters in shards may be whole for a while."""
+    config, memory = of
+    main = step.main
+    parts = config.pp * config.ep * config.tp
+    whole = sum(value.type.nbytes() for at, value in enumerate(main.params) if main.param_role(at).kind == "param")
+    made = sum(main.results[at].type.nbytes() for at in main.gradients)
+    gathered = whole // parts if config.distribute_param in GATHERING else 0
+    return max(memory.step, memory.parameters + gathered + max(memory.gradients, made // parts) + memory.optimizer)

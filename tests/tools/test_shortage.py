@@ -1,0 +1,109 @@
+"""Too little memory: what is said, and that what is advised does help."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moaic.ir.graph import Module
+from moaic.passes.config import Request
+from moaic.passes.machine import Machine
+from moaic.passes.pool import Here
+from moaic.passes.search import NoPlanFits, search
+from moaic.runtime.flavors import Flavor
+from moaic.shortage import Need, Room, ways_out
+from tests.passes.steps import dense, machine
+
+if TYPE_CHECKING:
+    from tests.tools.conftest import Person
+
+MIB = 1 << 20
+
+
+def advice(step: Module, where: Machine, request: Request, rooms: list[Room]) -> list[str]:
+    """The hints for a step of which no plan fits."""
+    with pytest.raises(NoPlanFits) as raised:
+        search(step, where, request, pool=Here())
+    sized = [(each.config, each.memory) for each in raised.value.candidates if each.memory is not None]
+    return ways_out(Need(step, request, sized, tried=True), where, rooms, Here()).split("\nhint: ")
+
+
+def room(workers: int, memory: int) -> Room:
+    return Room(Flavor("Large", workers, workers * memory), memory)
+
+
+def test_a_flavor_that_is_advised_fits() -> None:
+    """Weights of 2 MiB with gradients and optimizer state: two workers' 6 MiB do not hold them, four workers' do."""
+    step, where = dense(8, 512, 512), replace(machine(), workers=2, memory=6 * MIB)
+    request = Request(tp=1, pp=1, cp=1, micro_batches=1)
+    *_, flavor, batch = advice(step, where, request, [room(2, 6 * MIB), room(4, 6 * MIB), room(8, 6 * MIB)])
+    assert "`moai-switch-model -M Large.0.0GB`: on its 4 workers" in flavor
+    assert search(step, replace(where, workers=4), request, pool=Here()).plan.config.ranks == 4
+    assert batch.startswith("no smaller batch is expected to help: the model, ")
+
+
+def test_a_batch_that_is_advised_fits() -> None:
+    where, request = replace(machine(), workers=1, memory=2 * MIB), Request(micro_batches=1)
+    options, flavor, batch = advice(dense(1 << 16), where, request, [])
+    assert flavor == "no flavor of this machine is large enough"
+    found = re.fullmatch(r"give batches of at most (\d+) instead of 65536", batch)
+    assert found is not None, batch
+    assert search(dense(int(found[1])), where, request, pool=Here()).plan
+    with pytest.raises(NoPlanFits):
+        search(dense(2 * int(found[1])), where, request, pool=Here())
+    assert options.startswith('take a plan that needs less, MOAI_PLAN="')
+
+
+TRAIN = """
+import resource, sys, torch
+from pathlib import Path
+from moaic.runtime import session
+
+model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4))).to("moai")
+step = torch.compile(model, backend="moai", dynamic=False, options={"dp": 2, "micro_batches": 1, "recompute": "saved"})
+step(torch.ones(8, 128).to("moai")).sum().backward()
+torch.moai.synchronize()
+for worker in session.accelerator().stats().workers:
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    held = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+    resource.prlimit(worker.pid, resource.RLIMIT_DATA, (held + (600 << 20), -1))
+for rows in (int(word) for word in sys.stdin):
+    try:
+        step(torch.ones(rows, 128, device="moai")).sum().backward()
+        torch.moai.synchronize()
+        print("done", flush=True)
+    except RuntimeError as error:
+        print(type(error).__name__, *str(error).splitlines(), sep="\\n", flush=True)
+        print("end", flush=True)
+"""
+
+
+def tried(person: Person, rows: int, **more: str) -> list[str]:
+    """What comes of a step of so many rows."""
+    out, _ = person.start(TRAIN, MOAI_FLAVOR="2", MOAI_LOG="warning", **more).communicate(f"{rows}\n")
+    return out.splitlines()
+
+
+def advised(hints: list[str]) -> int:
+    (rows,) = [int(found[1]) for hint in hints if (found := re.search(r"batches of at most (\d+) instead of", hint))]
+    return rows
+
+
+def test_a_worker_that_runs_out_of_memory_is_named_with_ways_out(person: Person) -> None:
+    kind, first, plan, *hints, _ = tried(person, 1 << 19)
+    assert kind == "OutOfMemory"
+    what = r"worker \d of 2 ran out of memory in .*, asked for at \S*train.py:\d+: "
+    assert re.fullmatch(what + r"it holds \d+ MiB, asked for \d+ MiB more, and \d+ MiB were free", first), first
+    assert re.match(r"the plan dp=2 was predicted to need \d+ MiB per worker, and this one could have \d+ MiB", plan)
+    assert 0 < advised(hints) < 1 << 19
+    assert not person.runtime_files
+
+
+@pytest.mark.exact
+def test_the_batch_that_is_advised_trains_under_the_limit(person: Person) -> None:
+    """Compiled, as people train: memory is predicted for compiled functions."""
+    rows = advised(tried(person, 1 << 19, MOAI_COMPILE="1"))
+    assert tried(person, rows, MOAI_COMPILE="1") == ["done"]
