@@ -26,8 +26,13 @@ TINY: Settings = {
 SMALL: Settings = {**TINY, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8}
 NARROW: Settings = {"intermediate_size": 176}
 WIDE: Settings = {"intermediate_size": 704}
-HALVED: Settings = {"num_key_value_heads": 2}
+SHARED: Settings = {"num_key_value_heads": 2}
 """Two heads of queries share one of keys and values, or four."""
+
+ONE_END: Settings = {"bos_token_id": 0, "eos_token_id": 0}
+"""What begins a text and ends it where one special token does both."""
+
+NO_DROPOUT: Settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,8 @@ FAMILIES: Mapping[str, Family] = {
     "llama3": Family(
         "llama",
         {
-            "tiny": {**TINY, **NARROW, **HALVED, "rope_theta": 500000.0},
-            "small": {**SMALL, **WIDE, **HALVED, "rope_theta": 500000.0},
+            "tiny": {**TINY, **NARROW, **SHARED, "rope_theta": 500000.0, "bos_token_id": 0, "eos_token_id": 1},
+            "small": {**SMALL, **WIDE, **SHARED, "rope_theta": 500000.0, "bos_token_id": 0, "eos_token_id": 1},
             "8b": {
                 "vocab_size": 128256,
                 "hidden_size": 4096,
@@ -90,8 +95,8 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(
         "mistral",
         {
-            "tiny": {**TINY, **NARROW, **HALVED, "sliding_window": 16},
-            "small": {**SMALL, **WIDE, **HALVED, "sliding_window": 64},
+            "tiny": {**TINY, **NARROW, **SHARED, "sliding_window": 16},
+            "small": {**SMALL, **WIDE, **SHARED, "sliding_window": 64},
             "7b": {
                 "vocab_size": 32000,
                 "hidden_size": 4096,
@@ -109,8 +114,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen": Family(
         "qwen2",
         {
-            "tiny": {**TINY, **NARROW, **HALVED, "rope_theta": 1000000.0},
-            "small": {**SMALL, **WIDE, **HALVED, "rope_theta": 1000000.0},
+            "tiny": {**TINY, **NARROW, **SHARED, **ONE_END, "rope_theta": 1000000.0},
+            "small": {**SMALL, **WIDE, **SHARED, **ONE_END, "rope_theta": 1000000.0},
             "7b": {
                 "vocab_size": 152064,
                 "hidden_size": 3584,
@@ -138,8 +143,8 @@ FAMILIES: Mapping[str, Family] = {
     "gpt": Family(
         "gpt2",
         {
-            "tiny": {**TINY, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-            "small": {**SMALL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+            "tiny": {**TINY, **ONE_END, **NO_DROPOUT},
+            "small": {**SMALL, **ONE_END, **NO_DROPOUT},
             "xl": {"n_embd": 1600, "n_layer": 48, "n_head": 25},
             "13b": {
                 "n_embd": 5120,
@@ -148,9 +153,7 @@ FAMILIES: Mapping[str, Family] = {
                 "n_head": 40,
                 "n_positions": 2048,
                 "activation_function": "gelu",
-                "resid_pdrop": 0.0,
-                "embd_pdrop": 0.0,
-                "attn_pdrop": 0.0,
+                **NO_DROPOUT,
             },
         },
     ),

@@ -139,6 +139,14 @@ def test_published_sizes_have_the_parameters_that_were_published() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_models_and_tokenizers_agree_on_what_ends_a_text(family: str) -> None:
+    tokenizer = importlib.import_module(f"prepare_{family}").make_tokenizer(["def f():", "    return 1"])
+    config = built_in(family, "small")
+    assert (tokenizer.eos_token_id, tokenizer("x")["input_ids"][-1]) == (config.eos_token_id, config.eos_token_id)
+    assert tokenizer.bos_token_id in (config.bos_token_id, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_flops_are_those_that_a_step_does(family: str) -> None:
     """All but the norms' and biases', whose parameters multiply one number each, not a matrix's row."""
     model = on_paper(family, "small")
