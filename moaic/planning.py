@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 
-from moaic import logging_setup
+from moaic import logging_setup, uncaught
 from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.passes import log
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
 from moaic.passes.candidates import followed
@@ -59,6 +60,7 @@ def request_of(options: Mapping[str, object]) -> Request:
 
 def prepare() -> None:
     """Has workers and planner processes start, while the graph is being captured."""
+    uncaught.install()
     logging_setup.install(os.environ)
     session.accelerator()
     _pool()
@@ -96,6 +98,9 @@ class Planning:
         except NoPlanFits as error:
             sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
             raise Diagnostic(error.message, hint=_ways_out(step, error.request, sized)) from None
+        except KeyboardInterrupt:
+            log.interrupted()
+            raise
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         _pool().rest()

@@ -49,6 +49,10 @@ def costed(seconds: float) -> None:
     LOGGER.info("SelectBestGraphFromCandidates finished.")
 
 
+def interrupted() -> None:
+    LOGGER.warning("Planning was interrupted. Nothing of it is kept; the next run plans anew.")
+
+
 def found_again() -> None:
     LOGGER.info("This step was planned before for this machine: its plan is taken from the cache.")
 

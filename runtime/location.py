@@ -7,7 +7,7 @@ import sysconfig
 import threading
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final, NamedTuple
 
 import torch
@@ -73,6 +73,16 @@ def _persons(frame: FrameType | None) -> FrameType | None:
             fallback = frame
         frame = frame.f_back
     return fallback
+
+
+def raised_at(trace: TracebackType | None) -> Line | None:
+    """The innermost line of the person's own files on the way to where an error was raised."""
+    found: Line | None = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        found = Line(file, trace.tb_lineno) if _kind(file) == "person" else found
+        trace = trace.tb_next
+    return found
 
 
 @cache

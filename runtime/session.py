@@ -16,6 +16,9 @@ from moaic.runtime.flavors import Flavor, asked_for, flavors
 from moaic.runtime.jobs import Job, begin, jobs
 from moaic.runtime.launch import launch
 
+OTHERS_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
+"""Variables by which people choose among physical devices."""
+
 
 class Session:
     """Holds the accelerator of this process, of which flavor it is, and what tools are told of it."""
@@ -71,6 +74,8 @@ class Session:
 
     def _start(self) -> None:
         startup.requesting()
+        for variable in OTHERS_DEVICES & os.environ.keys():
+            startup.without_effect(variable, os.environ[variable])
         flavor = self._flavor = self.flavor()
         self._job = _begun(flavor)
         workers = launch(flavor.workers)

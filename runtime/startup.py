@@ -31,6 +31,15 @@ def shared_with(job: int, command: str, pid: int, accelerator: int) -> None:
     )
 
 
+def without_effect(variable: str, value: str) -> None:
+    LOGGER.warning(
+        "%s=%s has no effect on the MoAI Accelerator: its flavor says how many workers it has. "
+        "`moai-switch-model` shows and switches flavors.",
+        variable,
+        value,
+    )
+
+
 def untracked(reason: object) -> None:
     LOGGER.info("moai-smi will not show this program: %s", reason)
 

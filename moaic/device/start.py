@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from moaic import logging_setup
+from moaic import logging_setup, uncaught
 from moaic.device import attention, autocast, host, kernels, own, shims, torch_private
 from moaic.device.handles import is_ours
 from moaic.device.signature import Signature, signature_of
@@ -46,6 +46,7 @@ _LAZILY_CONJUGATED: Final = frozenset(
 @cache
 def start() -> None:
     """Make the device able to compute. Workers start later still, with the first command to them."""
+    uncaught.install()
     logging_setup.install(os.environ)
     registry = torch_private.Registry("aten", "PrivateUse1")
     for name in torch_private.aten_ops():
