@@ -46,7 +46,7 @@ class Setup:
 SMALL = Setup("cpu", batches=(8, 32), sequence=256, workers=(1, 2, 4))
 """What the tutorials train by default, where they train it."""
 
-PUBLISHED = Setup("h100", batches=(8, 64), sequence=2048, workers=(4, 8), plan="pp=1,tp=1,cp=1")
+PUBLISHED = Setup("h100", batches=(8, 32), sequence=2048, workers=(8,), plan="pp=1,tp=1,cp=1")
 """The published sizes on one host of GPUs; plans that cut the model are left out to keep the page quick to make."""
 
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 def page(family: str) -> Iterator[str]:
     """The text of a family's page, piece by piece."""
-    yield f"# {TITLES[family]}: parameter guide\n\nMade by `python docs/parameters.py {family}`. {HEAD}"
+    yield f"# {TITLES[family]}: parameter guide\n\nMade by `python docs/parameters.py {family}`.\n\n{HEAD}"
     for size in sizes(family):
         setup = SMALL if size == "small" else PUBLISHED
         yield f"\n## {size} on {machine_of(setup).name}\n\n{_said(setup)}\n\n{head()}\n"

@@ -1,7 +1,8 @@
 """Every code block of the documentation runs.
 
-A page's Python blocks run in one process, in order, in one namespace. Of a console block each `$ command` runs, and
-what stands below it is what is printed, `...` for anything. Text blocks are drawings and what long commands print.
+A page's Python blocks run in order, in one namespace; the pages share a process, and with it the accelerator. Of a
+console block each `$ command` runs, and what stands below it is what is printed, `...` for anything. Text blocks are
+drawings and what long commands print.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ def marked(found: Sequence[Block]) -> list[object]:
     return [pytest.param(each, id=str(each), marks=[pytest.mark.exact] if each.is_long else []) for each in found]
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty at first; what moaic finds out about the machine it keeps there."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, home: Path) -> Path:
     """A folder like a checkout, of which the person's own files may be thrown away."""
+    (tmp_path / "home").symlink_to(home)
     for path in ROOT.iterdir():
         if path.name not in (".git", "out"):
             (tmp_path / path.name).symlink_to(path)
@@ -46,7 +54,6 @@ def environment(place: Path) -> dict[str, str]:
     """Of a new user: an empty home, two workers, nothing compiled, no network to ask."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MOAI_")}
     home = place / "home"
-    home.mkdir(exist_ok=True)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ours = {"MOAI_FLAVOR": "2", "MOAI_COMPILE": "0", "MOAI_LOG": "warning", "HF_HUB_OFFLINE": "1", "COLUMNS": "110"}
     return {**kept, **ours, "HOME": str(home), "PATH": path, "XDG_CACHE_HOME": str(home / ".cache")}
@@ -67,25 +74,27 @@ def test_a_text_block_hides_no_command(block: Block) -> None:
     assert not COMMANDS.search(block.text)
 
 
-def scripts() -> list[object]:
-    """The Python blocks of each page: those that are quick, and all of them where some are not."""
-    found: list[object] = []
-    for page in pages():
-        mine = [block for block in of("python") if block.page == page]
-        quick = [block for block in mine if not block.is_long]
-        name = str(page.relative_to(ROOT))
-        if quick:
-            found.append(pytest.param(quick, id=name))
-        if len(quick) < len(mine):
-            found.append(pytest.param(mine, id=f"{name}-long", marks=[pytest.mark.exact]))
-    return found
+def by_page(found: Sequence[Block]) -> list[list[Block]]:
+    """Blocks of the same page together."""
+    return [[block for block in found if block.page == page] for page in dict.fromkeys(block.page for block in found)]
 
 
-@pytest.mark.parametrize("page", scripts())
-def test_python_blocks_run(page: list[Block], place: Path) -> None:
+def run_python(pages: Sequence[Sequence[Block]], place: Path) -> None:
     script = place / "blocks.json"
-    script.write_text(json.dumps([(str(block), block.text) for block in page]), encoding="utf-8")
+    texts = [[(str(block), block.text) for block in page] for page in pages]
+    script.write_text(json.dumps(texts), encoding="utf-8")
     run([sys.executable, str(DRIVER), str(script)], place)
+
+
+def test_python_blocks_run(place: Path) -> None:
+    run_python(by_page([block for block in of("python") if not block.is_long]), place)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("page", by_page(of("python")), ids=lambda page: str(page[0].page.relative_to(ROOT)))
+def test_python_blocks_run_by_themselves(page: Sequence[Block], place: Path) -> None:
+    """The long ones among them too."""
+    run_python([page], place)
 
 
 @pytest.mark.parametrize("block", marked(of("bash")))

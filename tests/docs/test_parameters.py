@@ -1,0 +1,32 @@
+"""The committed parameter guide is what moaic says: one row of it is predicted anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import parameters
+import pytest
+
+from moaic.guide import answers, row
+from moaic.passes.pool import Here
+from tests.docs.blocks import ROOT
+
+
+def committed(family: str) -> str:
+    return (ROOT / "docs" / "parameters" / f"{family}.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_says_what_is_predicted() -> None:
+    setup = replace(parameters.SMALL, batches=(8,), workers=(1,))
+    question = parameters.question("llama2", "small", setup)
+    (answer,) = answers(question, Here())
+    assert row(answer, question) in committed("llama2").splitlines()
+
+
+@pytest.mark.parametrize("family", parameters.TITLES)
+def test_every_size_has_its_table(family: str) -> None:
+    page = committed(family)
+    for size in parameters.sizes(family):
+        assert f"\n## {size} on " in page
+    assert "\n| Small." in page
+    assert "\n| xLarge." in page
