@@ -12,11 +12,12 @@ from moaic.device.early import is_moai
 from moaic.device.torch_private import NAME, Seam
 from moaic.option import cuda
 from moaic.option.compiled import AutoCompile
-from moaic.option.devices import DEVICE, anywhere, device_type, keyword, the_device, translated, type_of
+from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
 from moaic.option.mapping import Make, Mapping, always
 
 FACTORIES: Final = (
     "arange",
+    "as_tensor",
     "asarray",
     "bartlett_window",
     "blackman_window",
@@ -83,15 +84,14 @@ def _made_there() -> Iterator[Mapping]:
         yield _mapping(torch.fft, "torch.fft", name, _ON_ACCELERATOR, keyword)
     for name in METHODS:
         yield _mapping(torch.Tensor, "torch.Tensor", name, _ON_ACCELERATOR, keyword)
-    yield _mapping(torch, "torch", "as_tensor", _ON_ACCELERATOR, anywhere)
     yield Mapping("torch.Generator", "`cuda`: the CPU's generator", torch_private.GENERATOR_NEW, _generator)
     meaning = "`cuda` is the accelerator"
-    call = "with torch.device(...), torch.set_default_device"
-    yield Mapping(call, meaning, torch_private.device_context(), _device_context)
+    call = "with torch.device(...)"
+    yield Mapping(call, f"{meaning}; so `torch.set_default_device`", torch_private.device_context(), _device_context)
 
 
 def _moved_there() -> Iterator[Mapping]:
-    yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", anywhere)
+    yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", first)
     yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
     yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
@@ -102,7 +102,7 @@ def _moved_there() -> Iterator[Mapping]:
 def _asked() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "is_cuda", "True on the accelerator", _is_cuda)
     seam = torch_private.is_cuda_in_graphs()
-    yield Mapping("torch.Tensor.is_cuda while Dynamo traces", "True on the accelerator", seam, _is_cuda_in_graphs)
+    yield Mapping("TensorVariable.method_attr_is_cuda of Dynamo", "True on the accelerator", seam, _is_cuda_in_graphs)
 
 
 def _mixed_precision() -> Iterator[Mapping]:

@@ -102,5 +102,5 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 def _is_whole_model(module: nn.Module) -> bool:
     """`DataParallel` is none: it sends its inputs on to one."""
-    hands_on = isinstance(module, nn.DataParallel) or torch_private.is_module_of_a_compiler(module)
-    return is_there(module) and not hands_on
+    plain = not issubclass(type(module), nn.DataParallel) and not torch_private.is_module_of_a_compiler(module)
+    return plain and is_there(module)

@@ -188,17 +188,22 @@ OWN: Final[dict[str, tuple[Any, str]]] = {
 def mappings() -> Iterator[Mapping]:
     """Every public name of `torch.cuda`, and what asks for CUDA behind them."""
     for name in SAME_AS_MOAI:
-        yield from _mapped(name, getattr(face, name), f"`torch.moai.{name}`")
+        yield from _mapped(name, getattr(face, name), "the same of `torch.moai`")
     for name, ours in OLD_NAMES.items():
         yield from _mapped(name, getattr(face, ours), f"`torch.moai.{ours}`")
     for name, (ours, meaning) in OWN.items():
         yield from _mapped(name, ours, meaning)
     for name, dtype in _TYPES.items():
-        yield from _mapped(f"{name}Tensor", TensorType(dtype), f"tensors of {dtype} on the accelerator")
+        yield from _mapped(f"{name}Tensor", TensorType(dtype), "tensors of its type on the accelerator")
     for name in refused():
         yield from _mapped(name, _refused(name), "raises, with a way out")
-    yield Mapping("CUDA itself", "raises what to do", CUDA_INIT, always(_refusal("CUDA itself", _BOUND_EARLY)))
-    yield Mapping("devices in torch.moai", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
+    yield Mapping(
+        "torch.cuda._lazy_init",
+        "raises what to do: nothing may start CUDA itself",
+        CUDA_INIT,
+        always(_refusal("CUDA itself", _BOUND_EARLY)),
+    )
+    yield Mapping("torch.moai._check", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
 
 
 _BOUND_EARLY: Final = (

@@ -47,13 +47,15 @@ def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def anywhere(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes a device as one of several arguments."""
+def first(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that takes a device as its first argument, or by keyword."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return real(self, translated(args[0]), *args[1:], **kwargs)
         if "device" in kwargs:
             kwargs["device"] = translated(kwargs["device"])
-        return real(*[translated(value) for value in args], **kwargs)
+        return real(self, **kwargs)
 
     return call
 

@@ -1,0 +1,74 @@
+"""The table of mapped calls: complete, documented, and undone without a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moaic.device import face, torch_private
+from moaic.option import calls, cuda, disable_advanced_parallelization, enable_advanced_parallelization
+from moaic.option.choices import Choices
+from moaic.option.compiled import AutoCompile
+from moaic.option.page import with_table
+
+PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
+
+
+def everything() -> dict[tuple[str, str], Any]:
+    """Every attribute of every owner of a mapped call, mapped or not."""
+    owners = {id(mapping.seam.owner): mapping.seam.owner for mapping in calls.mappings(AutoCompile(Choices()))}
+    held: list[tuple[Any, dict[str, Any]]] = [(owner, owner.__dict__) for owner in owners.values()]
+    return {
+        (repr(owner), name): value
+        for owner, attributes in held
+        for name, value in attributes.items()
+        if not name.startswith("__") or name in ("__init__", "__call__", "__new__")
+    }
+
+
+def test_switched_off_everything_is_what_it_was() -> None:
+    face.init()
+    torch_private.read_tables_of_functions()
+    before = everything()
+    mapped = [mapping.seam for mapping in calls.mappings(AutoCompile(Choices()))]
+    enable_advanced_parallelization()
+    enable_advanced_parallelization(dp=1)
+    try:
+        between = everything()
+        for key in ((repr(seam.owner), seam.name) for seam in mapped):
+            assert between[key] is not before.get(key), key
+    finally:
+        disable_advanced_parallelization()
+    after = everything()
+    assert before.keys() == after.keys()
+    changed = [key for key, value in before.items() if value is not after[key]]
+    assert not changed
+
+
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_table(page), "write it anew: python -m moaic.option.page docs/cuda.md"
+
+
+def test_every_function_that_takes_a_device_is_mapped() -> None:
+    mapped = {mapping.call for mapping in calls.mappings(AutoCompile(Choices()))}
+    wanted: set[str] = set()
+    for name in torch_private.aten_ops():
+        packet = name.partition(".")[0].removeprefix("aten::")
+        overload = torch_private.overload_of(name)
+        if overload is None or packet.startswith("_"):
+            continue
+        if any(argument.name == "device" for argument in torch_private.schema_of(overload).arguments):
+            wanted |= {f"torch.{packet}"} if hasattr(torch, packet) else set()
+            wanted |= {f"torch.Tensor.{packet}"} if hasattr(torch.Tensor, packet) else set()
+    # Names of the CPU alone: a file in memory, quantized tensors; and pinning, which the device answers.
+    ours = {"torch.from_file", "torch.empty_quantized", "torch.Tensor.pin_memory", "torch.Tensor.is_pinned"}
+    assert wanted - ours <= mapped
+
+
+def test_every_name_of_torch_cuda_is_mapped_refused_or_kept() -> None:
+    mapped = {mapping.call for mapping in calls.mappings(AutoCompile(Choices()))}
+    for name in torch.cuda.__all__:
+        assert (f"torch.cuda.{name}" in mapped) != (name in cuda.KEPT), name
