@@ -18,6 +18,7 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any, Final
 
+from moaic.runtime.choice import next_job
 from moaic.runtime.flavors import Flavor
 from moaic.runtime.folders import runtime_folder, write_whole
 from moaic.runtime.status import Status
@@ -50,12 +51,16 @@ class Job:
     """This program's entry, which is there until it is closed or the program ends."""
 
     def __init__(self, folder: Path, entry: Entry) -> None:
-        """Raises OSError where files cannot be written."""
+        """Raises OSError where files cannot be written, BlockingIOError where another program has this number."""
         self._owner = os.getpid()
         self._path = folder / f"{entry.job}.json"
         self._entry = entry
         self._lock = os.open(_lock(self._path), os.O_CREAT | os.O_RDWR, 0o600)
-        flock(self._lock, LOCK_EX)
+        try:
+            flock(self._lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise
         self._write()
 
     @property
@@ -94,10 +99,14 @@ class Job:
             write_whole(self._path, json.dumps(asdict(self._entry)))
 
 
-def begin(environment: Mapping[str, str], number: int, accelerator: int, flavor: Flavor) -> Job:
+def begin(environment: Mapping[str, str], accelerator: int, flavor: Flavor) -> Job:
     """Makes this program known. Raises OSError, or Diagnostic for a folder that is not private."""
-    entry = Entry(number, accelerator, flavor, os.getpid(), command_line(sys.orig_argv), time.time())
-    return Job(runtime_folder(environment), entry)
+    folder, command = runtime_folder(environment), command_line(sys.orig_argv)
+    while True:
+        entry = Entry(next_job(environment), accelerator, flavor, os.getpid(), command, time.time())
+        # Numbers are counted in the person's home, of which they may have several.
+        with contextlib.suppress(BlockingIOError):
+            return Job(folder, entry)
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
 from moaic.runtime import startup
 from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.choice import current, current_flavor, next_job
+from moaic.runtime.choice import current, current_flavor
 from moaic.runtime.flavors import Flavor, asked_for, flavors
 from moaic.runtime.jobs import Job, begin, jobs
 from moaic.runtime.launch import launch
@@ -105,7 +105,7 @@ def _begun(flavor: Flavor) -> Job | None:
         for other in jobs(os.environ):
             if other.accelerator == number:
                 startup.shared_with(other.job, other.command, other.pid, number)
-        return begin(os.environ, next_job(os.environ), number, flavor)
+        return begin(os.environ, number, flavor)
     except (OSError, Diagnostic) as error:
         startup.untracked(error)
         return None

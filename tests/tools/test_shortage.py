@@ -62,17 +62,17 @@ import resource, sys, torch
 from pathlib import Path
 from moaic.runtime import session
 
-model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4))).to("moai")
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("moai")
 step = torch.compile(model, backend="moai", dynamic=False, options={"dp": 2, "micro_batches": 1, "recompute": "saved"})
-step(torch.ones(8, 128).to("moai")).sum().backward()
+step(torch.ones(8, 64).to("moai")).sum().backward()
 torch.moai.synchronize()
 for worker in session.accelerator().stats().workers:
     status = Path(f"/proc/{worker.pid}/status").read_text()
     held = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
-    resource.prlimit(worker.pid, resource.RLIMIT_DATA, (held + (600 << 20), -1))
+    resource.prlimit(worker.pid, resource.RLIMIT_DATA, (held + (300 << 20), -1))
 for rows in (int(word) for word in sys.stdin):
     try:
-        step(torch.ones(rows, 128, device="moai")).sum().backward()
+        step(torch.ones(rows, 64, device="moai")).sum().backward()
         torch.moai.synchronize()
         print("done", flush=True)
     except RuntimeError as error:

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from moaic.runtime.flavors import flavors
+from moaic.runtime.jobs import begin, jobs
 from moaic.tools.overview import Accelerator, Job, Worker
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
 from tests.tools.conftest import line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.tools.conftest import Person
 
 TRAIN = """
@@ -113,6 +117,16 @@ def test_a_killed_program_disappears_although_its_child_lives(person: Person) ->
     program.wait()
     assert person.runtime_files
     assert not json.loads(person.ask("smi", "--json").stdout)[0]["jobs"]
+    assert not person.runtime_files
+
+
+def test_people_with_two_homes_have_no_job_twice(person: Person, tmp_path: Path) -> None:
+    one, other = ({**person.environment, "HOME": str(tmp_path / name)} for name in ("one", "other"))
+    flavor = flavors(one)[0]
+    first, second = begin(one, 0, flavor), begin(other, 0, flavor)
+    assert [entry.job for entry in jobs(one)] == [first.number, second.number] == [1, 2]
+    first.close()
+    second.close()
     assert not person.runtime_files
 
 

@@ -1,0 +1,53 @@
+"""The command lines are frozen: what `--help` prints of every command is kept beside this file.
+
+`python tests/tools/test_surface.py > tests/tools/surface.txt` takes a change in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest import mock
+
+from moaic import cli
+from moaic.tools import smi, switch_model
+
+KEPT = Path(__file__).with_name("surface.txt")
+
+TOOLS: dict[str, Callable[[Sequence[str]], int]] = {
+    "moaic": cli.main,
+    "moai-smi": smi.main,
+    "moai-switch-model": switch_model.main,
+}
+
+
+def helped(tool: str, *command: str) -> str:
+    """What the command's `--help` prints."""
+    printed = io.StringIO()
+    wide = mock.patch.dict(os.environ, {"COLUMNS": "100"})
+    with wide, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        TOOLS[tool]([*command, "--help"])
+    return printed.getvalue()
+
+
+def surface() -> str:
+    """That of every command, one after the other."""
+    pages: list[str] = []
+    for tool in TOOLS:
+        pages.append(f"$ {tool} --help\n{helped(tool)}")
+        below = re.findall(r"^    (\w+) ", helped(tool).partition("COMMAND\n")[2], re.MULTILINE)
+        pages += [f"$ {tool} {name} --help\n{helped(tool, name)}" for name in below]
+    return "\n".join(pages)
+
+
+def test_the_command_lines_are_as_they_were() -> None:
+    assert surface() == KEPT.read_text(encoding="utf-8"), (__doc__ or "").splitlines()[2]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(surface())
