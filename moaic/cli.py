@@ -94,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
     capture.set_defaults(command=_capture)
 
+    kernels = commands.add_parser("kernels", help="make the kernels of a plan for a GPU, which need not be here")
+    kernels.add_argument("file", metavar="PLAN", help="IR text, a plan or its program; - is standard input")
+    kernels.add_argument("--target", required=True, metavar="ARCH", help="sm_90, sm_80, gfx942 or gfx90a")
+    kernels.add_argument("-o", "--output", metavar="DIR", help="write sources, binaries and the table there as well")
+    kernels.set_defaults(command=_kernels)
+
     check = commands.add_parser("check", help="prove that plans compute what a training step says")
     _add_source(check, sequence=8)
     _add_sample(check)
@@ -209,6 +215,17 @@ def _run(chosen: argparse.Namespace) -> int:
         return 0
     print("error: the ranks do not compute what the function says", file=sys.stderr)
     return WRONG
+
+
+def _kernels(chosen: argparse.Namespace) -> int:
+    from moaic import kernels
+
+    target = kernels.target_of(chosen.target)
+    made = list(kernels.made_of(kernels.program_of(read(chosen.file)), target))
+    if chosen.output is not None:
+        kernels.save(Path(chosen.output), made, target)
+    print("\n".join(kernels.lines([each.row for each in made])))
+    return 0
 
 
 def _check_ops(module: Module) -> None:

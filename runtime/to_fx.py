@@ -78,7 +78,8 @@ def trace(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     def body(*inputs: Tensor) -> list[Tensor]:
-        return [result.contiguous() for result in run_ops(function, inputs, device)]
+        # As an op: the method would make the device the current one, and it may not be here.
+        return [torch.ops.aten.contiguous(result) for result in run_ops(function, inputs, device)]
 
     # Inductor's cache refuses graphs whose fake mode has no shape environment.
     with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True) as mode, torch.no_grad():

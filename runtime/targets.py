@@ -1,0 +1,119 @@
+"""GPUs that kernels are made for, present or not: what Triton calls them, what they have, how fast they are.
+
+Figures are those of the makers' data sheets: NVIDIA H100 SXM and A100 80GB SXM, AMD Instinct MI300X and one of the two
+dies of an MI250X. Multiprocessors of AMD are compute units, their warps wavefronts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of GPU. Rates are the makers' peaks: bytes and floating-point operations per second."""
+
+    name: str
+    device: str
+    backend: str
+    """`cuda` or `hip`, as Triton calls it."""
+    arch: int | str
+    warp: int
+    """Threads that run in step."""
+    multiprocessors: int
+    registers: int
+    """32-bit registers of a multiprocessor."""
+    threads: int
+    """Of a multiprocessor."""
+    shared: int
+    """Bytes of shared memory that a block may have."""
+    memory: int
+    """Bytes."""
+    bandwidth: float
+    vector: float
+    """Of arithmetic in float32, outside matrix units."""
+    matmul: Mapping[str, float]
+    """Of matrix products, by element type in the IR's names."""
+
+    @property
+    def suffix(self) -> str:
+        """Of a file that holds what the GPU runs."""
+        return "cubin" if self.backend == "cuda" else "hsaco"
+
+    def seconds(self, flops: float, nbytes: float, heavy: str | None = None) -> float:
+        """The roofline: the longer of arithmetic and traffic; `heavy` is the type of a matrix product's elements."""
+        rate = self.vector if heavy is None else self.matmul.get(heavy, self.matmul["f32"])
+        return max(flops / rate, nbytes / self.bandwidth)
+
+
+_GB: Final = 10**9
+_KIB: Final = 1 << 10
+
+TARGETS: Final[Mapping[str, Target]] = {
+    target.name: target
+    for target in (
+        Target(
+            "sm_90",
+            "NVIDIA H100 SXM",
+            "cuda",
+            90,
+            warp=32,
+            multiprocessors=132,
+            registers=64 * _KIB,
+            threads=2048,
+            shared=227 * _KIB,
+            memory=80 * _GB,
+            bandwidth=3.35e12,
+            vector=67e12,
+            matmul={"f64": 67e12, "f32": 67e12, "f16": 989e12, "bf16": 989e12},
+        ),
+        Target(
+            "sm_80",
+            "NVIDIA A100 80GB SXM",
+            "cuda",
+            80,
+            warp=32,
+            multiprocessors=108,
+            registers=64 * _KIB,
+            threads=2048,
+            shared=163 * _KIB,
+            memory=80 * _GB,
+            bandwidth=2.039e12,
+            vector=19.5e12,
+            matmul={"f64": 19.5e12, "f32": 19.5e12, "f16": 312e12, "bf16": 312e12},
+        ),
+        Target(
+            "gfx942",
+            "AMD Instinct MI300X",
+            "hip",
+            "gfx942",
+            warp=64,
+            multiprocessors=304,
+            registers=128 * _KIB,
+            threads=2048,
+            shared=64 * _KIB,
+            memory=192 * _GB,
+            bandwidth=5.3e12,
+            vector=163.4e12,
+            matmul={"f64": 163.4e12, "f32": 163.4e12, "f16": 1307.4e12, "bf16": 1307.4e12},
+        ),
+        Target(
+            "gfx90a",
+            "AMD Instinct MI250X, one die",
+            "hip",
+            "gfx90a",
+            warp=64,
+            multiprocessors=110,
+            registers=128 * _KIB,
+            threads=2048,
+            shared=64 * _KIB,
+            memory=64 * _GB,
+            bandwidth=1.6e12,
+            vector=23.95e12,
+            matmul={"f64": 47.85e12, "f32": 47.85e12, "f16": 191.5e12, "bf16": 191.5e12},
+        ),
+    )
+}
+"""By the name that compilers give the architecture."""

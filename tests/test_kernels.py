@@ -1,0 +1,131 @@
+"""The kernels of a plan for GPUs that are not here: made, compiled, counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from moaic.capture.dry import Sample, Source, take_model
+from moaic.cli import main
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.verify import load
+from moaic.kernels import Made, Row, lines, made_of, program_of, summary, target_of
+from moaic.passes.registry import run_passes
+from moaic.runtime import absent_gpu
+from moaic.runtime.targets import TARGETS
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+"""Inductor imports what warns of itself."""
+
+PLAN = """\
+mesh [dp=2]
+
+func @square(%x: f32[64{dp}, 32] input "x", %w: f32[32, 48] param "w") -> (f32[64{dp}, 48]) {
+  %y = aten.mm %x, %w : f32[64{dp}, 48]
+  %z = aten.mul.Tensor %y, %y : f32[64{dp}, 48]
+  return %z
+}
+"""
+
+LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+}
+
+TRITON = {"layers.fwd.0": 4, "layers.fwd.1": 6, "layers.bwd": 11, "step.0": 7, "step.1": 3, "step.2": 6, "step.3": 2}
+"""Calls of kernels that Inductor writes in each function of a small Llama's data-parallel plan; one layer stands for all."""
+
+PRODUCTS = {"layers.fwd.0": 3, "layers.fwd.1": 6, "layers.bwd": 19, "step.2": 3}
+"""Matrix products that are left to the maker's library."""
+
+
+@pytest.fixture(scope="module")
+def llama() -> Module:
+    taken = take_model(Source("llama", LLAMA), Sample(batch=8, sequence=128))
+    return program_of(run_passes(Module((taken.captured.function,)), "zero,outline,dp=2"))
+
+
+EVERY = [pytest.param(name, marks=() if name in ("sm_90", "gfx942") else pytest.mark.exact) for name in sorted(TARGETS)]
+"""One GPU of each maker always, its relative in the long proof."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_a_llama_becomes_few_kernels_and_none_spills(llama: Module, name: str) -> None:
+    made = list(made_of(llama, target_of(name)))
+    triton, products = Counter[str](), Counter[str]()
+    for each in made:
+        counts = products if each.binary is None else triton
+        counts[each.row.function] += each.row.calls
+        assert not each.row.spills, f"{each.row.kernel} of {each.row.function} spills"
+    assert triton == TRITON
+    assert products == PRODUCTS
+    for each in made:
+        assert_is_for(each, name)
+
+
+def assert_is_for(made: Made, name: str) -> None:
+    """What was compiled is code of that GPU, and says how much of the GPU it takes."""
+    row, target = made.row, TARGETS[name]
+    assert row.nbytes > 0
+    assert row.seconds >= row.nbytes / target.bandwidth
+    if made.binary is None:
+        assert row.flops > row.nbytes, "a product of matrices"
+        return
+    assert made.binary.code[:4] == b"\x7fELF"
+    assert row.registers is not None
+    assert 0 < row.registers <= 256
+    assert row.shared is not None
+    assert row.shared <= target.shared
+
+
+def test_the_command_prints_a_table_and_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, out = tmp_path / "plan.moai", tmp_path / "kernels"
+    plan.write_text(PLAN, encoding="utf-8")
+    assert main(["kernels", str(plan), "--target", "sm_80", "-o", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "run once a step\n" in printed
+    assert "2 kernels, 1 of them Triton's, 0 with spills; 2 launches a step: " in printed
+    table = json.loads((out / "kernels.json").read_text(encoding="utf-8"))
+    product, square = table["kernels"]
+    assert (table["target"], product["kernel"], product["registers"]) == ("sm_80", "extern_kernels.mm", None)
+    assert product["flops"] == 2 * 32 * 32 * 48, "32 of 64 rows"
+    assert square["nbytes"] == 2 * 4 * 32 * 48, "read once, written once"
+    folder = out / square["function"]
+    assert (folder / f"{square['kernel']}.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert "tl.store" in (folder / f"{square['kernel']}.py").read_text(encoding="utf-8")
+
+
+def test_the_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
+    target = TARGETS["sm_90"]
+    assert target.seconds(flops=67e12, nbytes=1.0) == 1.0
+    assert target.seconds(flops=1.0, nbytes=3.35e12) == 1.0
+    assert target.seconds(flops=989e12, nbytes=1.0, heavy="bf16") == 1.0
+
+
+def test_a_step_is_what_its_functions_run_times_what_these_call() -> None:
+    row = Row("layer", 3, "k", 2, ("mul",), 16, 0, 0, nbytes=1e6, flops=1e6, seconds=1e-3)
+    assert summary([row]).endswith("6 launches a step: 6 ms at the roofline, 6.02 ms with 4 us for each launch")
+    assert next(iter(lines([row]))) == "@layer, run 3 times a step"
+
+
+def test_an_unknown_target_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.moai"
+    plan.write_text(PLAN, encoding="utf-8")
+    assert main(["kernels", str(plan), "--target", "sm_9"]) == 2
+    assert "error: there is no target `sm_9`\nhint: choose one of sm_90 (NVIDIA H100 SXM)" in capsys.readouterr().err
+
+
+def test_a_pytorch_that_lacks_what_is_needed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absent_gpu, "NEEDED", ("torch._inductor.scheduler:has_no_such_thing",))
+    program = program_of(load(PLAN))
+    with pytest.raises(Diagnostic, match=r"has no torch\._inductor\.scheduler\.has_no_such_thing, by which kernels"):
+        list(made_of(program, TARGETS["sm_90"]))
