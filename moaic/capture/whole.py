@@ -4,8 +4,7 @@ Log calls are left out of the graph. Hooks that record outputs are installed whi
 traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
 a form that names for every token the matrices that it meets; all forms compute the same.
 
-Where a graph was broken, ops run one by one, and what of ours they run is passed over: Dynamo would look for graphs in
-it.
+What the runtime does where a graph was broken is passed over: Dynamo would look for graphs in it.
 
 Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
 """
@@ -26,17 +25,13 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 _MARK = "captures_whole"
 
-_DEVICE = ("handles", "host", "kernels", "own", "start", "storages", "transfer", "usage")
-_PASSED_OVER = ("moaic.runtime", *(f"moaic.device.{name}" for name in _DEVICE))
-
 
 def captures_whole(backend: Backend) -> Backend:
     """`backend`, for which Dynamo will trace models in the way described above."""
     from torch._dynamo.callback import callback_handler
 
     setattr(backend, _MARK, True)
-    for module in _PASSED_OVER:
-        trace_rules.add(module)
+    trace_rules.add("moaic.runtime")
     _teach()
     # Libraries may be imported later.
     if _teach not in callback_handler.start_callbacks:
