@@ -41,7 +41,7 @@ guide: $(READY) ## predict the tables of the parameter guide anew
 
 ecosystem: $(READY) ## install the libraries that people use around PyTorch, and train with each of them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
-	$(BIN)/python -m pytest tests/ecosystem tests/docs -m exact
+	$(BIN)/python -m pytest tests/ecosystem tests/option tests/docs -m exact
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml
