@@ -22,7 +22,7 @@ class Training:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.model: Any = tiny_llama().to(device)
+        self.model = tiny_llama().to(device)
         self.call: Any = torch.compile(self.model, backend="moai") if device == "moai" else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
@@ -49,7 +49,7 @@ def train(device: str) -> list[float]:
         state = second.state()
         checkpoint.load(state, folder)
         second.optimizer.load_state_dict(state["optimizer"])
-        plain: Any = tiny_llama()
+        plain = tiny_llama()
         weights = {"model": plain.state_dict()}
         dcp.load(weights, checkpoint_id=folder, no_dist=True)  # pyright: ignore[reportPrivateImportUsage]
     losses += [second.step(), second.step()]
@@ -58,4 +58,4 @@ def train(device: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(*(f"{loss:.4f}" for loss in train(*sys.argv[1:] or ["moai"])))
+    print(*(f"{loss:.4f}" for loss in train(sys.argv[1] if len(sys.argv) > 1 else "moai")))

@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_llama import rows, tiny_llama
 
 
+def adapted() -> Any:
+    """The model with adapters on its attention."""
+    config: Any = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    return cast("Any", get_peft_model(tiny_llama(), config))
+
+
 def train(device: str, steps: int = 6) -> list[float]:
     """The losses of the steps."""
-    config: Any = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-    model: Any = get_peft_model(tiny_llama(), config).to(device)
+    model = adapted().to(device)
     call = torch.compile(model, backend="moai") if device == "moai" else model
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
     ids = rows(8).to(device)
@@ -33,4 +38,4 @@ def train(device: str, steps: int = 6) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(*(f"{loss:.4f}" for loss in train(*sys.argv[1:] or ["moai"])))
+    print(*(f"{loss:.4f}" for loss in train(sys.argv[1] if len(sys.argv) > 1 else "moai")))

@@ -1,5 +1,8 @@
 """Executes a Jupyter notebook, and prints what its cells say: `run_notebook.py [FILE]`."""
 
+# pyright: basic, reportMissingImports=false
+# What this is about need not be installed.
+
 from __future__ import annotations
 
 import sys

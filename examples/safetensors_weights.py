@@ -8,16 +8,15 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model, save_model  # pyright: ignore[reportUnknownVariableType]
 from tiny_llama import rows, tiny_llama
 
 
 def train(device: str, steps: int = 3) -> list[float]:
     """The losses of the steps on the device, then of the saved model on the CPU."""
-    model: Any = tiny_llama().to(device)
+    model = tiny_llama().to(device)
     call = torch.compile(model, backend="moai") if device == "moai" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     ids = rows(8).to(device)
@@ -31,11 +30,11 @@ def train(device: str, steps: int = 3) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.safetensors")
         save_model(model, path)
-        plain: Any = tiny_llama()
+        plain = tiny_llama()
         load_model(plain, path)
     losses.append(plain(input_ids=rows(8), labels=rows(8)).loss.item())
     return losses
 
 
 if __name__ == "__main__":
-    print(*(f"{loss:.4f}" for loss in train(*sys.argv[1:] or ["moai"])))
+    print(*(f"{loss:.4f}" for loss in train(sys.argv[1] if len(sys.argv) > 1 else "moai")))

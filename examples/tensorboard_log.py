@@ -37,4 +37,4 @@ def train(device: str, folder: str = "out/board", steps: int = 5) -> list[float]
 
 
 if __name__ == "__main__":
-    print(*(f"{loss:.4f}" for loss in train(*sys.argv[1:] or ["moai"])))
+    print(*(f"{loss:.4f}" for loss in train(sys.argv[1] if len(sys.argv) > 1 else "moai")))

@@ -68,7 +68,7 @@ class Worker:
             Code.REPORT: self._report,
             Code.LIST: self._list,
             Code.STORE: self._store,
-            Code.TRACE: lambda on: (self._trace.take(on=on), None),
+            Code.TRACE: self._take_trace,
         }
 
     def do(self, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
@@ -199,6 +199,9 @@ class Worker:
             "programs": programs,
         }
         return report, None
+
+    def _take_trace(self, on: bool) -> tuple[Any, None]:
+        return self._trace.take(on=on), None
 
     def _list(self) -> tuple[Any, None]:
         rows = [

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ def _config(source: Source) -> Any:
         else:
             # What follows from the settings, such as heads of keys from heads, is derived when a configuration is made.
             usual, config = kinds.for_model(source.name), kinds.for_model(source.name, **source.settings)
-            _check_settings(source, usual, vars(config))
+            _check_settings(source, usual, cast("Mapping[str, object]", vars(config)))
     except (OSError, ValueError) as error:
         hint = "give a type such as `llama`, or the folder of a config.json"
         if "trust_remote_code" in str(error):

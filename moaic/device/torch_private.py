@@ -141,12 +141,13 @@ def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     Behind a graph break it would take the kernel, called by the dispatcher, for a function of the person's.
     """
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    frames: Any = _C._dynamo.eval_frame
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel(*args, **kwargs)
 
-    set_code_exec_strategy(run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(run.__code__, frames._FrameExecStrategy(skip, skip))
     return run
 
 

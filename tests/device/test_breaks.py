@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import graph_break
 from torch._dynamo.utils import counters
 
 
@@ -14,7 +16,7 @@ class Broken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         for _ in range(2):  # a break in a loop has Dynamo leave the whole function alone
-            torch._dynamo.graph_break()
+            graph_break()
             x = x + torch.full(x.shape, 0.5, device=x.device)
         return x
 
@@ -25,7 +27,8 @@ class Broken(torch.autograd.Function):
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
-    return Broken.apply(model(x)).square().sum()  # pyright: ignore[reportOptionalMemberAccess]
+    broken = cast("Callable[[Tensor], Tensor]", Broken.apply)
+    return broken(model(x)).square().sum()
 
 
 @pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
