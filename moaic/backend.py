@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moaic import progress
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
@@ -36,7 +37,7 @@ def moai(
     """
     request, compiled = request_of(options or {}), compiles(options or {})
     prepare()
-    with Report.current().timed("capture_s"):
+    with Report.current().timed("capture_s"), progress.shown("Capturing"):
         run = capture_backend(graph_module, examples, lambda program: GraphEngine(program, request, compiled=compiled))
     measure()
     return run

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from moaic.ir.errors import Diagnostic
+from moaic.progress import CLEAR
 
 LEVELS: Mapping[str, int] = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
@@ -16,7 +17,8 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            sys.stderr.write(f"[{record.levelname.lower()}] {record.getMessage()}\n")
+            over = CLEAR if sys.stderr.isatty() else ""
+            sys.stderr.write(f"{over}[{record.levelname.lower()}] {record.getMessage()}\n")
 
 
 def install(environment: Mapping[str, str]) -> None:

@@ -47,6 +47,8 @@ class ProcessPool:
     def __init__(self, processes: int) -> None:
         self._members = [_Member() for _ in range(processes)]
         self._owners: dict[Config, _Member] = {}
+        self.progress: Callable[[int, int], None] | None = None
+        """Told how many candidates of how many are compiled; from any thread."""
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
     @property
@@ -73,6 +75,8 @@ class ProcessPool:
                     found[config] = compiled_in(member.ask({"compile": config_out(config)}))
                 except Crash as crash:
                     found[config] = Compiled(crash=str(crash))
+                if self.progress is not None:
+                    self.progress(len(found), len(configs))
 
         _at_once([_bound(work, member) for member in self._members[: len(configs)]])
         return [found[config] for config in configs]

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 
-from moaic import logging_setup, uncaught
+from moaic import logging_setup, progress, uncaught
 from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -62,7 +62,7 @@ def prepare() -> None:
     """Has workers and planner processes start, while the graph is being captured."""
     uncaught.install()
     logging_setup.install(os.environ)
-    session.accelerator()
+    session.accelerator().while_waiting(progress.waiting)
     _pool()
 
 
@@ -94,7 +94,9 @@ class Planning:
         machine = this_machine()
         request = self.request if self._strict else followed(step, machine.workers, self.request)
         try:
-            selection = search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
+            with progress.shown("Planning") as line:
+                _pool().progress = None if line is None else line.show
+                selection = search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
         except NoPlanFits as error:
             sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
             raise Diagnostic(error.message, hint=_ways_out(step, error.request, sized)) from None

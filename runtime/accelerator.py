@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -327,10 +327,13 @@ class Accelerator:
         with self._lock:
             self._pool.send(commands, rows)
 
-    def greetings(self) -> Iterator[tuple[int, int]]:
-        """Rank and process of each worker, as they say that they are ready; ends early where one never will be."""
-        told: set[int] = set()
-        while len(told) < self.flavor:
+    def welcome(self, greeted: Callable[[int, int], None]) -> None:
+        """Waits until all workers are ready, or one never will be; `greeted` gets rank and process of each that is.
+
+        It is called by whoever hears of it first, from any thread.
+        """
+        self._pool.welcome = greeted
+        while not self._pool.is_complete:
             try:
                 self._pool.wait_for_greeting(GREETING_SECONDS)
                 with self._lock:
@@ -338,9 +341,10 @@ class Accelerator:
             except (OSError, ValueError, WorkerError):
                 # They have ended, or are being ended: whoever uses them is told why.
                 return
-            for rank in [rank for rank in self._pool.greeted if rank not in told]:
-                told.add(rank)
-                yield rank, self._pool.greeted[rank]
+
+    def while_waiting(self, say: Callable[[Sequence[int]], None]) -> None:
+        """Has `say` told, now and then while an answer is awaited, which kind of command each worker is at."""
+        self._pool.waiting = say
 
     def explain_shortage(self, ways_out: Callable[[Shortage], str]) -> None:
         """Has the error of a worker that runs out of memory say by which plan that was, and what can be done."""

@@ -16,6 +16,7 @@ from moaic.runtime.location import Lines
 from moaic.runtime.log import Recorder
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.shortage import Shortage
+from moaic.runtime.status import IDLE
 from moaic.runtime.wire import Connection, Message, encode, frame, from_block, push_all, readable, uninterrupted
 
 LONG_QUEUE: Final = 500
@@ -72,10 +73,14 @@ class Pool:
         self._heard = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._recorder: Recorder | None = None
+        self.waiting: Callable[[Sequence[int]], None] = _say_nothing
+        """Told, now and then while an answer is awaited, which kind of command each worker is at; none in the end."""
         self.ways_out: Callable[[Shortage], str] | None = None
         """Says what a person can do about too little memory."""
         self.greeted: dict[int, int] = {}
         """Process of each worker that has said hello."""
+        self.welcome: Callable[[int, int], None] | None = None
+        """Told rank and process of each worker that says hello."""
         self.closed = False
         self.messages = 0
         self.commands = 0
@@ -83,6 +88,11 @@ class Pool:
     @property
     def size(self) -> int:
         return len(self._workers.workers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all workers have said hello."""
+        return len(self.greeted) == self.size
 
     @property
     def status_descriptor(self) -> int:
@@ -129,11 +139,25 @@ class Pool:
         self._requests += 1
         self._answers = {}
         self._send_queue([code, line, self._requests, *arguments], ranks)
-        while not all(rank in self._answers for rank in ranks):
-            if not readable(self._connections, BEAT_SECONDS):
-                self._listen()
-            self._look()
+        self._await(ranks)
         return self._answers
+
+    def _await(self, ranks: Sequence[int]) -> None:
+        waited = False
+        try:
+            while not all(rank in self._answers for rank in ranks):
+                if not readable(self._connections, BEAT_SECONDS):
+                    self._listen()
+                    waited = True
+                    self.waiting([self._code(rank) for rank in range(self.size)])
+                self._look()
+        finally:
+            if waited:
+                self.waiting([])
+
+    def _code(self, rank: int) -> int:
+        """The kind of command that a worker is at; that of none before it is ready."""
+        return self._workers.activity(rank).code if rank in self.greeted else IDLE.code
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
         """Sends one message to each worker at once: the same commands, its own row of blocks."""
@@ -220,6 +244,8 @@ class Pool:
             self._fail(rank, self._failed(rank, data))
         elif kind == Answer.HELLO:
             (self.greeted[rank],) = data
+            if self.welcome is not None:
+                self.welcome(rank, self.greeted[rank])
         elif request == self._requests:
             self._answers[rank] = _value(kind, message)
 
@@ -278,6 +304,10 @@ class Pool:
         place = f", asked for at {line}" if line is not None else ""
         head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.what}{place}: {shortage}"
         return OutOfMemory(head if self.ways_out is None else f"{head}\n{self.ways_out(shortage)}")
+
+
+def _say_nothing(codes: Sequence[int]) -> None:
+    pass
 
 
 def _ending(worker: LocalWorker) -> str:

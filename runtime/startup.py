@@ -45,20 +45,28 @@ def untracked(reason: object) -> None:
 
 
 def follow(accelerator: Accelerator, job: int | None, ready: Callable[[list[int]], None]) -> None:
-    """Says in a thread of its own which workers connect, as they do; `ready` gets their processes in the end."""
-    threading.Thread(target=_follow, args=(accelerator, job, ready), name="startup", daemon=True).start()
+    """Says which workers connect, as they do; `ready` gets their processes in the end. Nobody waits for it."""
+    greetings = Greetings(accelerator.flavor, job, ready)
+    threading.Thread(target=accelerator.welcome, args=(greetings.heard,), name="startup", daemon=True).start()
 
 
-def _follow(accelerator: Accelerator, job: int | None, ready: Callable[[list[int]], None]) -> None:
-    pids = [0] * accelerator.flavor
-    for count, (rank, pid) in enumerate(accelerator.greetings(), 1):
-        pids[rank] = pid
-        LOGGER.info("[%d/%d] Connecting to resources on the server (localhost, process %d)...", count, len(pids), pid)
-    if not all(pids):
-        return
-    LOGGER.info("Establishing links to the resources...")
-    ready(pids)
-    LOGGER.info("MoAI Accelerator is ready to use.")
-    LOGGER.info("Moai Version: %s", VERSION)
-    if job is not None:
-        LOGGER.info("Moai Job ID: %d", job)
+class Greetings:
+    """The workers that have said hello, counted."""
+
+    def __init__(self, workers: int, job: int | None, ready: Callable[[list[int]], None]) -> None:
+        self._pids = [0] * workers
+        self._job = job
+        self._ready = ready
+
+    def heard(self, rank: int, pid: int) -> None:
+        self._pids[rank] = pid
+        count, size = sum(map(bool, self._pids)), len(self._pids)
+        LOGGER.info("[%d/%d] Connecting to resources on the server (localhost, process %d)...", count, size, pid)
+        if count < size:
+            return
+        LOGGER.info("Establishing links to the resources...")
+        self._ready(self._pids)
+        LOGGER.info("MoAI Accelerator is ready to use.")
+        LOGGER.info("Moai Version: %s", VERSION)
+        if self._job is not None:
+            LOGGER.info("Moai Job ID: %d", self._job)

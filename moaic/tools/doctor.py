@@ -112,7 +112,9 @@ def _package(requirement: str) -> Iterator[Finding]:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         if "extra" in marker:
-            yield Finding(State.NOTE, f"{name} is not installed: no progress bars", f"pip install '{head.strip()}'")
+            yield Finding(
+                State.NOTE, f"{name} is not installed, which `moai-smi --watch` needs", f"pip install '{head.strip()}'"
+            )
         else:
             yield Finding(State.MISSING, f"{name} is not installed", f"pip install '{head.strip()}'")
         return

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,3 +123,23 @@ def test_an_interrupt_while_planning_leaves_nothing(person: Person) -> None:
     assert gone(started)
     assert not person.runtime_files
     assert not list((person.home / "cache").glob("plan-*"))
+
+
+def test_progress_is_shown_on_a_terminal_alone(person: Person) -> None:
+    ours, theirs = pty.openpty()
+    file = person.home / "deep.py"
+    file.write_text(DEEP.replace("range(40)", "range(4)"), encoding="utf-8")
+    environment = {**person.environment, "MOAI_FLAVOR": "2", "MOAI_CACHE": str(person.home / "cache")}
+    process = subprocess.Popen([sys.executable, str(file)], env=environment, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal shows
+        while select.select([ours], [], [], 60)[0] and (more := os.read(ours, 1 << 16)):
+            shown += more
+    os.close(ours)
+    assert process.wait(20) == 0
+    text = shown.decode()
+    assert "\r\x1b[2KCapturing..." in text
+    assert re.search(r"\r\x1b\[2KPlanning \[#* +\] \d+/\d+", text)
+    assert "\r\x1b[2K[info] Configuration for parallelism is selected.\r\n" in text
+    assert text.rpartition("Planning")[2].count("\r\x1b[2K") >= 2

@@ -10,11 +10,13 @@ import io
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
 from moaic import cli
+from moaic.runtime.version import VERSION
 from moaic.tools import smi, switch_model
 
 KEPT = Path(__file__).with_name("surface.txt")
@@ -47,6 +49,11 @@ def surface() -> str:
 
 def test_the_command_lines_are_as_they_were() -> None:
     assert surface() == KEPT.read_text(encoding="utf-8"), (__doc__ or "").splitlines()[2]
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == VERSION
 
 
 if __name__ == "__main__":
