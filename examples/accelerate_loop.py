@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 from tiny_llama import rows, tiny_llama
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,12 +18,11 @@ def train(device: str) -> list[float]:
     """The losses of two epochs, with gradients of two batches in each step."""
     if device == "moai":
         torch.moai.option.enable_advanced_parallelization()  # pyright: ignore[reportAttributeAccessIssue] there since moaic is installed
-    accelerator = Accelerator(cpu=device == "cpu", gradient_accumulation_steps=2)
+    accelerator: Any = Accelerator(cpu=device == "cpu", gradient_accumulation_steps=2)
     model: Any = tiny_llama()
-    prepared: Any = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters(), lr=1e-2), DataLoader(TensorDataset(rows(32)), batch_size=8)
-    )
-    model, optimizer, data = prepared
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data: Any = DataLoader(TensorDataset(rows(32)), batch_size=8)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
     losses: list[float] = []
     for _ in range(2):
         for (ids,) in data:

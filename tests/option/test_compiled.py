@@ -169,6 +169,7 @@ def test_a_language_model_generates() -> None:
     assert torch.equal(model.generate(ids.cuda(), max_new_tokens=3, do_sample=False).cpu(), wanted)
 
 
+@pytest.mark.exact
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("where", ["cuda", "auto"])
 def test_what_was_loaded_there_takes_lora(where: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def run(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> list[flo
         (weight**2 + weight.sin()).sum().backward()
         optimizer.step()
     assert unused.item() == 0
-    return [float(each) for each in weight]
+    return [float(each) for each in weight.detach()]
 
 
 def test_without_eps_and_decay_it_is_adam() -> None:
