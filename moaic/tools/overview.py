@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moaic.ir.layout import Mesh
-from moaic.runtime.choice import choice, flavor_of
-from moaic.runtime.flavors import flavors
+from moaic.runtime.choice import choice
+from moaic.runtime.flavors import flavors, named
 from moaic.runtime.jobs import Entry, jobs, status_of
 from moaic.runtime.threads import cores, share_out
 from moaic.tools.usage import cpu_shares, memory, temperature
@@ -80,9 +80,10 @@ def overview(environment: Mapping[str, str]) -> list[Accelerator]:
     found: list[Accelerator] = []
     for number in sorted({*chosen.sizes, *(entry.accelerator for entry in entries)}):
         here = [entry for entry in entries if entry.accelerator == number]
-        flavor = here[0].flavor if here else flavor_of(chosen.sizes[number], known)
+        flavor = here[0].flavor if here else named(chosen.sizes[number], known)
+        name, total = (chosen.sizes[number], 0) if flavor is None else (flavor.name, flavor.memory)
         running = tuple(_job(entry, shares) for entry in here)
-        found.append(Accelerator(number, number == chosen.current, flavor.name, flavor.memory, running))
+        found.append(Accelerator(number, number == chosen.current, name, total, running))
     return found
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import choice, current, flavor_of, keep
-from moaic.runtime.flavors import flavors
+from moaic.runtime.choice import choice, current, keep
+from moaic.runtime.flavors import flavors, named
 from moaic.runtime.jobs import Entry, jobs
 from moaic.runtime.version import VERSION
 from moaic.tools.command import answered
@@ -106,7 +106,7 @@ def page(accelerators: Sequence[Accelerator], *, with_workers: bool = False) -> 
 
 
 def _device_row(each: Accelerator) -> list[str]:
-    head = [f"{'*' if each.is_current else ' '} {each.number}", NAME, each.flavor]
+    head = [_starred(each.number, is_current=each.is_current), NAME, each.flavor]
     if not each.jobs:
         return [*head, "-", "-", "-"]
     return [*head, _mib(each.memory), _mib(each.total), f"{100 * each.utilization:.0f} %"]
@@ -232,8 +232,12 @@ def _check_unused(number: int, environment: Mapping[str, str]) -> None:
 
 def _devices(environment: Mapping[str, str]) -> str:
     have, known = choice(environment), flavors(environment)
-    rows = [
-        [f"{'*' if number == have.current else ' '} {number}", NAME, flavor_of(size, known).name]
-        for number, size in sorted(have.sizes.items())
-    ]
+    rows: list[list[str]] = []
+    for number, size in sorted(have.sizes.items()):
+        flavor = named(size, known)
+        rows.append([_starred(number, is_current=number == have.current), NAME, flavor.name if flavor else size])
     return table(DEVICES[:3], rows)
+
+
+def _starred(number: int, *, is_current: bool) -> str:
+    return f"{'*' if is_current else ' '} {number}"

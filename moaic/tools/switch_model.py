@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import choice, current, flavor_of, keep
+from moaic.runtime.choice import choice, current, keep
 from moaic.runtime.flavors import Flavor, flavors, named
 from moaic.tools.command import answered
 
@@ -36,8 +36,9 @@ def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if chosen.model is not None:
         print(_switched(chosen.model, known, environment))
         return 0
-    print(f"Current MoAI Accelerator: {_current(environment, known).name}\n")
-    print(listed(known, _current(environment, known)))
+    now, size = _current(environment, known), choice(environment).chosen(current(environment))
+    print(f"Current MoAI Accelerator: {f'{size}, which this machine does not have' if now is None else now.name}\n")
+    print(listed(known, now))
     while (word := _asked(len(known))) not in ("q", "Q", ""):
         try:
             print(f"{_switched(word, known, environment)}\n")
@@ -46,13 +47,14 @@ def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return 0
 
 
-def listed(known: Sequence[Flavor], now: Flavor) -> str:
+def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
     """`3. Large.256GB  *`: the flavors by number, the current one starred."""
     return "\n".join(f"{n}. {flavor.name} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
 
 
-def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor:
-    return flavor_of(choice(environment).chosen(current(environment)), known)
+def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor | None:
+    """The chosen flavor; None for one that is from another machine, or is no longer in the person's file."""
+    return named(choice(environment).chosen(current(environment)), known)
 
 
 def _switched(word: str, known: Sequence[Flavor], environment: Mapping[str, str]) -> str:

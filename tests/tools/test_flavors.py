@@ -10,6 +10,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.choice import Choice, choice, current_flavor, keep, next_job
 from moaic.runtime.flavors import GIB, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.measure import USABLE, memory_per_worker
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -156,6 +157,23 @@ def test_an_unknown_flavor_is_one_message(person: Person, word: str) -> None:
     assert done.stderr.startswith(f"error: there is no flavor `{word}`\nhint: give a number from 1 to ")
     assert "Traceback" not in done.stderr
     assert not list((person.home / ".local").rglob("*.json"))
+
+
+def test_a_flavor_of_another_machine_can_be_switched_away_from(person: Person) -> None:
+    keep(person.environment, Choice(0, {0: "48xLarge"}))
+    assert "48xLarge" in person.ask("smi").stdout
+    with pytest.raises(Diagnostic, match="the chosen flavor `48xLarge` is not one of this machine's"):
+        current_flavor(person.environment)
+    done = person.ask("switch_model", typed="1\nq\n")
+    assert done.stdout.startswith("Current MoAI Accelerator: 48xLarge, which this machine does not have\n")
+    assert current_flavor(person.environment).size == "Small"
+
+
+def test_the_planner_plans_against_the_flavors_memory() -> None:
+    host, idle = Host(cores=2, memory=24 * GIB), {"pss": GIB, "data": 0}
+    half, whole, split = (memory_per_worker(host.flavor(workers), idle) for workers in (1, 2, 4))
+    assert half == whole == int(USABLE * 12 * GIB) - GIB
+    assert split == int(USABLE * 6 * GIB) - GIB
 
 
 CHOSEN = """
