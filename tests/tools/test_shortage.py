@@ -62,8 +62,9 @@ import resource, sys, torch
 from pathlib import Path
 from moaic.runtime import session
 
+FIXED = {"dp": 2, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("moai")
-step = torch.compile(model, backend="moai", dynamic=False, options={"dp": 2, "micro_batches": 1, "recompute": "saved"})
+step = torch.compile(model, backend="moai", dynamic=False, options=FIXED)
 step(torch.ones(8, 64).to("moai")).sum().backward()
 torch.moai.synchronize()
 for worker in session.accelerator().stats().workers:
