@@ -17,9 +17,8 @@ from typing import Any, Final, cast
 from unittest import mock
 
 import torch
-from torch import Tensor, fx
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from moaic.ir.errors import Diagnostic
@@ -217,7 +216,7 @@ def _kernel(node: Any, kernels: Mapping[Any, tuple[str, str]]) -> Generated | No
         if not isinstance(node, ExternKernelSchedulerNode):
             return None
         name = str(parts[0].node.python_kernel_name or parts[0].node.op_overload)
-    origins: list[fx.Node] = [origin for part in parts for origin in part.node.get_origins()]
+    origins: list[Any] = [origin for part in parts for origin in part.node.get_origins()]
     computed = [origin for origin in dict.fromkeys(origins) if _flops(origin)]
     products = [origin for origin in computed if _packet(origin) in HEAVY] if source is None else []
     # What else such a call is said to come from, its operands were made of by other kernels.
@@ -243,22 +242,22 @@ def _counted(rows: Sequence[Generated]) -> list[Generated]:
     return list(found.values())
 
 
-def _packet(node: fx.Node) -> str:
+def _packet(node: Any) -> str:
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
-def _dtype(node: fx.Node) -> str:
+def _dtype(node: Any) -> str:
     return DTYPE_NAMES[node.meta["val"].dtype]
 
 
-def _flops(node: fx.Node) -> float:
+def _flops(node: Any) -> float:
     """Operations of an FX node: those of matrix products by their sizes, else one per element read or written."""
     value: Any = node.meta.get("val")
     if node.op != "call_function" or getattr(node.target, "is_view", False) or value is None:
         return 0.0
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is not None:
-        given, named = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        given, named = tree_map(lambda each: getattr(each, "meta", {}).get("val", each), (node.args, node.kwargs))
         return float(count(*given, **named, out_val=value))
     values: list[Any] = [each.meta["val"] for each in (*node.all_input_nodes, node)]
     return float(max(prod(each.shape) for each in tree_leaves(values) if isinstance(each, Tensor)))
