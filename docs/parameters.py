@@ -46,7 +46,7 @@ class Setup:
 SMALL = Setup("cpu", batches=(8, 32), sequence=256, workers=(1, 2))
 """What the tutorials train by default, where they train it."""
 
-PUBLISHED = Setup("h100", batches=(8,), sequence=2048, workers=(8,), plan="pp=1,tp=1,cp=1,micro_batches=1")
+PUBLISHED = Setup("h100", batches=(8,), sequence=2048, workers=(8,), plan="dp=8,tp=1,cp=1,micro_batches=1")
 """The published sizes on one host of GPUs; only data parallelism is looked at, to keep the pages quick to make."""
 
 

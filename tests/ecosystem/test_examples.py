@@ -48,7 +48,7 @@ def wanted(*packages: str) -> pytest.MarkDecorator:
     "name",
     [
         pytest.param("tensorboard_log", marks=wanted("tensorboard")),
-        pytest.param("distributed_checkpoint"),
+        pytest.param("distributed_checkpoint", marks=[pytest.mark.exact]),
         pytest.param("safetensors_weights", marks=[pytest.mark.exact]),
         pytest.param("peft_lora", marks=[wanted("peft"), pytest.mark.exact]),
         pytest.param("lightning_fit", marks=[wanted("lightning"), pytest.mark.exact]),
@@ -65,7 +65,7 @@ def test_an_example_trains_as_plain_pytorch_does(name: str, home: Path) -> None:
 @pytest.mark.exact
 @wanted("nbclient", "ipykernel")
 def test_the_notebook_runs(home: Path) -> None:
-    shown = run([sys.executable, str(ROOT / "examples" / "run_notebook.py")], home)
+    shown = run([sys.executable, str(ROOT / "examples" / "run_notebook.py")], home, MOAI_PLAN="dp=2")
     assert "torch.Size([128, 1])" in shown
     assert "device='moai:0'" in shown
     assert "'dp=2" in shown
