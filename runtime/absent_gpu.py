@@ -250,6 +250,11 @@ def _dtype(node: Any) -> str:
     return DTYPE_NAMES[node.meta["val"].dtype]
 
 
+def _example(value: Any) -> Any:
+    """The tensor that a node stands for; what is no node as it is."""
+    return value.meta["val"] if hasattr(value, "meta") else value
+
+
 def _flops(node: Any) -> float:
     """Operations of an FX node: those of matrix products by their sizes, else one per element read or written."""
     value: Any = node.meta.get("val")
@@ -257,7 +262,7 @@ def _flops(node: Any) -> float:
         return 0.0
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is not None:
-        given, named = tree_map(lambda each: getattr(each, "meta", {}).get("val", each), (node.args, node.kwargs))
+        given, named = tree_map(_example, (node.args, node.kwargs))
         return float(count(*given, **named, out_val=value))
     values: list[Any] = [each.meta["val"] for each in (*node.all_input_nodes, node)]
     return float(max(prod(each.shape) for each in tree_leaves(values) if isinstance(each, Tensor)))
