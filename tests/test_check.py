@@ -15,7 +15,7 @@ from moaic.check import Step
 from moaic.cli import main
 from moaic.passes.program import Programs
 
-REMOTE = Path(__file__).parent / "models" / "remote"
+REMOTE = Path(__file__).parents[1] / "tutorial" / "baichuan2"
 
 STEP = """// moai 1
 func @step(%x: f32[8, 4] input "x", %w: f32[4, 4] param "w", %t: f32[] tangent "loss")
