@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_references_name_what_is_declared(site: Path) -> None:
 
     ops, passes = ((site / "reference" / f"{name}.html").read_text(encoding="utf-8") for name in ("ops", "passes"))
     assert all(name in ops for name in OPS)
-    assert all(each.summary.replace("'", "&#x27;") in passes or each.summary in passes for each in PASSES.values())
+    assert all(html.escape(each.summary.partition("`")[0]) in passes for each in PASSES.values())
     assert "m k, k n -&gt; m n" in ops
 
 
