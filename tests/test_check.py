@@ -107,7 +107,9 @@ def test_the_first_step_of_a_script(tmp_path: Path) -> None:
 
 
 def test_a_model_with_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["check", str(REMOTE), "--devices", "2", "--batch", "2", "--set", "num_hidden_layers=1"]
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    settings = [word for name, size in {**small, "vocab_size": 64}.items() for word in ("--set", f"{name}={size}")]
+    arguments = ["check", str(REMOTE), "--devices", "2", "--batch", "2", *settings]
     assert main([*arguments, "--trust-remote-code"]) == 0
     assert " (model, plan) pairs on virtual ranks: " in capsys.readouterr().out
 
