@@ -107,7 +107,7 @@ class BaichuanModel(BaichuanPreTrainedModel):
         x = self.embed_tokens(input_ids)
         bias = self.bias(input_ids.shape[1], x.dtype, x.device)
         lowest = torch.finfo(x.dtype).min
-        bias = bias + torch.where(attention_mask[:, None, None, :].bool(), 0.0, lowest)
+        bias = bias + torch.where(attention_mask[:, None, None, :].bool(), 0.0, lowest).to(x.dtype)
         for layer in self.layers:
             x = layer(x, bias)
         return self.norm(x)
