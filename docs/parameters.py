@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ TITLES: Mapping[str, str] = {
     "llama3": "Llama 3",
     "mistral": "Mistral",
     "qwen": "Qwen 2.5",
-    "baichuan2": "Baichuan 2",
     "gpt": "GPT",
 }
 
@@ -60,7 +59,7 @@ def page(family: str) -> Iterator[str]:
     """The text of a family's page, piece by piece."""
     yield f"# {TITLES[family]}: parameter guide\n\nMade by `python docs/parameters.py {family}`.\n\n{HEAD}"
     for size in sizes(family):
-        setup = SMALL if size == "small" else PUBLISHED
+        setup = setup_of(family, size)
         yield f"\n## {size} on {machine_of(setup).name}\n\n{_said(setup)}\n\n{head()}\n"
         yield from (f"{line}\n" for line in table(family, size, setup))
 
@@ -72,6 +71,13 @@ of AdamW.
 """
 
 
+def setup_of(family: str, size: str) -> Setup:
+    """Rows no longer than the model has positions for."""
+    setup = SMALL if size == "small" else PUBLISHED
+    most = getattr(_families().built_in(family, size), "max_position_embeddings", setup.sequence)
+    return replace(setup, sequence=min(setup.sequence, most))
+
+
 def _said(setup: Setup) -> str:
     kept = f" Only plans with `{setup.plan}` were looked at." if setup.plan else ""
     return f"{setup.sequence} tokens in a row.{kept} The machine is described in `docs/machines/{setup.machine}.json`."
@@ -79,7 +85,7 @@ def _said(setup: Setup) -> str:
 
 def sizes(family: str) -> list[str]:
     """Those of the tutorial but the tiny one, which is for tests."""
-    return [size for size in _families()[family].sizes if size != "tiny"]
+    return [size for size in _families().FAMILIES[family].sizes if size != "tiny"]
 
 
 def table(family: str, size: str, setup: Setup) -> Iterator[str]:
@@ -93,9 +99,8 @@ def table(family: str, size: str, setup: Setup) -> Iterator[str]:
 
 
 def question(family: str, size: str, setup: Setup) -> Question:
-    found = _families()[family]
-    remote = isinstance(found.architecture, Path)
-    source = Source(str(found.architecture), found.sizes[size], trust_remote_code=remote)
+    found = _families().FAMILIES[family]
+    source = Source(str(found.architecture), found.sizes[size])
     request = parse_request(setup.plan)
     return Question(source, setup.batches, setup.sequence, machine_of(setup), setup.workers, request)
 
@@ -104,11 +109,12 @@ def machine_of(setup: Setup) -> Machine:
     return from_text((DOCS / "machines" / f"{setup.machine}.json").read_text(encoding="utf-8"))
 
 
-def _families() -> Mapping[str, Any]:
+def _families() -> Any:
+    """The tutorials' module."""
     sys.path.insert(0, str(ROOT / "tutorial"))
     import families
 
-    return families.FAMILIES
+    return families
 
 
 if __name__ == "__main__":
