@@ -27,6 +27,7 @@ TITLES: Mapping[str, str] = {
     "llama3": "Llama 3",
     "mistral": "Mistral",
     "qwen": "Qwen 2.5",
+    "baichuan2": "Baichuan 2",
     "gpt": "GPT",
 }
 
@@ -100,7 +101,8 @@ def table(family: str, size: str, setup: Setup) -> Iterator[str]:
 
 def question(family: str, size: str, setup: Setup) -> Question:
     found = _families().FAMILIES[family]
-    source = Source(str(found.architecture), found.sizes[size])
+    own_code = isinstance(found.architecture, Path)
+    source = Source(str(found.architecture), found.sizes[size], trust_remote_code=own_code)
     request = parse_request(setup.plan)
     return Question(source, setup.batches, setup.sequence, machine_of(setup), setup.workers, request)
 

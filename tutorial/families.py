@@ -35,6 +35,11 @@ ONE_END: Settings = {"bos_token_id": 0, "eos_token_id": 0}
 NO_DROPOUT: Settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
+def without_positions(settings: Settings) -> Settings:
+    """For a model that is told by distances where a token stands, and reads texts of any length."""
+    return {name: value for name, value in settings.items() if name != "max_position_embeddings"}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """An architecture: a model type of transformers or a folder with remote code, and its settings for each size."""
@@ -135,8 +140,8 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan2": Family(
         BAICHUAN2,
         {
-            "tiny": {**TINY, **NARROW, "dtype": "float32"},
-            "small": {**SMALL, **WIDE, "dtype": "float32"},
+            "tiny": {**without_positions(TINY), **NARROW, "dtype": "float32"},
+            "small": {**without_positions(SMALL), **WIDE, "dtype": "float32"},
             "13b": {},
         },
     ),

@@ -259,11 +259,12 @@ class _Reader:
     def _constant(self, tensor: Any) -> Any:
         if not isinstance(tensor, Tensor):
             return tensor
-        with no_dispatch():
+        with no_dispatch():  # a model without weights is captured among tensors without values
             tensor = tensor.detach().cpu()
+            number = None if tensor.dim() else tensor.item()
         kind = TensorType(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
-        if tensor.dim() == 0:
-            return self.emit("aten.full", (), kind, size=(), fill_value=tensor.item(), dtype=kind.dtype)
+        if number is not None:
+            return self.emit("aten.full", (), kind, size=(), fill_value=number, dtype=kind.dtype)
         value = Value(kind, f"constant{len(self.constants)}")
         self.constants.append((value, tensor))
         return value
