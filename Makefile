@@ -24,8 +24,8 @@ test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ALONE)
 	$(BIN)/python -m pytest $(ALONE:%=--ignore=%)
 
-exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers
-	$(BIN)/python -m pytest tests/models -m exact
+exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
+	$(BIN)/python -m pytest tests/models tests/tutorial tests/tools tests/test_kernels.py -m exact
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moaic.amount import amount
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.ops import OPS, flops_of
@@ -442,14 +443,14 @@ def _summary(module: Module) -> list[str]:
     total = sum(runs[name] * flops[name] for name in flops)
     ops = sum(len(function.ops) for function in module.functions)
     mesh = f", mesh {module.mesh} of {_count(module.mesh.ranks, 'rank')}" if module.mesh.axes else ""
-    head = f"{_count(len(module.functions), 'function')}, {_count(ops, 'op')}{mesh}, {_amount(total)}FLOP a run"
+    head = f"{_count(len(module.functions), 'function')}, {_count(ops, 'op')}{mesh}, {amount(total)}FLOP a run"
     rows = [
         (
             f"@{function.name}",
             str(runs[function.name]),
             str(len(function.ops)),
-            f"{_amount(flops[function.name])}FLOP",
-            *(f"{_amount(size)}B" for size in _ends(function, module)),
+            f"{amount(flops[function.name])}FLOP",
+            *(f"{amount(size)}B" for size in _ends(function, module)),
         )
         for function in module.functions
     ]
@@ -473,7 +474,7 @@ def _op_table(module: Module) -> list[str]:
     total = max(1, work.total())
     names = sorted(count, key=lambda name: (-work[name], -count[name], name))
     rows = [
-        (name, str(count[name]), f"{_amount(work[name])}FLOP", f"{work[name] / total:.1%}", _remark(name))
+        (name, str(count[name]), f"{amount(work[name])}FLOP", f"{work[name] / total:.1%}", _remark(name))
         for name in names
     ]
     return _table(("op", "runs", "work", "share", ""), rows)
@@ -500,12 +501,3 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _count(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def _amount(number: float) -> str:
-    """Three digits and a decimal prefix, ending in a space or the prefix: `1.23 G`."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 999.5:
-            return f"{number:.3g} {prefix}"
-        number /= 1000
-    return f"{number:.3g} P"

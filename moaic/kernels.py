@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from moaic.amount import amount
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.local import localize
@@ -142,20 +143,13 @@ def save(folder: Path, made: Sequence[Made], target: Target) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     counts = ("-" if number is None else str(number) for number in (row.registers, row.shared, row.spills))
-    amounts = (_amount(row.nbytes, "B"), _amount(row.flops, ""), _seconds(row.seconds))
+    amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), _seconds(row.seconds))
     return (row.kernel, str(row.calls), *counts, *amounts, " ".join(row.ops))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *middle, last = zip(cells, widths, strict=True)
     return "  ".join(["", first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in middle), last[0]])
-
-
-def _amount(number: float, unit: str) -> str:
-    for step, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= step:
-            return f"{number / step:.3g} {prefix}{unit}"
-    return f"{number:.3g} {unit}".rstrip()
 
 
 def _seconds(seconds: float) -> str:

@@ -38,14 +38,18 @@ NEEDED: Final = (
     "torch._inductor.scheduler:has_triton",
     "torch._inductor.scheduler:ExternKernelSchedulerNode",
     "torch._inductor.codegen.triton:TritonScheduling.define_kernel",
+    "torch._inductor.codecache:PyCodeCache.load",
     "torch._inductor.runtime.hints:DeviceProperties.create",
+    "torch._inductor.runtime.triton_helpers:set_driver_to_gpu",
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_config",
+    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.can_statically_launch",
     "torch.utils._triton:triton_hash_with_backend",
     "torch.cuda:get_device_properties",
     "torch.cuda:get_device_capability",
     "torch.cuda:current_device",
     "torch._decomp:decomposition_table",
 )
-"""Everything private that is used here, as `module:name`."""
+"""Everything private that is used here, and by `gpu_binary` on what is made here, as `module:name`."""
 
 HEAVY: Final = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 

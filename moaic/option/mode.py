@@ -18,10 +18,6 @@ class Mode:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    @property
-    def is_on(self) -> bool:
-        return bool(self._undo)
-
     def enable(self, choices: Choices) -> None:
         """Map every call; with new choices where it was on before."""
         self.disable()
