@@ -18,7 +18,8 @@ from moaic.ir.ops import SEND, Kind, flops_of, kind_of
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, Kernel
-from moaic.passes.machine import ZERO, Machine, Number, Source, larger_side, total
+from moaic.passes.key import key_of
+from moaic.passes.machine import ZERO, Machine, MadeKernel, Number, Source, larger_side, total
 from moaic.passes.memory import FusedFunctions, trainables
 from moaic.passes.rank import homes
 from moaic.passes.simulate import simulate
@@ -63,7 +64,7 @@ FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
 class Prediction:
     """Seconds of one step, and what they go into.
 
-    `heavy` and `light` kernels, `collective`, `send`, `move`, `overhead`, `bubble` and `optimizer`.
+    `heavy` and `light` kernels, their `launch`, `collective`, `send`, `move`, `overhead`, `bubble` and `optimizer`.
     """
 
     parts: Mapping[str, Number]
@@ -140,9 +141,27 @@ def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
 
 
 def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
-    heavy = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None]
-    light = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None]
-    return {"heavy": total(heavy), "light": total(light)}
+    """Of the kernels that were made of the function where there are any, else of those that `fusion` expects."""
+    made = machine.made.get(key_of(fused.function)) if machine.made else None
+    if made is None:
+        calls = len(fused.kernels)
+        heavy = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None]
+        light = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None]
+    else:
+        calls = sum(kernel.calls for kernel in made)
+        heavy = [_made(kernel, machine) for kernel in made if kernel.heavy is not None]
+        light = [_made(kernel, machine) for kernel in made if kernel.heavy is None]
+    spent = {"heavy": total(heavy), "light": total(light)}
+    if machine.launch.value:
+        spent["launch"] = machine.launch.times(calls)
+    return spent
+
+
+def _made(kernel: MadeKernel, machine: Machine) -> Number:
+    """All calls, each the longer of arithmetic and traffic."""
+    rate = machine.rate("cheap", "f32") if kernel.heavy is None else machine.rate("mm", kernel.heavy)
+    arithmetic = Number(kernel.flops / rate.value, rate.source)
+    return max(arithmetic, machine.seconds_to_move(kernel.nbytes), key=lambda number: number.value).times(kernel.calls)
 
 
 def _kernel(kernel: Kernel, machine: Machine) -> Number:

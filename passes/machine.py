@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
@@ -18,7 +19,9 @@ class Source(IntEnum):
     MEASURED = 0
     INTERPOLATED = 1
     """Measured for another dtype, size or number of ranks."""
-    ASSUMED = 2
+    PUBLISHED = 2
+    """From the maker's data sheet: the most that can be had."""
+    ASSUMED = 3
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -34,6 +37,9 @@ class Number:
     def worse(self, source: Source) -> Number:
         """This number where it stands for something that is at best as good as `source`."""
         return Number(self.value, max(self.source, source))
+
+    def times(self, count: int) -> Number:
+        return Number(count * self.value, self.source)
 
     def __str__(self) -> str:
         return f"{self.value:.4g} ({self.source})"
@@ -59,6 +65,25 @@ class Link:
     latency: Number
     rate: Number
     ranks: int
+    direct: bool = False
+    """Every two ranks are joined by a link of their own: of a smaller group's links fewer are of use."""
+
+    def seconds(self, kind: str, nbytes: float, ranks: int) -> float:
+        """Of the collective over a group of `ranks`, in which each holds `nbytes` of the larger side."""
+        more = sent_share(kind, ranks) / sent_share(kind, self.ranks)
+        links = (ranks - 1) / (self.ranks - 1) if self.direct else 1.0
+        return self.latency.value + more * nbytes / (links * self.rate.value)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKernel:
+    """What one run of a function does in a kernel that a compiler has made of it: bytes and FLOPs of one call."""
+
+    calls: int
+    nbytes: float
+    flops: float
+    heavy: str | None = None
+    """The dtype of the matrix product that it is, if it is one."""
 
 
 ASSUMED_LATENCY = 50e-6
@@ -99,6 +124,10 @@ class Machine:
     call_overhead: Number = Number(20e-6)
     """Seconds per instruction that are not the work itself."""
     name: str = ""
+    launch: Number = ZERO
+    """Seconds from one kernel of a function to the next."""
+    made: Mapping[str, tuple[MadeKernel, ...]] = field(default_factory=dict[str, tuple[MadeKernel, ...]])
+    """Kernels of functions, by `key_of` the function, where they were made for this machine: better than `fusion`."""
 
     def rate(self, family: str, dtype: str) -> Number:
         """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
@@ -126,10 +155,9 @@ class Machine:
         if link is None:
             seconds = ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(kind, ranks) * nbytes / self.bandwidth.value
             return Number(seconds, Source.ASSUMED)
-        more = sent_share(kind, ranks) / sent_share(kind, link.ranks)
         source = max(link.latency.source, link.rate.source)
         known = source if link.ranks == ranks else max(source, Source.INTERPOLATED)
-        return Number(link.latency.value + more * nbytes / link.rate.value, known)
+        return Number(link.seconds(kind, nbytes, ranks), known)
 
 
 def sent_share(kind: str, ranks: int) -> float:
@@ -144,7 +172,7 @@ def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:
 
 
 def to_text(machine: Machine) -> str:
-    """JSON, one line per number, in the form that `from_text` reads."""
+    """JSON, in the form that `from_text` reads."""
     return json.dumps(
         {
             "name": machine.name,
@@ -152,11 +180,10 @@ def to_text(machine: Machine) -> str:
             "memory": machine.memory,
             "bandwidth": _number_out(machine.bandwidth),
             "call_overhead": _number_out(machine.call_overhead),
+            "launch": _number_out(machine.launch),
             "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
-            "links": {
-                kind: {"latency": _number_out(link.latency), "rate": _number_out(link.rate), "ranks": link.ranks}
-                for kind, link in sorted(machine.links.items())
-            },
+            "links": {kind: _link_out(link) for kind, link in sorted(machine.links.items())},
+            "made": {key: [astuple(kernel) for kernel in kernels] for key, kernels in sorted(machine.made.items())},
         },
         indent=1,
     )
@@ -173,13 +200,25 @@ def from_text(text: str) -> Machine:
             bandwidth=_number_in(data["bandwidth"]),
             call_overhead=_number_in(data["call_overhead"]),
             flops={str(key): _number_in(number) for key, number in data["flops"].items()},
-            links={
-                str(kind): Link(_number_in(link["latency"]), _number_in(link["rate"]), int(link["ranks"]))
-                for kind, link in data.get("links", {}).items()
+            launch=_number_in(data["launch"]) if "launch" in data else ZERO,
+            links={str(kind): _link_in(link) for kind, link in data.get("links", {}).items()},
+            made={
+                str(key): tuple(MadeKernel(*kernel) for kernel in kernels)
+                for key, kernels in data.get("made", {}).items()
             },
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Diagnostic(f"this does not describe a machine: {type(error).__name__}: {error}") from error
+
+
+def _link_out(link: Link) -> dict[str, object]:
+    ends = {"latency": _number_out(link.latency), "rate": _number_out(link.rate)}
+    return {**ends, "ranks": link.ranks, "direct": link.direct}
+
+
+def _link_in(data: Mapping[str, Any]) -> Link:
+    latency, rate = _number_in(data["latency"]), _number_in(data["rate"])
+    return Link(latency, rate, int(data["ranks"]), bool(data.get("direct", False)))
 
 
 def _number_out(number: Number) -> list[float | str]:
