@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.flavors import Flavor, asked_for, flavors, named, this_host
+from moaic.runtime.flavors import Flavor, asked_for, flavors, hosts, named, startable
 from moaic.runtime.folders import state_folder, write_whole
 
 MOST_ACCELERATORS: Final = 5
@@ -63,13 +63,13 @@ class Choice:
 
 
 def choice(environment: Mapping[str, str]) -> Choice:
-    """What the person chose; one accelerator that takes the whole host where nobody has."""
+    """What the person chose; one accelerator that takes this whole host where nobody has."""
     path = _path(environment)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Choice(int(data["current"]), {int(number): str(size) for number, size in data["sizes"].items()})
     except FileNotFoundError:
-        return Choice(0, {0: _whole().size})
+        return Choice(0, {0: _whole(environment).size})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Diagnostic(
             f"{path} cannot be read: {type(error).__name__}: {error}",
@@ -103,21 +103,20 @@ def current_flavor(environment: Mapping[str, str]) -> Flavor:
 
     Raises Diagnostic for one that there is not.
     """
-    known = flavors(environment)
     if (text := environment.get("MOAI_FLAVOR")) is not None:
-        return asked_for(text, known)
-    return flavor_of(choice(environment).chosen(current(environment)), known)
+        return asked_for(text, environment)
+    return flavor_of(choice(environment).chosen(current(environment)), flavors(environment))
 
 
 def flavor_of(size: str, known: Sequence[Flavor]) -> Flavor:
-    """The flavor that was chosen by its size. Raises Diagnostic where there is none of it any more."""
+    """The flavor that was chosen by its size. Raises Diagnostic where it is not here any more."""
     found = named(size, known)
     if found is None:
         raise Diagnostic(
             f"the chosen flavor `{size}` is not one of this machine's",
             hint="choose another by `moai-switch-model`, or set MOAI_FLAVOR",
         )
-    return found
+    return startable(found, known)
 
 
 def next_job(environment: Mapping[str, str]) -> int:
@@ -143,6 +142,6 @@ def _path(environment: Mapping[str, str]) -> Path:
     return state_folder(environment) / "accelerators.json"
 
 
-def _whole() -> Flavor:
-    host = this_host()
-    return host.flavor(host.workers)
+def _whole(environment: Mapping[str, str]) -> Flavor:
+    here, *_ = hosts(environment)
+    return here.flavor(here.workers)

@@ -1,19 +1,20 @@
-"""Flavors: the sizes that an accelerator can have here, each with its workers and the memory that these have together.
+"""Flavors: the sizes that an accelerator can have, each with its workers and the memory that these have together.
 
 Workers of one host share its memory: those that a whole host has divide all of it, and more of them have no more.
+A cluster's flavors fill this host first, and the others in the order of `cluster.toml`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from moaic.ir.errors import Diagnostic, Span
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.cluster import Listed, listed_hosts
 from moaic.runtime.folders import config_folder
 from moaic.runtime.memory import host_bytes
+from moaic.runtime.tables import GIB, Table, read_tables
 from moaic.runtime.threads import cores
 
 SIZES: Final[Mapping[str, int]] = {"Small": 1, "Medium": 2, "Large": 4, "xLarge": 8}
@@ -24,8 +25,7 @@ MULTIPLES: Final = (1.5, 2, 3, 4, 6, 8, 12, 24, 48)
 MOST_WORKERS: Final = 8
 """Workers started when nobody says how many, and carried even by a host of fewer cores."""
 
-GIB: Final = 1 << 30
-UNITS: Final = {"MB": 1 << 20, "GB": GIB, "TB": 1 << 40}
+EXAMPLE: Final = 'a flavor reads [[flavor]] and, below, name = "night", workers = 4 and perhaps memory = "16GB"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Flavor:
     workers: int
     memory: int
     """Bytes of all workers together."""
+    others: str = ""
+    """`node2, node3`: the other hosts that it needs, where no workers can be started yet."""
 
     @property
     def name(self) -> str:
@@ -54,12 +56,21 @@ class Host:
     """What flavors are made from."""
 
     cores: int
+    """Or, of a host of a cluster, as many workers as it has."""
     memory: int
+    name: str = "localhost"
+    in_cluster: bool = False
+    """Where others have workers too, no host has more than it can compute with."""
 
     @property
     def workers(self) -> int:
         """How many workers take the whole host, and are started when nobody says how many."""
-        return min(self.cores, MOST_WORKERS)
+        return self.cores if self.in_cluster else min(self.cores, MOST_WORKERS)
+
+    @property
+    def most(self) -> int:
+        """How many workers the largest of its usual sizes has."""
+        return self.cores if self.in_cluster else max(self.cores, MOST_WORKERS)
 
     def flavor(self, workers: int) -> Flavor:
         """Some workers with their share of the host's memory."""
@@ -68,23 +79,36 @@ class Host:
 
 
 def this_host() -> Host:
+    """As it is, whatever `cluster.toml` says."""
     return Host(cores(), host_bytes())
 
 
-def ladder(host: Host) -> list[Flavor]:
-    """The usual sizes that the host carries, and the one that takes it whole."""
+def hosts(environment: Mapping[str, str]) -> list[Host]:
+    """This host alone; with a `cluster.toml` this host as it is listed, or as it is, and then the others of the file.
+
+    Raises Diagnostic for a broken file.
+    """
+    listed, here = listed_hosts(config_folder(environment) / "cluster.toml"), this_host()
+    if not listed:
+        return [here]
+    ours = [_host(each) for each in listed if each.is_here] or [Host(here.workers, here.memory, in_cluster=True)]
+    return [*ours, *(_host(each) for each in listed if not each.is_here)]
+
+
+def ladder(here: Host, *others: Host) -> list[Flavor]:
+    """The usual sizes that this host carries and the one that takes it whole; then those that need other hosts."""
     usual = [*SIZES.values(), *(int(MOST_WORKERS * multiple) for multiple in MULTIPLES)]
-    most = max(host.cores, MOST_WORKERS)
-    return [host.flavor(workers) for workers in sorted({*(n for n in usual if n <= most), host.workers})]
+    whole = sum(host.workers for host in (here, *others))
+    counts = sorted({*(n for n in usual if n <= max(here.most, whole)), here.workers, whole})
+    return [here.flavor(n) if n <= here.most else _spread(n, here, *others) for n in counts]
 
 
 def flavors(environment: Mapping[str, str]) -> list[Flavor]:
-    """All flavors there are: the ladder of this host, then the person's own. Raises Diagnostic for a broken file."""
-    path = config_folder(environment) / "flavors.toml"
-    host = this_host()
-    own = _own(path, host) if path.exists() else []
+    """All flavors there are: the ladder, then the person's own. Raises Diagnostic for a broken file."""
+    here, *others = hosts(environment)
+    own = [_own(table, here) for table in read_tables(config_folder(environment) / "flavors.toml", "flavor", EXAMPLE)]
     taken = {flavor.size.lower() for flavor in own}
-    return [*(flavor for flavor in ladder(host) if flavor.size.lower() not in taken), *own]
+    return [*(flavor for flavor in ladder(here, *others) if flavor.size.lower() not in taken), *own]
 
 
 def named(text: str, known: Sequence[Flavor]) -> Flavor | None:
@@ -93,15 +117,27 @@ def named(text: str, known: Sequence[Flavor]) -> Flavor | None:
     return next((flavor for flavor in known if wanted in (flavor.name.lower(), flavor.size.lower())), None)
 
 
-def asked_for(text: str, known: Sequence[Flavor]) -> Flavor:
+def asked_for(text: str, environment: Mapping[str, str]) -> Flavor:
     """The flavor that MOAI_FLAVOR or `torch.moai.set_flavor` names, or of so many workers. Raises Diagnostic."""
+    known = flavors(environment)
     found = named(text, known)
-    if found is not None:
-        return found
-    if text.isdecimal() and int(text) >= 1:
-        return this_host().flavor(int(text))
-    names = ", ".join(flavor.name for flavor in known)
-    raise Diagnostic(f"there is no flavor `{text}`", hint=f"give a number of workers, from 1 on, or one of {names}")
+    if found is None and text.isdecimal() and int(text) >= 1:
+        found = _counted(int(text), hosts(environment))
+    if found is None:
+        names = ", ".join(flavor.name for flavor in known)
+        raise Diagnostic(f"there is no flavor `{text}`", hint=f"give a number of workers, from 1 on, or one of {names}")
+    return startable(found, known)
+
+
+def startable(flavor: Flavor, known: Sequence[Flavor]) -> Flavor:
+    """The flavor, if it lies on this host alone. Raises Diagnostic."""
+    if flavor.others:
+        here = ", ".join(each.name for each in known if not each.others)
+        raise Diagnostic(
+            f"flavor `{flavor.name}` needs {flavor.others}, and workers on other hosts cannot be started yet",
+            hint=f"choose one that lies on this host alone: {here}",
+        )
+    return flavor
 
 
 def _size(workers: int) -> str:
@@ -109,62 +145,40 @@ def _size(workers: int) -> str:
     return usual.get(workers, f"{workers / MOST_WORKERS:g}xLarge")
 
 
-def _own(path: Path, host: Host) -> list[Flavor]:
-    """The flavors of a file; raises Diagnostic with the line where it is broken."""
-    import tomllib  # most people have no such file, and tools are to answer at once
-
-    text = path.read_text(encoding="utf-8")
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Diagnostic(*_broken(path, text, str(error)), hint=EXAMPLE) from None
-    for word, found in tables.items():
-        if word != "flavor" or not isinstance(found, list):
-            raise Diagnostic(f"`{word}` is nothing that flavors are made of", _span(path, text, word), hint=EXAMPLE)
-    rows: list[Mapping[str, Any]] = tables.get("flavor", [])
-    return [_flavor(path, text, row, host) for row in rows]
+def _host(listed: Listed) -> Host:
+    return Host(listed.workers, listed.memory, listed.name, in_cluster=True)
 
 
-EXAMPLE: Final = 'a flavor reads [[flavor]] and, below, name = "night", workers = 4 and perhaps memory = "16GB"'
+def _counted(workers: int, found: Sequence[Host]) -> Flavor:
+    """Of any number of workers; in a cluster, of no more than this host has or, with others, all have."""
+    here, *others = found
+    return _spread(workers, here, *others) if here.in_cluster and workers > here.most else here.flavor(workers)
 
 
-def _flavor(path: Path, text: str, row: Mapping[str, Any], host: Host) -> Flavor:
-    """One table of the file."""
-    name, workers, memory = row.get("name"), row.get("workers"), row.get("memory")
-    for key in row.keys() - {"name", "workers", "memory"}:
-        raise Diagnostic(f"a flavor has no `{key}`", _span(path, text, key), hint=EXAMPLE)
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise Diagnostic("a flavor needs a name, a text", _span(path, text, "name"), hint=EXAMPLE)
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        place = _span(path, text, "workers", after=f'"{name}"')
-        raise Diagnostic(f"flavor `{name}` needs workers, a whole number from 1 on", place, hint=EXAMPLE)
-    if memory is None:
-        return Flavor(name, workers, host.flavor(workers).memory)
-    amount = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]B)", str(memory))
-    place = _span(path, text, "memory", after=f'"{name}"')
-    if amount is None:
-        raise Diagnostic(f'flavor `{name}` has memory = {memory!r}, which is no amount such as "16GB"', place)
-    nbytes = int(float(amount[1]) * UNITS[amount[2]])
-    if not 0 < nbytes <= host.memory:
-        most = f"{host.memory / GIB:.1f}GB"
-        raise Diagnostic(f"flavor `{name}` has {memory} of memory, and this host has {most}", place)
-    return Flavor(name, workers, nbytes)
+def _spread(workers: int, here: Host, *others: Host) -> Flavor:
+    """Workers that fill one host after the other, with their shares of these hosts' memory. Raises Diagnostic."""
+    left, memory, used = workers, 0, list[str]()
+    for host in (here, *others):
+        taken = min(left, host.workers)
+        left -= taken
+        memory += host.memory * taken // host.workers
+        used += [host.name] if taken else []
+    if left:
+        raise Diagnostic(
+            f"the hosts of cluster.toml have {workers - left} workers together, and not {workers}",
+            hint=f"ask for {here.workers} or less",
+        )
+    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]))
 
 
-def _broken(path: Path, text: str, error: str) -> tuple[str, Span]:
-    """What is wrong with a text that is no TOML, and where: its parser says both in one sentence."""
-    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", error)
-    lines = text.splitlines() or [""]
-    message, line, column = found.groups() if found else (error, None, None)
-    number = min(int(line or len(lines)), len(lines))
-    return message, Span(str(path), number, int(column or 1), 1, lines[number - 1])
-
-
-def _span(path: Path, text: str, word: str, after: str = "") -> Span:
-    """Where a word begins a line, from the first on that contains `after`; that line where there is none."""
-    lines = text.splitlines()
-    first = next((index for index, line in enumerate(lines) if after in line), 0)
-    begins = re.compile(rf"[\s\[\"']*{re.escape(word)}\b")
-    index = next((i for i, line in enumerate(lines[first:], first) if begins.match(line)), first)
-    at = max(0, lines[index].find(word))
-    return Span(str(path), index + 1, at + 1, len(word), lines[index])
+def _own(table: Table, here: Host) -> Flavor:
+    """One of the person's own."""
+    table.check_keys(("name", "workers", "memory"))
+    name, workers = table.name(), table.workers()
+    if here.in_cluster and workers > here.workers:
+        raise Diagnostic(
+            f"flavor `{name}` has {workers} workers, and in the cluster this host has {here.workers}",
+            table.place("workers"),
+        )
+    has_memory = "memory" in table.values
+    return Flavor(name, workers, table.memory(here.memory) if has_memory else here.flavor(workers).memory)

@@ -14,7 +14,7 @@ PRIVATE: Final = 0o700
 
 
 def config_folder(environment: Mapping[str, str]) -> Path:
-    """Holds what the person writes: `flavors.toml`."""
+    """Holds what the person writes: `flavors.toml`, `cluster.toml`."""
     return _below(environment, "XDG_CONFIG_HOME", ".config")
 
 

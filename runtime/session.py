@@ -12,7 +12,7 @@ from moaic.ir.layout import Mesh
 from moaic.runtime import startup
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.choice import current, current_flavor
-from moaic.runtime.flavors import Flavor, asked_for, flavors
+from moaic.runtime.flavors import Flavor, asked_for
 from moaic.runtime.jobs import Job, begin, jobs
 from moaic.runtime.launch import launch
 
@@ -52,7 +52,7 @@ class Session:
 
     def set_flavor(self, flavor: int | str) -> None:
         """Chooses a flavor, or the number of workers, before there are any. Raises Diagnostic."""
-        wanted = asked_for(str(flavor), flavors(os.environ))
+        wanted = asked_for(str(flavor), os.environ)
         if self._accelerator is not None and wanted != self._flavor:
             raise Diagnostic(
                 f"the accelerator already runs with {self._accelerator.flavor} workers",

@@ -210,8 +210,12 @@ def _writable(folder: Path) -> bool:
 
 def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
-        names = ", ".join(flavor.name for flavor in flavors(environment))
+        known = flavors(environment)
+        names = ", ".join(flavor.name for flavor in known if not flavor.others)
         yield Finding(State.FOUND, f"flavors {names}; {current_flavor(environment).name} is chosen")
+        if away := [flavor for flavor in known if flavor.others]:
+            names = ", ".join(flavor.name for flavor in away)
+            yield Finding(State.NOTE, f"flavors {names} need workers on other hosts, which cannot be started yet")
     except Diagnostic as error:
         where = "" if error.span is None else f"{error.span.file}:{error.span.line}: "
         yield Finding(State.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}")

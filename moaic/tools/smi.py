@@ -18,7 +18,7 @@ from moaic.runtime.jobs import Entry, jobs
 from moaic.runtime.version import VERSION
 from moaic.tools.command import answered
 from moaic.tools.overview import Accelerator, Job, Worker, overview
-from moaic.tools.switch_model import picked
+from moaic.tools.switch_model import numbered, picked
 from moaic.tools.table import Column, table
 
 MIB = 1 << 20
@@ -214,7 +214,7 @@ def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 def _flavor_asked(environment: Mapping[str, str]) -> str:
     """The flavor of the new accelerator, selected from the list."""
     known = flavors(environment)
-    print("\n".join(f"{number}. {flavor.name}" for number, flavor in enumerate(known, 1)))
+    print("\n".join(numbered(number, flavor) for number, flavor in enumerate(known, 1)))
     try:
         return input(f"Selection (1-{len(known)}): ").strip()
     except EOFError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.choice import choice, current, keep
-from moaic.runtime.flavors import Flavor, flavors, named
+from moaic.runtime.flavors import Flavor, flavors, named, startable
 from moaic.tools.command import answered
 
 
@@ -48,8 +48,15 @@ def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
-    """`3. Large.256GB  *`: the flavors by number, the current one starred."""
-    return "\n".join(f"{n}. {flavor.name} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
+    """`3. Large.256GB  *`: the flavors by number, the current one starred, those on other hosts marked."""
+    return (
+        "\n".join(f"{numbered(n, flavor)} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
+    )
+
+
+def numbered(number: int, flavor: Flavor) -> str:
+    """A flavor as lists show it."""
+    return f"{number}. {flavor.name}" + (f"  (needs {flavor.others}: not yet)" if flavor.others else "")
 
 
 def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor | None:
@@ -69,15 +76,14 @@ def _switched(word: str, known: Sequence[Flavor], environment: Mapping[str, str]
 
 def picked(word: str, known: Sequence[Flavor]) -> Flavor:
     """The flavor of a number in the list, or of a name. Raises Diagnostic."""
-    if word.isdecimal() and 1 <= int(word) <= len(known):
-        return known[int(word) - 1]
-    found = named(word, known)
+    is_number = word.isdecimal() and 1 <= int(word) <= len(known)
+    found = known[int(word) - 1] if is_number else named(word, known)
     if found is None:
         names = ", ".join(flavor.name for flavor in known)
         raise Diagnostic(
             f"there is no flavor `{word}`", hint=f"give a number from 1 to {len(known)}, or one of {names}"
         )
-    return found
+    return startable(found, known)
 
 
 def _asked(count: int) -> str:

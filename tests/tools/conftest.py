@@ -38,9 +38,17 @@ class Person:
 
     @property
     def flavors_file(self) -> Path:
-        path = self.home / ".config" / "moai" / "flavors.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        return self._configuration / "flavors.toml"
+
+    @property
+    def cluster_file(self) -> Path:
+        return self._configuration / "cluster.toml"
+
+    @property
+    def _configuration(self) -> Path:
+        folder = self.home / ".config" / "moai"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @property
     def runtime_files(self) -> set[str]:

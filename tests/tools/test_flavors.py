@@ -37,18 +37,20 @@ def test_a_host_of_an_odd_size_has_a_flavor_that_takes_it_whole() -> None:
 
 
 def test_a_flavor_is_asked_for_by_name_by_size_and_by_workers(tmp_path: Path) -> None:
-    known = flavors({"HOME": str(tmp_path)})
-    assert asked_for("medium", known) == asked_for(known[1].name, known) == asked_for("2", known) == known[1]
-    assert asked_for("3", known).workers == 3
+    environment = {"HOME": str(tmp_path)}
+    known = flavors(environment)
+    for text in ("medium", known[1].name, "2"):
+        assert asked_for(text, environment) == known[1]
+    assert asked_for("3", environment).workers == 3
     with pytest.raises(Diagnostic, match="there is no flavor `many`") as raised:
-        asked_for("many", known)
+        asked_for("many", environment)
     assert known[0].name in raised.value.hint
 
 
 def test_the_environment_wins_over_the_choice(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path)}
     assert current_flavor(environment).workers == this_host().workers
-    keep(environment, choice(environment).with_flavor(0, asked_for("4", flavors(environment))))
+    keep(environment, choice(environment).with_flavor(0, asked_for("4", environment)))
     assert current_flavor(environment).size == "Large"
     assert current_flavor({**environment, "MOAI_FLAVOR": "3"}).workers == 3
     assert current_flavor({**environment, "MOAI_FLAVOR": "small"}).workers == 1
@@ -78,13 +80,15 @@ def test_people_have_flavors_of_their_own(person: Person) -> None:
     ("text", "place", "message"),
     [
         ('[[flavor]]\nname = "a"\nworkers = = 2\n', ":3:11", "Invalid value"),
-        ('[[flavor]]\nname = "a"', ":2:1", "needs workers, a whole number"),
+        ('[[flavor]]\nname = "a"', ":1:3", "needs workers, a whole number"),
         ('[[flavor]]\nname = "a"\nworkers = "two"\n', ":3:1", "needs workers, a whole number"),
-        ('[[flavor]]\nname = "a"\nworkers = 1\nmemory = "much"\n', ":4:1", "no amount such as"),
+        ('[[flavor]]\nname = "a"\nworkers = 1\n\n[[flavor]]\nname = "b"\nworkers = 0\n', ":7:1", "`b` needs workers"),
+        ('[[flavor]]\nname = "a"\nworkers = 1\n  memory = "much"\n', ":4:3", "an amount such as"),
         ('[[flavor]]\nname = "a"\nworkers = 1\nmemory = "90TB"\n', ":4:1", "this host has"),
         ('[[flavor]]\nname = "a"\nworkers = 1\ncolour = 3\n', ":4:1", "has no `colour`"),
-        ("[[flavor]]\nworkers = 1\n", ":1:1", "needs a name"),
-        ("[flavour]\nworkers = 1\n", ":1:2", "`flavour` is nothing"),
+        ("[[flavor]]\nworkers = 1\n", ":1:3", "needs a name"),
+        ("[flavour]\nworkers = 1\n", ":1:2", "`flavour` is no list of tables"),
+        ("\nflavor = 3\n", ":2:1", "`flavor` is no list of tables"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(person: Person, text: str, place: str, message: str) -> None:

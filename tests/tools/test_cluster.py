@@ -1,0 +1,148 @@
+"""What a cluster file makes of the flavors: those of this host run, limited as it says; the others are marked."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.choice import Choice, current_flavor, keep
+from moaic.runtime.cluster import listed_hosts
+from moaic.runtime.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
+
+if TYPE_CHECKING:
+    from tests.tools.conftest import Person
+
+CLUSTER = """
+[[host]]
+name = "node2"
+workers = 4
+memory = "32GB"
+
+[[host]]
+name = "localhost"
+workers = 2
+memory = "1.5GB"
+
+[[host]]
+name = "node3"
+workers = 8
+memory = "96GB"
+"""
+
+
+def test_this_host_comes_first_and_the_others_follow_the_file(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    assert flavors(person.environment) == [
+        Flavor("Small", 1, 3 * GIB // 4),
+        Flavor("Medium", 2, 3 * GIB // 2),
+        Flavor("Large", 4, 3 * GIB // 2 + 16 * GIB, "node2"),
+        Flavor("xLarge", 8, 3 * GIB // 2 + (32 + 24) * GIB, "node2, node3"),
+        Flavor("1.5xLarge", 12, 3 * GIB // 2 + (32 + 72) * GIB, "node2, node3"),
+        Flavor("1.75xLarge", 14, 3 * GIB // 2 + (32 + 96) * GIB, "node2, node3"),
+    ]
+
+
+def test_a_host_has_all_the_workers_that_the_file_gives_it() -> None:
+    here = Host(16, 256 * GIB, in_cluster=True)
+    found = ladder(here, Host(16, 256 * GIB, "node2", in_cluster=True))
+    assert [flavor.name for flavor in found] == [
+        *("Small.16GB", "Medium.32GB", "Large.64GB", "xLarge.128GB", "1.5xLarge.192GB", "2xLarge.256GB"),
+        *("3xLarge.384GB", "4xLarge.512GB"),
+    ]
+    assert [flavor.name for flavor in found if flavor.others] == ["3xLarge.384GB", "4xLarge.512GB"]
+
+
+def test_a_host_that_is_not_listed_is_there_as_it_is(person: Person) -> None:
+    person.cluster_file.write_text('[[host]]\nname = "node2"\nworkers = 64\nmemory = "1TB"\n', encoding="utf-8")
+    here, found = this_host(), flavors(person.environment)
+    whole = next(flavor for flavor in found if flavor.workers == here.workers)
+    assert whole == here.flavor(here.workers)
+    assert all((flavor.others == "node2") == (flavor.workers > here.workers) for flavor in found)
+    assert found[-1].workers == here.workers + 64
+
+
+def test_the_file_limits_what_runs_here(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    assert current_flavor(person.environment) == Flavor("Medium", 2, 3 * GIB // 2)
+    assert asked_for("1", person.environment).memory == 3 * GIB // 4
+    with pytest.raises(Diagnostic, match="needs node2, and workers on other hosts cannot be started yet"):
+        asked_for("3", person.environment)
+    with pytest.raises(Diagnostic, match="have 14 workers together, and not 15"):
+        asked_for("15", person.environment)
+    person.flavors_file.write_text('[[flavor]]\nname = "night"\nworkers = 3\n', encoding="utf-8")
+    with pytest.raises(Diagnostic, match="in the cluster this host has 2") as raised:
+        flavors(person.environment)
+    assert "flavors.toml:3:1: error: " in str(raised.value)
+
+
+def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    known = flavors(person.environment)
+    shown = person.ask("switch_model", "--list").stdout.splitlines()
+    assert shown[:3] == ["1. Small.0.8GB ", "2. Medium.2GB  *", "3. Large.18GB  (needs node2: not yet) "]
+    message = (
+        "error: flavor `Large.18GB` needs node2, and workers on other hosts cannot be started yet\n"
+        "hint: choose one that lies on this host alone: Small.0.8GB, Medium.2GB\n"
+    )
+    for words in (("switch_model", "-M", "3"), ("smi", "device", "--add", "large")):
+        done = person.ask(*words)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+    assert not list((person.home / ".local").rglob("*.json"))
+    keep(person.environment, Choice(0, {0: known[2].size}))
+    with pytest.raises(Diagnostic, match=r"`Large\.18GB` needs node2"):
+        current_flavor(person.environment)
+    assert "3. Large.18GB  (needs node2: not yet)  *" in person.ask("switch_model", "--list").stdout
+
+
+def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    program = person.start('import torch\ntorch.ones(2).to("moai")', MOAI_FLAVOR="xLarge", MOAI_LOG="warning")
+    _, said = program.communicate()
+    assert program.returncode == 1
+    first, second = said.splitlines()
+    assert first.endswith(
+        "error: flavor `xLarge.58GB` needs node2, node3, and workers on other hosts cannot be started yet"
+    )
+    assert second == "hint: choose one that lies on this host alone: Small.0.8GB, Medium.2GB"
+
+
+CHOSEN = """
+import torch
+from moaic.runtime.session import SESSION
+print(SESSION.accelerator().flavor, SESSION.flavor().name)
+"""
+
+
+def test_a_program_has_the_workers_that_the_file_gives_this_host(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER.replace("workers = 2", "workers = 3"), encoding="utf-8")
+    out, _ = person.start(CHOSEN).communicate()
+    assert out.split() == ["3", "0.375xLarge.2GB"]
+
+
+def test_this_host_is_known_by_its_names(person: Person) -> None:
+    name = os.uname().nodename
+    for mine in ("localhost", name, name.partition(".")[0]):
+        person.cluster_file.write_text(f'[[host]]\nname = "{mine}"\nworkers = 1\nmemory = "1GB"\n', encoding="utf-8")
+        assert [host.is_here for host in listed_hosts(person.cluster_file)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ('[[host]]\nname = "a"\nworkers = 1\nmemory = 1GB\n', ":4:11", "Expected newline"),
+        ('[[host]]\nname = "a"\nworkers = 1\n', ":1:3", "host `a` needs memory"),
+        ('[[host]]\nname = "a"\nworkers = 1.5\nmemory = "1GB"\n', ":3:1", "host `a` needs workers"),
+        ('[[host]]\nname = "localhost"\nworkers = 1\nmemory = "90TB"\n', ":4:1", "this host has"),
+        ('[[host]]\nname = "a"\nworkers = 1\nmemory = "1GB"\nport = 22\n', ":5:1", "has no `port`"),
+        ('[[flavor]]\nname = "a"\n', ":1:3", "`flavor` is no list of tables"),
+        (CLUSTER + CLUSTER, ":18:1", "host `node2` is there twice"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(person: Person, text: str, place: str, message: str) -> None:
+    person.cluster_file.write_text(text, encoding="utf-8")
+    with pytest.raises(Diagnostic, match=message) as raised:
+        flavors(person.environment)
+    assert f"cluster.toml{place}: error: " in str(raised.value)
