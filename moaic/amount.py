@@ -1,4 +1,4 @@
-"""Large numbers as people read them."""
+"""Large numbers, and short times, as people read them."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def amount(number: float) -> str:
             return f"{number:.3g} {prefix}"
         number /= 1000
     return f"{number:.3g} P"
+
+
+def duration(seconds: float) -> str:
+    """`1.23 ms`, or `4.56 us` where it is less than a millisecond."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moaic.amount import amount
+from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.ops import OPS, flops_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from moaic.capture.dry import Sample, Source
     from moaic.check import Step
+    from moaic.guide import Question
     from moaic.passes.machine import Machine
 
 MISTAKE = 2
@@ -119,9 +121,15 @@ def _parser() -> argparse.ArgumentParser:
     guide = commands.add_parser("guide", help="predict plan, time and memory of a model on machines of several sizes")
     _add_source(guide, sequence=2048)
     guide.add_argument("--batch", default="8", metavar="N,…", help="batch sizes (default: %(default)s)")
-    guide.add_argument("--workers", default="1,2,4,8", metavar="N,…", help="sizes (default: %(default)s)")
+    guide.add_argument("--workers", metavar="N,…", help="sizes (default: 1,2,4,8, or what --machine says)")
     guide.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="only plans that keep to this, such as tp=1")
-    guide.add_argument("--machine", metavar="FILE", help="JSON that describes a worker; else this machine is measured")
+    guide.add_argument(
+        "--machine",
+        metavar="FILE|ARCH[:N]",
+        help="JSON that describes a worker, or N GPUs of a kind, such as sm_90:8; else this machine is measured",
+    )
+    guide.add_argument("--kernels", action="store_true", help="of GPUs: make the best plans' kernels and plan by them")
+    guide.add_argument("-o", "--output", metavar="DIR", help="write the selected plans there as well")
     guide.set_defaults(command=_guide)
     return parser
 
@@ -220,9 +228,12 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _kernels(chosen: argparse.Namespace) -> int:
     from moaic import kernels
+    from moaic.made_kernels import MadeKernels
+    from moaic.runtime.targets import target_of
 
-    target = kernels.target_of(chosen.target)
+    target = target_of(chosen.target)
     made = list(kernels.made_of(kernels.program_of(read(chosen.file)), target))
+    MadeKernels(target, cache_folder(os.environ)).remember(each.row for each in made)
     if chosen.output is not None:
         kernels.save(Path(chosen.output), made, target)
     print("\n".join(kernels.lines([each.row for each in made])))
@@ -323,22 +334,49 @@ def _source(chosen: argparse.Namespace) -> Source:
 
 
 def _guide(chosen: argparse.Namespace) -> int:
-    """Prints a table in Markdown, a line as soon as it is known."""
-    from moaic.guide import Question, answers, head, row
-    from moaic.passes.config import parse_request
+    """Prints a table in Markdown, a line as soon as it is known; of GPUs also where its numbers come from."""
+    from moaic import gpu_machine
+    from moaic.guide import Answer, answers, head, row, sources
     from moaic.planner_pool import ProcessPool
     from moaic.runtime.threads import cores
 
-    batches, workers = (_numbers(name, getattr(chosen, name)) for name in ("batch", "workers"))
-    machine, request = _machine(chosen.machine), parse_request(chosen.plan)
-    question = Question(_source(chosen), batches, chosen.sequence, machine, workers, request)
+    question = _question(chosen)
+    found: list[Answer] = []
     pool = ProcessPool(cores())
     try:
-        for index, answer in enumerate(answers(question, pool)):
-            print(row(answer, question) if index else f"{head()}\n{row(answer, question)}", flush=True)
+        for answer in answers(question, pool):
+            print(row(answer, question) if found else f"{head()}\n{row(answer, question)}", flush=True)
+            found.append(answer)
     finally:
         pool.close()
+    if chosen.machine is not None and gpu_machine.is_target(chosen.machine):
+        said = [*gpu_machine.sources(question.machine), *(sources(answer) for answer in found if not answer.reason)]
+        print("\n".join(["", f"{question.machine.name}:", "", *said]))
     return 0
+
+
+def _question(chosen: argparse.Namespace) -> Question:
+    """What the guide was asked. Raises Diagnostic."""
+    from moaic import gpu_machine
+    from moaic.guide import WORKERS, Question
+    from moaic.made_kernels import MadeKernels
+    from moaic.passes.config import parse_request
+
+    batches, request = _numbers("batch", chosen.batch), parse_request(chosen.plan)
+    sizes = None if chosen.workers is None else _numbers("workers", chosen.workers)
+    folder = None if chosen.output is None else Path(chosen.output)
+    kernels: MadeKernels | None = None
+    if chosen.machine is not None and gpu_machine.is_target(chosen.machine):
+        target, gpus = gpu_machine.target_and_workers(chosen.machine)
+        sizes = sizes or (WORKERS if gpus is None else [gpus])
+        kernels = MadeKernels(target, cache_folder(os.environ))
+        machine = gpu_machine.machine_of(target, max(sizes), kernels.known)
+    elif chosen.kernels:
+        raise Diagnostic("--kernels makes the kernels of GPUs", hint="name these too, such as --machine sm_90:8")
+    else:
+        machine = _machine(chosen.machine)
+    making = kernels if chosen.kernels else None
+    return Question(_source(chosen), batches, chosen.sequence, machine, sizes or WORKERS, request, making, folder)
 
 
 def _machine(path: str | None) -> Machine:

@@ -5,20 +5,33 @@ The step is captured without weights, and planned as it would be for a run. Noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from moaic.amount import duration
 from moaic.capture.dry import Sample, Source, take_model
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.kernels import called_in
+from moaic.made_kernels import MadeKernels
 from moaic.passes.config import Request
-from moaic.passes.machine import Machine
+from moaic.passes.key import key_of
+from moaic.passes.machine import Machine, Number
 from moaic.passes.pool import Pool
 from moaic.passes.registry import run_passes
-from moaic.passes.search import search
+from moaic.passes.search import Selection, search
 from moaic.runtime.flavors import GIB, Host
+from moaic.runtime.folders import write_whole
 
 HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
+
+WORKERS = (1, 2, 4, 8)
+"""Sizes that are looked at where nobody says which."""
+
+LITTLE = 0.01
+"""Seconds, of which no whole number of milliseconds says enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,10 @@ class Question:
     machine: Machine
     workers: Sequence[int]
     request: Request
+    kernels: MadeKernels | None = None
+    """Given where the kernels of plans are to be made, so that these are chosen and priced by them."""
+    folder: Path | None = None
+    """Where selected plans are to be written, as `batch-8-on-4.moai`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,11 @@ class Answer:
     nbytes: int = 0
     """Peak of the fullest worker."""
     reason: str = ""
+    parts: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    """What the seconds go into."""
+    functions: int = 0
+    """Of the plan's program, and of how many of them the kernels are known."""
+    known: int = 0
 
 
 def answers(question: Question, pool: Pool) -> Iterator[Answer]:
@@ -55,7 +77,7 @@ def answers(question: Question, pool: Pool) -> Iterator[Answer]:
         step = captured_step(question.source, batch, question.sequence)
         for workers in question.workers:
             machine = replace(question.machine, workers=workers)
-            yield _planned(step, batch, machine, question.request, pool)
+            yield planned(step, batch, machine, question, pool)
 
 
 def captured_step(source: Source, batch: int, sequence: int) -> Module:
@@ -64,15 +86,46 @@ def captured_step(source: Source, batch: int, sequence: int) -> Module:
     return run_passes(Module((captured.function,)), "zero")
 
 
-def _planned(step: Module, batch: int, machine: Machine, request: Request, pool: Pool) -> Answer:
+def planned(step: Module, batch: int, machine: Machine, question: Question, pool: Pool) -> Answer:
+    """What is to be said of one step on one machine."""
     try:
-        fates = search(step, machine, request, pool=pool).fates
+        selection = _selected(step, machine, question, pool)
     except Diagnostic as error:
         return Answer(machine.workers, batch, reason=error.message)
-    chosen = fates.of(fates.selected)
+    if question.folder is not None:
+        _write(question.folder / f"batch-{batch}-on-{machine.workers}.moai", selection.plan.module)
+    chosen = selection.fates.of(selection.fates.selected)
     assert chosen.prediction is not None
     assert chosen.memory is not None
-    return Answer(machine.workers, batch, str(chosen.config), chosen.prediction.seconds.value, chosen.memory.peak)
+    keys = [key_of(function) for function, _ in called_in(selection.plan.programs.joint)]
+    return Answer(
+        machine.workers,
+        batch,
+        str(chosen.config),
+        chosen.prediction.seconds.value,
+        chosen.memory.peak,
+        parts=chosen.prediction.parts,
+        functions=len(keys),
+        known=sum(key in selection.machine.made for key in keys),
+    )
+
+
+def _selected(step: Module, machine: Machine, question: Question, pool: Pool) -> Selection:
+    """The best plan; where kernels are to be made, those of each that comes out best, until one stays the best."""
+    if question.kernels is None:
+        return search(step, machine, question.request, pool=pool)
+    while True:
+        known = replace(machine, made=question.kernels.known)
+        selection = search(step, known, question.request, pool=pool)
+        if not question.kernels.make(selection.plan.programs.joint):
+            return selection
+
+
+def _write(path: Path, plan: Module) -> None:
+    try:
+        write_whole(path, render(plan))
+    except OSError as error:
+        raise Diagnostic(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def row(answer: Answer, question: Question) -> str:
@@ -85,6 +138,15 @@ def row(answer: Answer, question: Question) -> str:
     return _line(*known, f"`{answer.plan}`", _time(answer.seconds), rate, f"{answer.nbytes / GIB:.1f} GiB")
 
 
+def sources(answer: Answer) -> str:
+    """A line of a Markdown list: what the predicted seconds go into, and where each number comes from."""
+    parts = ", ".join(f"{part} {duration(each.value)} ({each.source})" for part, each in answer.parts.items())
+    return (
+        f"* batch {answer.batch} on {answer.workers}: {parts}; "
+        f"kernels were made of {answer.known} of {answer.functions} functions"
+    )
+
+
 def head() -> str:
     """The first two lines of the table."""
     return f"{_line(*HEAD)}\n{_line(*['---'] * len(HEAD))}"
@@ -95,4 +157,6 @@ def _line(*cells: str) -> str:
 
 
 def _time(seconds: float) -> str:
+    if seconds < LITTLE:
+        return duration(seconds)
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moaic.amount import amount
+from moaic.amount import amount, duration
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.local import localize
+from moaic.passes.key import key_of
 from moaic.passes.program import lower
 from moaic.runtime.absent_gpu import Generated, generated
 from moaic.runtime.gpu_binary import Binary, compiled
-from moaic.runtime.targets import TARGETS, Target
-
-LAUNCH_SECONDS = 4e-6
-"""From one kernel to the next, where nothing hides it. Assumed: nobody has measured it here."""
+from moaic.runtime.targets import LAUNCH_SECONDS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,8 @@ class Row:
     """One kernel of one function: bytes, operations and seconds of one call."""
 
     function: str
+    key: str
+    """Of the function as one rank runs it: what it computes, names aside."""
     runs: int
     """Of the function, in one step."""
     kernel: str
@@ -38,6 +38,8 @@ class Row:
     spills: int | None
     nbytes: float
     flops: float
+    heavy: str | None
+    """The element type of the matrix product that it is, if it is one."""
     seconds: float
     """By the roofline: the longer of arithmetic at the GPU's peak and of traffic at its bandwidth."""
 
@@ -51,14 +53,6 @@ class Made:
     binary: Binary | None
 
 
-def target_of(name: str) -> Target:
-    """Raises Diagnostic for a GPU that is not known."""
-    if name not in TARGETS:
-        known = ", ".join(f"{target.name} ({target.device})" for target in TARGETS.values())
-        raise Diagnostic(f"there is no target `{name}`", hint=f"choose one of {known}")
-    return TARGETS[name]
-
-
 def program_of(module: Module) -> Module:
     """The program of a plan: functions that are called, with nothing computed between them. Raises Diagnostic."""
     if not module.functions:
@@ -70,21 +64,26 @@ def program_of(module: Module) -> Module:
 
 def made_of(module: Module, target: Target) -> Iterator[Made]:
     """The kernels of a program, function by function, as soon as they are made. Raises Diagnostic."""
-    runs = Counter(op.callee for op in module.main.ops if op.name == "call")
-    for function in module.functions:
-        if runs[function.name]:
-            yield from _of_function(localize(function, module.mesh), runs[function.name], target)
+    for function, runs in called_in(module):
+        yield from _of_function(function, runs, target)
+
+
+def called_in(program: Module) -> Iterator[tuple[Function, int]]:
+    """The functions that a program calls, as each rank runs them, and how often it calls them."""
+    runs = Counter(op.callee for op in program.main.ops if op.name == "call")
+    return ((localize(each, program.mesh), runs[each.name]) for each in program.functions if runs[each.name])
 
 
 def _of_function(function: Function, runs: int, target: Target) -> Iterator[Made]:
     for kernel in generated(function, target):
         binary = None if kernel.source is None else compiled(kernel.name, kernel.source, target)
-        yield Made(_row(function.name, runs, kernel, binary, target), kernel.source, binary)
+        yield Made(_row(function, runs, kernel, binary, target), kernel.source, binary)
 
 
-def _row(function: str, runs: int, kernel: Generated, binary: Binary | None, target: Target) -> Row:
+def _row(function: Function, runs: int, kernel: Generated, binary: Binary | None, target: Target) -> Row:
     return Row(
-        function,
+        function.name,
+        key_of(function),
         runs,
         kernel.name,
         kernel.calls,
@@ -94,6 +93,7 @@ def _row(function: str, runs: int, kernel: Generated, binary: Binary | None, tar
         None if binary is None else binary.spills,
         kernel.nbytes,
         kernel.flops,
+        kernel.heavy,
         target.seconds(kernel.flops, kernel.nbytes, kernel.heavy),
     )
 
@@ -123,8 +123,8 @@ def summary(rows: Sequence[Row]) -> str:
     spilling = sum(bool(row.spills) for row in rows)
     return (
         f"{len(rows)} kernels, {sum(row.registers is not None for row in rows)} of them Triton's, {spilling} with "
-        f"spills; {kernels} launches a step: {_seconds(busy)} at the roofline, "
-        f"{_seconds(busy + kernels * LAUNCH_SECONDS)} with {_seconds(LAUNCH_SECONDS)} for each launch"
+        f"spills; {kernels} launches a step: {duration(busy)} at the roofline, "
+        f"{duration(busy + kernels * LAUNCH_SECONDS)} with {duration(LAUNCH_SECONDS)} for each launch"
     )
 
 
@@ -143,14 +143,10 @@ def save(folder: Path, made: Sequence[Made], target: Target) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     counts = ("-" if number is None else str(number) for number in (row.registers, row.shared, row.spills))
-    amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), _seconds(row.seconds))
+    amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), duration(row.seconds))
     return (row.kernel, str(row.calls), *counts, *amounts, " ".join(row.ops))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *middle, last = zip(cells, widths, strict=True)
     return "  ".join(["", first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in middle), last[0]])
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -1,7 +1,9 @@
 """GPUs that kernels are made for, present or not: what Triton calls them, what they have, how fast they are.
 
 Figures are those of the makers' data sheets: NVIDIA H100 SXM and A100 80GB SXM, AMD Instinct MI300X and one of the two
-dies of an MI250X. Multiprocessors of AMD are compute units, their warps wavefronts.
+dies of an MI250X. Of links, data sheets give both directions together: 900 and 600 GB/s of NVLink, seven times 128 GB/s
+of Infinity Fabric; a die of an MI250X has seven links of 100 GB/s to other dies. Multiprocessors of AMD are compute
+units, their warps wavefronts.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from moaic.ir.errors import Diagnostic
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,12 @@ class Target:
     """Of arithmetic in float32, outside matrix units."""
     matmul: Mapping[str, float]
     """Of matrix products, by element type in the IR's names."""
+    links: float
+    """Of all links to GPUs of the same host together, in one direction."""
+    direct: bool
+    """Whether each of these links ends at one other GPU; else a switch joins all of them."""
+    together: int = 8
+    """GPUs of a host that are joined so."""
 
     @property
     def suffix(self) -> str:
@@ -47,6 +57,9 @@ class Target:
         rate = self.vector if heavy is None else self.matmul.get(heavy, self.matmul["f32"])
         return max(flops / rate, nbytes / self.bandwidth)
 
+
+LAUNCH_SECONDS: Final = 4e-6
+"""From one kernel to the next, where nothing hides it. Assumed: nobody has measured it here."""
 
 _GB: Final = 10**9
 _KIB: Final = 1 << 10
@@ -68,6 +81,8 @@ TARGETS: Final[Mapping[str, Target]] = {
             bandwidth=3.35e12,
             vector=67e12,
             matmul={"f64": 67e12, "f32": 67e12, "f16": 989e12, "bf16": 989e12},
+            links=450e9,
+            direct=False,
         ),
         Target(
             "sm_80",
@@ -83,6 +98,8 @@ TARGETS: Final[Mapping[str, Target]] = {
             bandwidth=2.039e12,
             vector=19.5e12,
             matmul={"f64": 19.5e12, "f32": 19.5e12, "f16": 312e12, "bf16": 312e12},
+            links=300e9,
+            direct=False,
         ),
         Target(
             "gfx942",
@@ -98,6 +115,8 @@ TARGETS: Final[Mapping[str, Target]] = {
             bandwidth=5.3e12,
             vector=163.4e12,
             matmul={"f64": 163.4e12, "f32": 163.4e12, "f16": 1307.4e12, "bf16": 1307.4e12},
+            links=7 * 64e9,
+            direct=True,
         ),
         Target(
             "gfx90a",
@@ -113,7 +132,17 @@ TARGETS: Final[Mapping[str, Target]] = {
             bandwidth=1.6e12,
             vector=23.95e12,
             matmul={"f64": 47.85e12, "f32": 47.85e12, "f16": 191.5e12, "bf16": 191.5e12},
+            links=7 * 50e9,
+            direct=True,
         ),
     )
 }
 """By the name that compilers give the architecture."""
+
+
+def target_of(name: str) -> Target:
+    """Raises Diagnostic for a GPU that is not known."""
+    if name not in TARGETS:
+        known = ", ".join(f"{target.name} ({target.device})" for target in TARGETS.values())
+        raise Diagnostic(f"there is no target `{name}`", hint=f"choose one of {known}")
+    return TARGETS[name]

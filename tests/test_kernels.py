@@ -13,10 +13,11 @@ from moaic.cli import main
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
-from moaic.kernels import Made, Row, lines, made_of, program_of, summary, target_of
+from moaic.kernels import Made, Row, lines, made_of, program_of, summary
+from moaic.made_kernels import MadeKernels
 from moaic.passes.registry import run_passes
 from moaic.runtime import absent_gpu
-from moaic.runtime.targets import TARGETS
+from moaic.runtime.targets import TARGETS, target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
@@ -87,7 +88,10 @@ def assert_is_for(made: Made, name: str) -> None:
     assert row.shared <= target.shared
 
 
-def test_the_command_prints_a_table_and_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_writes_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOAI_CACHE", str(tmp_path / "cache"))
     plan, out = tmp_path / "plan.moai", tmp_path / "kernels"
     plan.write_text(PLAN, encoding="utf-8")
     assert main(["kernels", str(plan), "--target", "sm_80", "-o", str(out)]) == 0
@@ -99,6 +103,8 @@ def test_the_command_prints_a_table_and_writes_the_files(tmp_path: Path, capsys:
     assert (table["target"], product["kernel"], product["registers"]) == ("sm_80", "extern_kernels.mm", None)
     assert product["flops"] == 2 * 32 * 32 * 48, "32 of 64 rows"
     assert square["nbytes"] == 2 * 4 * 32 * 48, "read once, written once"
+    (known,) = MadeKernels(TARGETS["sm_80"], tmp_path / "cache").known.values()
+    assert [kernel.nbytes for kernel in known] == [product["nbytes"], square["nbytes"]], "remembered for the planner"
     folder = out / square["function"]
     assert (folder / f"{square['kernel']}.cubin").read_bytes()[:4] == b"\x7fELF"
     assert "tl.store" in (folder / f"{square['kernel']}.py").read_text(encoding="utf-8")
@@ -112,7 +118,7 @@ def test_the_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
 
 
 def test_a_step_is_what_its_functions_run_times_what_these_call() -> None:
-    row = Row("layer", 3, "k", 2, ("mul",), 16, 0, 0, nbytes=1e6, flops=1e6, seconds=1e-3)
+    row = Row("layer", "", 3, "k", 2, ("mul",), 16, 0, 0, nbytes=1e6, flops=1e6, heavy=None, seconds=1e-3)
     assert summary([row]).endswith("6 launches a step: 6 ms at the roofline, 6.02 ms with 4 us for each launch")
     assert next(iter(lines([row]))) == "@layer, run 3 times a step"
 
