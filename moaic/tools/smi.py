@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from moaic.tools.command import answered
 from moaic.tools.overview import Accelerator, Job, Worker, overview
 from moaic.tools.switch_model import numbered, picked
 from moaic.tools.table import Column, table
+from moaic.tools.usage import is_worker
 
 MIB = 1 << 20
 
@@ -30,6 +32,9 @@ LONGEST = 60
 
 END_SECONDS = 5.0
 """A program that is to end is given this long before it is killed."""
+
+WORKER_END_SECONDS = 2.0
+"""Workers end by themselves when their program has ended, unless somebody stopped them."""
 
 DEVICES = (
     Column("Device"),
@@ -182,13 +187,27 @@ def _agrees() -> bool:
 
 
 def _end(entry: Entry, environment: Mapping[str, str]) -> None:
-    """Asks the program to end, and kills it if it does not. Its lock, which it still holds, says that it is it."""
+    """Asks the program to end, and kills it if it does not; then those of its workers that have not ended with it.
+
+    The lock that the program still holds says that it is it.
+    """
     until = time.monotonic() + END_SECONDS
-    wanted = signal.SIGTERM
+    _send(entry.pid, signal.SIGTERM)
     while any(other.job == entry.job for other in jobs(environment)):
-        os.kill(entry.pid, wanted)
-        wanted = signal.SIGTERM if time.monotonic() < until else signal.SIGKILL
+        if time.monotonic() > until:
+            _send(entry.pid, signal.SIGKILL)
         time.sleep(0.1)
+    until = time.monotonic() + WORKER_END_SECONDS
+    while left := [pid for pid in entry.workers if is_worker(pid)]:
+        for pid in left if time.monotonic() > until else ():
+            _send(-pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """To a process, or with a minus to a worker and all it started; one that has just ended is as wanted."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -35,6 +35,14 @@ def memory(pids: Sequence[int]) -> dict[int, int]:
     return found
 
 
+def is_worker(pid: int) -> bool:
+    """Whether a process is a worker still, and not one that has got its number since."""
+    try:
+        return b"moaic.runtime.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def temperature() -> float | None:
     """Degrees Celsius of the processor; None where the system does not say."""
     for name in Path("/sys/class/hwmon").glob("hwmon*/name"):

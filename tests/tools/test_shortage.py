@@ -108,3 +108,33 @@ def test_the_batch_that_is_advised_trains_under_the_limit(person: Person) -> Non
     """Compiled, as people train: memory is predicted for compiled functions."""
     rows = advised(tried(person, 1 << 19, MOAI_COMPILE="1"))
     assert tried(person, rows, MOAI_COMPILE="1") == ["done"]
+
+
+KILLED = """
+import os, signal, sys, torch
+from pathlib import Path
+from moaic.runtime import memory
+from moaic.runtime.session import accelerator
+
+# The kernel counts there; what it counts cannot be had without having it kill.
+memory.GROUP_EVENTS = Path(sys.argv[0]).with_name("memory.events")
+memory.GROUP_EVENTS.write_text("oom 0\\noom_kill 0\\n")
+model = torch.nn.Linear(8, 8).to("moai")
+step = torch.compile(model, backend="moai", options={"dp": 2})
+step(torch.ones(4, 8).to("moai")).sum().backward()
+memory.GROUP_EVENTS.write_text("oom 1\\noom_kill 1\\n")
+os.kill(accelerator().stats().workers[1].pid, signal.SIGKILL)
+step(torch.ones(4, 8).to("moai")).sum().backward()
+torch.moai.synchronize()
+"""
+
+
+def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_named(person: Person) -> None:
+    program = person.start(KILLED, MOAI_FLAVOR="2", MOAI_LOG="warning")
+    _, said = program.communicate()
+    assert program.returncode == 1
+    *_, last = said.splitlines()
+    assert "WorkerError: worker 1 of 2 failed in " in last
+    assert "train.py:" in last
+    assert last.endswith(": the process was killed by SIGKILL while the kernel was out of memory and killed processes")
+    assert not person.runtime_files

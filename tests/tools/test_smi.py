@@ -20,6 +20,8 @@ from moaic.runtime.jobs import begin, jobs
 from moaic.tools.overview import Accelerator, Job, Worker
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
+from moaic.tools.usage import is_worker
+from tests.runtime.test_failures import gone
 from tests.tools.conftest import line
 
 if TYPE_CHECKING:
@@ -158,6 +160,29 @@ def test_reset_ends_what_runs(person: Person) -> None:
     assert program.poll() is None
     assert "is reset" in person.ask("smi", "--reset", "--yes").stdout
     assert program.wait(10) != 0
+    assert not person.runtime_files
+
+
+STUBBORN = """
+import os, signal, sys, torch
+from moaic.runtime.session import accelerator
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+torch.ones(2).to("moai").sum().item()
+pids = [worker.pid for worker in accelerator().stats().workers]
+os.kill(pids[1], signal.SIGSTOP)
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_reset_kills_what_does_not_end(person: Person) -> None:
+    """A program that ignores being asked, and a worker that cannot notice that its program has ended."""
+    program = person.start(STUBBORN, MOAI_FLAVOR="2", MOAI_LOG="warning")
+    pids = [int(word) for word in line(program).split()]
+    assert all(map(is_worker, pids))
+    assert "is reset" in person.ask("smi", "--reset", "--yes").stdout
+    assert program.wait(10) == -signal.SIGKILL
+    assert gone(pids)
     assert not person.runtime_files
 
 
