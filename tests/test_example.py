@@ -32,14 +32,3 @@ def test_the_example_trains_alike_on_both_devices(tmp_path: Path) -> None:
     assert ours["plan"]
     assert set(ours["timings"]) == {"capture_s", "planning_s", "compile_s"}
     assert "in plain transformers" in printed
-
-
-@pytest.mark.slow
-def test_the_readme_usage_runs(tmp_path: Path) -> None:
-    page = (SCRIPT.parent.parent / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "usage.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    done = subprocess.run([sys.executable, "usage.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(line.split()[1]) for line in done.stdout.splitlines()[:5]]
-    assert losses[-1] < losses[0]
-    assert (tmp_path / "model.pt").exists()

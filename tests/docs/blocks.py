@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 
 LONG = "long"
 """The word behind a block's language that says that it takes more than seconds, and runs under the marker `exact`."""
@@ -31,7 +32,7 @@ class Block:
 
 def pages() -> list[Path]:
     """The pages whose blocks the tests run."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "tutorial").glob("README.md")]
+    return [README, *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "tutorial").glob("README.md")]
 
 
 def blocks(page: Path) -> Iterator[Block]:

@@ -1,8 +1,8 @@
 """Every code block of the documentation runs.
 
-A page's Python blocks run in order, in one namespace; the pages share a process, and with it the accelerator. Of a
-console block each `$ command` runs, and what stands below it is what is printed, `...` for anything. Text blocks are
-drawings and what long commands print.
+A page's Python blocks run in order, in one namespace; the pages share a process, and with it the accelerator, but for
+the README, which has one of its own. Of a console block each `$ command` runs, and what stands below it is what is
+printed, `...` for anything. Text blocks are drawings and what long commands print.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from moaic.ir.verify import load
-from tests.docs.blocks import ROOT, Block, blocks, pages
+from tests.docs.blocks import README, ROOT, Block, blocks, pages
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 COMMANDS = re.compile(r"^\$ ", re.MULTILINE)
@@ -81,15 +81,27 @@ def by_page(found: Sequence[Block]) -> list[list[Block]]:
     return [[block for block in found if block.page == page] for page in dict.fromkeys(block.page for block in found)]
 
 
-def run_python(pages: Sequence[Sequence[Block]], place: Path) -> None:
+def run_python(pages: Sequence[Sequence[Block]], place: Path) -> str:
     script = place / "blocks.json"
     texts = [[(str(block), block.text) for block in page] for page in pages]
     script.write_text(json.dumps(texts), encoding="utf-8")
-    run([sys.executable, str(DRIVER), str(script)], place, MOAI_FLAVOR="2")
+    return run([sys.executable, str(DRIVER), str(script)], place, MOAI_FLAVOR="2")
 
 
 def test_python_blocks_run(place: Path) -> None:
-    run_python(by_page([block for block in of("python") if not block.is_long]), place)
+    run_python(by_page([block for block in of("python") if block.page != README and not block.is_long]), place)
+
+
+def test_the_readme_trains_to_the_losses_that_it_shows(place: Path) -> None:
+    printed = run_python([[block for block in of("python") if block.page == README]], place)
+    shown = [
+        float(found) for found in re.findall(r"^\d (\d\.\d{4})$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    losses = [float(line.split()[1]) for line in printed.splitlines()[: len(shown)]]
+    assert len(losses) == 5
+    assert losses == pytest.approx(shown, abs=1e-3)
+    assert losses[-1] < losses[0]
+    assert (place / "model.pt").exists()
 
 
 @pytest.mark.exact
