@@ -150,12 +150,12 @@ def _read(path: Path) -> Entry | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    data["flavor"] = Flavor(**data["flavor"])
-    data["workers"] = tuple(data["workers"])
-    data["mesh"] = tuple((axis, size) for axis, size in data["mesh"])
-    return Entry(**data)
+        data["flavor"] = Flavor(**data["flavor"])
+        data["workers"] = tuple(data["workers"])
+        data["mesh"] = tuple((axis, size) for axis, size in data["mesh"])
+        return Entry(**data)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # written only now, or by another version
 
 
 def _is_locked(path: Path) -> bool:

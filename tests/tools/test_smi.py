@@ -132,6 +132,16 @@ def test_people_with_two_homes_have_no_job_twice(person: Person, tmp_path: Path)
     assert not person.runtime_files
 
 
+def test_a_job_of_another_version_is_in_nobodys_way(person: Person) -> None:
+    job = begin(person.environment, 0, flavors(person.environment)[0])
+    (path,) = (person.home / "moai").glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "colour": 3}), encoding="utf-8")
+    assert jobs(person.environment) == []
+    assert path.exists()
+    job.close()
+    assert not person.runtime_files
+
+
 def test_accelerators_are_added_switched_and_removed(person: Person) -> None:
     assert "Accelerator 1 is added." in person.ask("smi", "device", "--add", "Small").stdout
     assert "Programs take accelerator 1" in person.ask("smi", "device", "--switch", "1").stdout
