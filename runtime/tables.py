@@ -76,14 +76,14 @@ class Table:
 
 def read_tables(path: Path, kind: str, example: str) -> list[Table]:
     """The tables `[[kind]]` of a file, which has nothing else; none where there is no file. Raises Diagnostic."""
-    import tomllib  # most people have no such file, and tools are to answer at once
-
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise Diagnostic(f"{path} cannot be read: {error}", hint=example) from None
+    import tomllib  # most people have no such file, and tools are to answer at once
+
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -13,7 +13,7 @@ from moaic.passes.config import Request
 from moaic.passes.machine import Machine
 from moaic.passes.pool import Here
 from moaic.passes.search import NoPlanFits, search
-from moaic.runtime.flavors import Flavor
+from moaic.runtime.flavors import Flavor, this_host
 from moaic.shortage import Need, Room, ways_out
 from tests.passes.steps import dense, machine
 
@@ -93,13 +93,29 @@ def advised(hints: list[str]) -> int:
     return rows
 
 
+CLUSTER = """
+[[host]]
+name = "localhost"
+workers = 2
+memory = "{}MB"
+
+[[host]]
+name = "elsewhere"
+workers = 14
+memory = "4TB"
+"""
+
+
 def test_a_worker_that_runs_out_of_memory_is_named_with_ways_out(person: Person) -> None:
+    """A flavor of other hosts would do, and is none, since nothing can be started there."""
+    person.cluster_file.write_text(CLUSTER.format(this_host().memory // MIB), encoding="utf-8")
     kind, first, plan, *hints, _ = tried(person, 1 << 19)
     assert kind == "OutOfMemory"
     what = r"worker \d of 2 ran out of memory in .*, asked for at \S*train.py:\d+: "
     assert re.fullmatch(what + r"it holds \d+ MiB, asked for \d+ MiB more, and \d+ MiB were free", first), first
     assert re.match(r"the plan dp=2 was predicted to need \d+ MiB per worker, and this one could have \d+ MiB", plan)
     assert 0 < advised(hints) < 1 << 19
+    assert any("no flavor of this machine is large enough" in hint for hint in hints), hints
     assert not person.runtime_files
 
 
