@@ -198,7 +198,8 @@ def test_reset_kills_what_does_not_end(person: Person) -> None:
 
 def test_answers_without_torch_and_at_once(person: Person) -> None:
     """Twenty times, in processor time: how long it takes beside others is not the tool's to say."""
-    code = "import sys; from moaic.tools.smi import main; main([]); assert not {'torch', 'rich', 'numpy', 'tomllib'} & {*sys.modules}"
+    heavy = "{'torch', 'rich', 'numpy', 'tomllib'}"
+    code = f"import sys; from moaic.tools.smi import main; main([]); assert not {heavy} & {{*sys.modules}}"
     spent: list[float] = []
     for _ in range(20):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
