@@ -1,4 +1,4 @@
-"""Triton kernels that Inductor wrote, compiled for a GPU that need not be here, and what the compiler says of them."""
+"""Triton kernels, Inductor's or our own, compiled for a GPU that need not be here; what the compiler says of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,23 @@ def compiled(name: str, source: str, target: Target) -> Binary:
             first = first or binary
     assert first is not None, f"{name} has no configuration"
     return first
+
+
+def ahead(
+    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
+) -> Binary:
+    """Compiles a Triton function for one launch, whose pointers and integers are multiples of 16, as most are.
+
+    `types` are by parameter, in Triton's words (`*bf16`, `i32`); what is not among them is a constant.
+    """
+    compiler: Any = importlib.import_module("triton.compiler")
+    backends: Any = importlib.import_module("triton.backends.compiler")
+    names: Sequence[str] = function.arg_names
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types.get(name, "fp")[0] in "*i"}
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = compiler.ASTSource(function, signature, dict(constants), aligned)
+    where = backends.GPUTarget(target.backend, target.arch, target.warp)
+    return _binary(compiler.compile(source, where, {"num_warps": warps, "num_stages": stages}), target)
 
 
 def _binary(made: Any, target: Target) -> Binary:
