@@ -4,7 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 # Tests that need one process each: two of them run at a time.
-ALONE := tests/ir tests/data tests/passes tests/capture tests/exact/test_plans.py tests/test_interpreter.py tests/test_gpu_machine.py tests/test_kernels.py
+ALONE := tests/ir tests/data tests/passes tests/capture tests/exact/test_plans.py tests/test_interpreter.py tests/test_gpu_machine.py tests/test_kernels.py \
+	tests/kernels
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -25,7 +26,7 @@ test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest $(ALONE:%=--ignore=%)
 
 exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
-	$(BIN)/python -m pytest tests/models tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_kernels.py -m exact
+	$(BIN)/python -m pytest tests/models tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_kernels.py tests/kernels -m exact
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .

@@ -1,0 +1,60 @@
+"""Every kernel as it is cut for every GPU: compiled to what that GPU runs, without a spill and within its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from moaic.runtime.gpu_binary import Binary, ahead
+from moaic.runtime.kernels.launch import Program, Tile
+from moaic.runtime.kernels.registry import KERNELS
+from moaic.runtime.kernels.tiles import TILES, Cut
+from moaic.runtime.targets import TARGETS, Target
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+"""The compiler imports what warns of itself."""
+
+
+def compiled(program: Program, target: Target, tile: Tile) -> Binary:
+    return ahead(program.function, program.types, program.constants, target, tile.warps, tile.stages)
+
+
+def fits(kernel: str, target: Target, cut: Cut, element: str) -> Iterator[str]:
+    """What is wrong with a kernel's functions on a GPU."""
+    for program in KERNELS[kernel].programs(element, cut.tile):
+        made, name = compiled(program, target, cut.tile), f"{program.function.__name__} of {element} in {cut.tile}"
+        if made.spills:
+            yield f"{name} spills {made.spills}"
+        if made.shared > target.shared:
+            yield f"{name} asks for {made.shared} bytes of shared memory, there are {target.shared}"
+        if not made.code.startswith(b"\x7fELF"):
+            yield f"{name} is no binary"
+
+
+ONCE = dict(zip(KERNELS, ("sm_90", "gfx942", "sm_80", "gfx90a", "sm_90", "gfx942"), strict=True))
+"""The GPU that each kernel is compiled for in every run of the tests."""
+
+
+@pytest.mark.parametrize(("kernel", "target"), ONCE.items(), ids=map("-".join, ONCE.items()))
+def test_compiles(kernel: str, target: str) -> None:
+    first, *_ = TILES[kernel][target]
+    assert not list(fits(kernel, TARGETS[target], first, "bf16"))
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_cut_compiles(kernel: str, target: str) -> None:
+    cuts = TILES[kernel][target]
+    elements = {16: ("bf16", "fp16"), 32: ("bf16", "fp16", "fp32")}
+    wrong = [
+        fault for cut in cuts for element in elements[cut.bits] for fault in fits(kernel, TARGETS[target], cut, element)
+    ]
+    assert not wrong
+
+
+def test_a_spill_is_seen() -> None:
+    """The same kernel, cut too large."""
+    large = Cut(Tile(columns=8192, warps=4))
+    assert any("spills" in fault for fault in fits("norm", TARGETS["sm_90"], large, "fp32"))

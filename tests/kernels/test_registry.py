@@ -1,0 +1,74 @@
+"""What is known of the kernels: the table that says where each is worth using, and how it is cut."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moaic.runtime.kernels.registry import KERNELS, measured, worth_using
+from moaic.runtime.kernels.tiles import TILES, tile_of
+from moaic.runtime.targets import TARGETS
+
+MEASURED = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 0.8, (4096, 4096): 1.3}})
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "worth"),
+    [
+        ("sm_90", (4096, 4096), True),
+        ("sm_90", (8192, 5120), True),
+        ("sm_90", (8192, 2048), False),
+        ("sm_90", (1024, 1024), False),
+        ("sm_90", (512, 4096), False),
+        ("gfx942", (4096, 4096), False),
+    ],
+)
+def test_worth_is_what_was_measured(target: str, shape: tuple[int, ...], worth: bool) -> None:
+    assert worth_using(MEASURED, target, shape) is worth
+
+
+def test_what_nobody_measured_is_never_used() -> None:
+    for kernel in KERNELS.values():
+        if not kernel.gains:
+            assert not any(worth_using(kernel, target, shape) for target in TARGETS for shape in kernel.shapes)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_shape_has_a_tile_on_every_target(kernel: str) -> None:
+    for target in TARGETS:
+        for shape in KERNELS[kernel].shapes:
+            assert len(shape) == len(KERNELS[kernel].dims.split(", "))
+            for element in (torch.float32, torch.bfloat16, torch.float16):
+                assert tile_of(kernel, target, shape, element) is not None
+
+
+@pytest.mark.parametrize("kernel", TILES)
+def test_cuts_are_in_order(kernel: str) -> None:
+    """The first that fits is taken, so a later one must be for more."""
+    for cuts in TILES[kernel].values():
+        for before, after in itertools.pairwise(cuts):
+            assert (before.longest, before.bits) < (after.longest, after.bits)
+
+
+def test_a_tile_is_found_by_size_and_element() -> None:
+    norm, loss = TILES["norm"]["sm_90"], TILES["linear_cross_entropy"]["sm_90"]
+    assert tile_of("norm", "sm_90", (7, 1024), torch.bfloat16) == norm[0].tile
+    assert tile_of("norm", "sm_90", (7, 1025), torch.bfloat16) == norm[1].tile
+    assert tile_of("norm", "sm_90", (7, 1 << 20), torch.bfloat16) is None
+    assert tile_of("norm", "no such GPU", (7, 7), torch.bfloat16) is None
+    assert tile_of("linear_cross_entropy", "sm_90", (7, 9, 64), torch.float16) == loss[0].tile
+    assert tile_of("linear_cross_entropy", "sm_90", (7, 9, 64), torch.float32) == loss[1].tile
+
+
+def test_the_page_says_what_was_measured() -> None:
+    import generate
+
+    assert measured(MEASURED, "sm_90") == "0.80x at 1024 x 1024, 1.30x at 4096 x 4096"
+    assert measured(MEASURED, "gfx942") == "unmeasured, off by default"
+    page = generate.kernels_page()
+    for kernel in KERNELS.values():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{kernel.name}` |"))
+        assert all(measured(kernel, target) in row for target in TARGETS)
