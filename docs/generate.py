@@ -151,6 +151,33 @@ def passes_page() -> str:
     return f"{PASSES_HEAD}\n{_table(('pass', 'option if none is given', 'what it does'), rows)}\n"
 
 
+# Kernels of our own
+
+KERNELS_HEAD = """\
+# Kernels of our own
+
+Compute is compiled by Inductor. Where a kernel of our own, in `runtime/kernels/`, does what Inductor does not, it is
+used only if it was measured to be faster than Inductor's version on that GPU, for sizes like these: the table says by
+how much. What nobody has measured on a GPU is never used there. `pytest bench/test_kernels.py` measures them on the GPU
+of the machine.
+
+Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
+shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
+"""
+
+
+def kernels_page() -> str:
+    from moaic.runtime.kernels.registry import KERNELS, measured
+    from moaic.runtime.targets import TARGETS
+
+    gpus = [f"{target.device} (`{target.name}`)" for target in TARGETS.values()]
+    rows = [
+        (f"`{each.name}`", each.summary, each.dims, *(measured(each, target) for target in TARGETS))
+        for each in KERNELS.values()
+    ]
+    return f"{KERNELS_HEAD}\n{_table(('kernel', 'what it computes', 'sizes', *gpus), rows)}\n"
+
+
 # The text
 
 TEXT_HEAD = """\
@@ -266,6 +293,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/ops.md": ops_page,
     "reference/passes.md": passes_page,
+    "reference/own-kernels.md": kernels_page,
     "reference/text.md": text_page,
     "reference/commands.md": commands_page,
     "reference/messages.md": messages_page,
