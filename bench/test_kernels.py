@@ -1,0 +1,254 @@
+"""Each kernel of our own on this machine's GPU, beside Inductor's version and Liger-Kernel's where it is installed.
+
+What it prints under `gains` is what `runtime/kernels/registry.py` is told. Times are of forward and backward together.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, cast
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor
+
+from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm
+from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.tiles import tile_of
+
+Results = tuple[Tensor, ...]
+Run = Callable[[], Results]
+"""Results and gradients of one forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """One computation in several ways, on the same inputs."""
+
+    ours: Run
+    plain: Callable[..., Any]
+    """What Inductor compiles: the reference."""
+    inputs: tuple[Any, ...]
+    grads: tuple[Tensor, ...]
+    """Of what `plain` gives."""
+    liger: Callable[[Any], Results] | None = None
+    """Given the module `liger_kernel.transformers.functional`."""
+
+
+def trained(function: Callable[..., Any], inputs: tuple[Any, ...], grads: tuple[Tensor, ...]) -> Results:
+    """Results, and gradients of the inputs that want one."""
+    made = function(*inputs)
+    results = cast("Results", made if isinstance(made, tuple) else (made,))
+    wanting = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+    if not wanting:
+        return results
+    return (*results, *torch.autograd.grad(results, wanting, grads))
+
+
+def normal(*shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, leaf: bool = False) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(leaf)
+
+
+def linear_cross_entropy(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    tokens, classes, width = shape
+    x = normal(tokens, width, device=device, leaf=True)
+    weight = normal(classes, width, device=device, leaf=True)
+    labels = torch.randint(classes, (tokens,), device=device)
+    grad = torch.full((tokens,), 1 / tokens, device=device)
+
+    def ours() -> Results:
+        with torch.no_grad():
+            parts = cross_entropy.forward(x, weight, labels, tile)
+            found = cross_entropy.losses(parts, labels, classes)
+            dx, dw = cross_entropy.backward(grad, x, weight, labels, parts.logsumexp(), tile, classes=classes)
+            return found, dx.to(x.dtype), dw.to(weight.dtype)
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return cross_entropy.reference(x, weight, labels).float()
+
+    def liger(functional: Any) -> Results:
+        loss = functional.liger_fused_linear_cross_entropy(x, weight, labels)
+        return loss, *torch.autograd.grad(loss, (x, weight))
+
+    return Peers(ours, plain, (x, weight), (grad,), liger)
+
+
+def adamw_step(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    settings, scale = adamw.AdamW(), torch.tensor(0.5, device=device)
+    master, mean, square = (normal(*shape, device=device, dtype=torch.float32) for _ in range(3))
+    square.abs_()
+    grad, copy = normal(*shape, device=device), normal(*shape, device=device)
+
+    def ours() -> Results:
+        adamw.update(master, grad, mean, square, scale, 3, settings, tile, copy)
+        return (copy,)
+
+    def plain(master: Tensor, grad: Tensor, mean: Tensor, square: Tensor, copy: Tensor) -> Tensor:
+        adamw.reference(master, grad, mean, square, scale, 3, settings)
+        return copy.copy_(master)
+
+    own = (master.clone(), grad, mean.clone(), square.clone(), copy.clone())
+    return Peers(ours, plain, own, ())
+
+
+def rms_norm(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    x, residual = (normal(*shape, device=device, leaf=True) for _ in range(2))
+    weight = normal(shape[-1], device=device, leaf=True)
+    grads = (normal(*shape, device=device), normal(*shape, device=device))
+
+    def ours() -> Results:
+        with torch.no_grad():
+            made = norm.forward(x, weight, 1e-5, tile, residual=residual, layer=False)
+            back = norm.backward(grads[0], weight, made, tile, through=grads[1])
+            return made.y, made.total, back.x, back.x, back.weight.to(weight.dtype)
+
+    def plain(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return norm.reference(x, weight, 1e-5, residual=residual, layer=False)
+
+    def liger(functional: Any) -> Results:
+        return trained(partial(functional.liger_fused_add_rms_norm, eps=1e-5), (x, residual, weight), grads)
+
+    return Peers(ours, plain, (x, residual, weight), grads, liger)
+
+
+def swiglu(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    gate, up = (normal(*shape, device=device, leaf=True) for _ in range(2))
+    grad = normal(*shape, device=device)
+
+    def ours() -> Results:
+        with torch.no_grad():
+            made = gated.forward(gate, up, gated.Act.SILU, tile)
+            return made, *gated.backward(grad, gate, up, gated.Act.SILU, tile)
+
+    def plain(gate: Tensor, up: Tensor) -> Tensor:
+        return gated.reference(gate, up, gated.Act.SILU)
+
+    def liger(functional: Any) -> Results:
+        return trained(functional.liger_swiglu, (gate, up), (grad,))
+
+    return Peers(ours, plain, (gate, up), (grad,), liger)
+
+
+def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    """Inductor's version draws the same numbers: it is what moaic compiles today."""
+    from moaic.ir.graph import Op, Value
+    from moaic.ir.types import TensorType
+    from moaic.runtime.to_fx import run_op
+
+    key, p = torch.tensor([7, 11], device=device), 0.1
+    op = Op("moai.rand", (Value(TensorType("i64", (2,))),), (Value(TensorType("f32", shape)),), {})
+    x, grad = normal(*shape, device=device, leaf=True), normal(*shape, device=device)
+    place = dropout.place_of(shape, shape, [], [], device)
+
+    def ours() -> Results:
+        with torch.no_grad():
+            return dropout.forward(x, key, place, p, tile), dropout.forward(grad, key, place, p, tile)
+
+    def plain(x: Tensor) -> Tensor:
+        return dropout.reference(x, run_op(op, [key], device)[0], p)
+
+    return Peers(ours, plain, (x,), (grad,))
+
+
+def merged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    out, logsumexp = (normal(*each, device=device, dtype=torch.float32) for each in (shape, shape[:-1]))
+    more, more_logsumexp = normal(*shape, device=device), normal(*shape[:-1], device=device, dtype=torch.float32)
+
+    def ours() -> Results:
+        merge.merge(out, logsumexp, more, more_logsumexp, tile)
+        return out, logsumexp
+
+    def plain(out: Tensor, logsumexp: Tensor, more: Tensor, more_logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+        new, whole = merge.reference(out, logsumexp, more, more_logsumexp)
+        return out.copy_(new), logsumexp.copy_(whole)
+
+    return Peers(ours, plain, (out.clone(), logsumexp.clone(), more, more_logsumexp), ())
+
+
+PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
+    "linear_cross_entropy": linear_cross_entropy,
+    "adamw": adamw_step,
+    "norm": rms_norm,
+    "gated": swiglu,
+    "dropout": dropped,
+    "merge": merged,
+}
+
+
+def agree(peers: Peers) -> None:
+    """Nothing is timed that computes something else: bfloat16 results are compared."""
+    for ours, theirs in zip(peers.ours(), trained(peers.plain, peers.inputs, peers.grads), strict=True):
+        scale = float(theirs.detach().abs().max())
+        torch.testing.assert_close(ours.float(), theirs.detach().float(), rtol=0.03, atol=0.03 * scale)
+
+
+def target() -> str:
+    """This machine's GPU, as the tables call it."""
+    if torch.version.hip:
+        properties = cast("Any", torch.cuda.get_device_properties(0))
+        return str(properties.gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    testing: Any = importlib.import_module("triton.testing")
+    return float(testing.do_bench(run)) / 1e3
+
+
+def peak(run: Callable[[], Any]) -> int:
+    """Bytes that a run has at most beyond what there was."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def runs_of(peers: Peers) -> dict[str, Callable[[], Any]]:
+    compiled = torch.compile(peers.plain, fullgraph=True)
+    found: dict[str, Callable[[], Any]] = {
+        "ours": peers.ours,
+        "inductor": partial(trained, compiled, peers.inputs, peers.grads),
+    }
+    try:
+        functional = importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError:
+        return found
+    return found | ({} if peers.liger is None else {"liger": partial(peers.liger, functional)})
+
+
+def compare(name: str, shape: Shape, tile: Tile) -> dict[str, dict[str, float]]:
+    peers = PEERS[name](shape, torch.device("cuda"), tile)
+    agree(peers)
+    figures: dict[str, dict[str, float]] = {}
+    for peer, run in runs_of(peers).items():
+        run()
+        figures[peer] = {"seconds": seconds(run), "bytes": float(peak(run))}
+    return figures
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "shape"), [(kernel.name, shape) for kernel in KERNELS.values() for shape in kernel.shapes]
+)
+def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: Shape) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here: kernels are timed on one; tests/kernels checks them without")
+    tile = tile_of(name, target(), shape, torch.bfloat16)
+    if tile is None:
+        pytest.skip(f"{name} is not cut for {target()} at {shape}: runtime/kernels/tiles.py says for what it is")
+    found = cast(
+        "dict[str, dict[str, float]]", benchmark.pedantic(compare, args=(name, shape, tile), rounds=1, iterations=1)
+    )
+    gain = found["inductor"]["seconds"] / found["ours"]["seconds"]
+    benchmark.extra_info.update({"figures": found, "gain": gain, "elements": prod(shape)})
+    rows = (f"{peer} {1e3 * each['seconds']:.3f} ms, {each['bytes'] / 1e6:.0f} MB" for peer, each in found.items())
+    with capsys.disabled():
+        print(f"\n{name} {shape}: {'; '.join(rows)}\ngains: {target()!r}: {{{shape}: {gain:.2f}}}")
