@@ -11,6 +11,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.choice import Choice, current_flavor, keep
 from moaic.runtime.cluster import listed_hosts
 from moaic.runtime.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
+from tests.docs.blocks import ROOT, blocks
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -107,6 +108,17 @@ def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:
         "error: flavor `xLarge.58GB` needs node2, node3, and workers on other hosts cannot be started yet"
     )
     assert second == "hint: choose one that lies on this host alone: Small.0.8GB, Medium.2GB"
+
+
+def test_the_files_of_the_documentation_give_the_list_that_it_shows(person: Person) -> None:
+    page = [block for block in blocks(ROOT / "docs" / "tutorial" / "devices.md") if block.language in ("toml", "text")]
+    own, cluster, shown = (block.text for block in page)
+    person.cluster_file.write_text(cluster, encoding="utf-8")
+    listed = person.ask("switch_model", "--list").stdout.splitlines()
+    assert [each.rstrip() for each in listed if each] == shown.splitlines()
+    person.cluster_file.unlink()
+    person.flavors_file.write_text(own.replace("8GB", "1GB"), encoding="utf-8")
+    assert flavors(person.environment)[-1] == Flavor("night", 2, GIB)
 
 
 CHOSEN = """
