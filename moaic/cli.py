@@ -386,7 +386,13 @@ def _machine(path: str | None) -> Machine:
 
         return this_machine()
     from moaic.passes.machine import from_text
+    from moaic.runtime.targets import TARGETS
 
+    if path != "-" and not Path(path).exists():
+        raise Diagnostic(
+            f"`{path}` is no file that describes a machine, and no GPU's name",
+            hint=f"GPUs are {', '.join(TARGETS)}; eight of the first are {next(iter(TARGETS))}:8",
+        )
     return from_text(_text_in(path))
 
 

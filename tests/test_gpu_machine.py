@@ -83,7 +83,10 @@ def test_a_gather_sends_what_links_carry() -> None:
         (("--machine", "sm_90:16"), "16 GPUs are more than the 8 of NVIDIA H100 SXM"),
         (("--machine", "sm_90", "--workers", "8,9"), "9 GPUs are more than the 8"),
         (("--machine", "sm_90:many"), "error: `many` is no number of GPUs\nhint: for example sm_90:8"),
-        (("--machine", "sm_91:8"), "cannot read sm_91:8"),
+        (
+            ("--machine", "sm_91:8"),
+            "error: `sm_91:8` is no file that describes a machine, and no GPU's name\nhint: GPUs are sm_90, sm_80",
+        ),
         (("--machine", "docs/machines/h100.json", "--kernels"), "--kernels makes the kernels of GPUs"),
     ],
 )
