@@ -17,7 +17,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm
+from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
@@ -135,6 +135,28 @@ def swiglu(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (gate, up), (grad,), liger)
 
 
+def turned(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    """With QK norm, on heads as a projection gives them."""
+    batch, heads, tokens, width = shape
+    x = normal(batch, tokens, heads, width, device=device, leaf=True)
+    weight = normal(width, device=device, leaf=True)
+    grad = normal(*shape, device=device)
+    angle = torch.rand(1, tokens, width // 2, device=device)
+    cos, sin = angle.cos(), angle.sin()
+
+    def ours() -> Results:
+        with torch.no_grad():
+            made = rotary.forward(x.transpose(1, 2), cos, sin, tile, weight=weight, eps=1e-5)
+            dx, dw = rotary.backward(grad, x.transpose(1, 2), cos, sin, tile, weight=weight, eps=1e-5)
+            assert dw is not None
+            return made, dx.transpose(1, 2), dw.to(weight.dtype)
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return rotary.reference(x.transpose(1, 2), cos, sin, weight, 1e-5).to(x.dtype)
+
+    return Peers(ours, plain, (x, weight), (grad,))
+
+
 def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     """Inductor's version draws the same numbers: it is what moaic compiles today."""
     from moaic.ir.graph import Op, Value
@@ -176,6 +198,7 @@ PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "adamw": adamw_step,
     "norm": rms_norm,
     "gated": swiglu,
+    "rotary": turned,
     "dropout": dropped,
     "merge": merged,
 }

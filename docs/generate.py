@@ -156,10 +156,9 @@ def passes_page() -> str:
 KERNELS_HEAD = """\
 # Kernels of our own
 
-Compute is compiled by Inductor. Where a kernel of our own, in `runtime/kernels/`, does what Inductor does not, it is
-used only if it was measured to be faster than Inductor's version on that GPU, for sizes like these: the table says by
-how much. What nobody has measured on a GPU is never used there. `pytest bench/test_kernels.py` measures them on the GPU
-of the machine.
+Compute is compiled by Inductor. The kernels in `runtime/kernels/` do in one pass what takes Inductor several, and each
+is for those GPUs and sizes on which it was measured to be faster than Inductor's version: the table says by how much.
+What nobody has measured on a GPU is off there. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
 
 Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
 shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
@@ -175,7 +174,8 @@ def kernels_page() -> str:
         (f"`{each.name}`", each.summary, each.dims, *(measured(each, target) for target in TARGETS))
         for each in KERNELS.values()
     ]
-    return f"{KERNELS_HEAD}\n{_table(('kernel', 'what it computes', 'sizes', *gpus), rows)}\n"
+    used = "" if any(each.gains for each in KERNELS.values()) else "\nNone is measured yet, and no plan uses one.\n"
+    return f"{KERNELS_HEAD}{used}\n{_table(('kernel', 'what it computes', 'sizes', *gpus), rows)}\n"
 
 
 # The text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm
+from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Program, Tile
 
 Shape = tuple[int, ...]
@@ -77,6 +77,16 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             gated.programs,
             "tokens, width",
             ((4096, 8192), (4096, 14336)),
+        ),
+        Kernel(
+            "rotary",
+            "rotary position embedding of q or k, after an RMSNorm of each head where a model has one",
+            rotary.forward,
+            rotary.backward,
+            rotary.reference,
+            rotary.programs,
+            "batch, heads, tokens, width of a head",
+            ((1, 32, 4096, 64), (1, 32, 4096, 128)),
         ),
         Kernel(
             "dropout",

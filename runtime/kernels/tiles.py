@@ -48,6 +48,7 @@ _NORM_AMD: Final[Cuts] = (
     Cut(Tile(columns=16384, warps=16, programs=304), 16384),
 )
 _HEADS: Final[Cuts] = tuple(Cut(Tile(rows=4096 // width, columns=width), width) for width in (64, 128, 256))
+_HALVES: Final[Cuts] = tuple(Cut(Tile(rows=1024 // half, columns=half), 2 * half) for half in (32, 64, 128))
 _STREAM: Final[Cuts] = (Cut(Tile(columns=1024)),)
 """Of what reads each element once and needs no neighbor."""
 
@@ -61,6 +62,7 @@ TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
     "adamw": _by_maker(_STREAM, _STREAM),
     "norm": _by_maker(_NORM_NVIDIA, _NORM_AMD),
     "gated": _by_maker(_STREAM, _STREAM),
+    "rotary": _by_maker(_HALVES, _HALVES),
     "dropout": _by_maker(_STREAM, _STREAM),
     "merge": _by_maker(_HEADS, _HEADS),
 }

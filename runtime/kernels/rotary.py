@@ -1,0 +1,194 @@
+"""Rotary position embedding of the heads of q or k, after an RMSNorm of each head where a model has one (QK norm).
+
+A head's first half turns against its second, as in Llama. The backward makes the norm again from what came in.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+
+
+def reference(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """In plain PyTorch: x[B, H, S, D], cos and sin [1 or B, S, D / 2], the norm's weight[D]."""
+    if weight is not None:
+        x = F.rms_norm(x, x.shape[-1:], weight, eps)
+    first, second = x.chunk(2, -1)
+    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat([first * c - second * s, second * c + first * s], -1)
+
+
+def forward(
+    x: Tensor, cos: Tensor, sin: Tensor, tile: Tile, *, weight: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Of x[B, H, S, D] of any strides, as `reference` has it; the tile's columns must span D / 2."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    operands = (x, cos.contiguous(), sin.contiguous(), None if weight is None else weight.contiguous(), out)
+    constants = {"NORMED": weight is not None, "ROWS": tile.rows, "COLUMNS": tile.columns}
+    launch(_forward, _grid(x, tile), tile, *operands, *x.stride(), *_sizes(x, cos, tile), eps, **constants)
+    return out
+
+
+def backward(
+    grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, tile: Tile, *, weight: Tensor | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of x and, in f32, of the norm's weight, from that of the result."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid = _grid(x, tile)
+    parts = None if weight is None else x.new_empty((*grid, x.shape[-1]), dtype=torch.float32)
+    weight = None if weight is None else weight.contiguous()
+    operands = (grad, x, cos.contiguous(), sin.contiguous(), weight, dx, parts)
+    constants = {"NORMED": weight is not None, "ROWS": tile.rows, "COLUMNS": tile.columns}
+    strides = (*grad.stride(), *x.stride())
+    launch(_backward, grid, tile, *operands, *strides, *_sizes(x, cos, tile), eps, **constants)
+    return dx, None if parts is None else parts.sum((0, 1, 2))
+
+
+def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int]:
+    return blocks(x.shape[2], tile.rows), x.shape[1], x.shape[0]
+
+
+def _sizes(x: Tensor, cos: Tensor, tile: Tile) -> tuple[int, int, int]:
+    """How far apart the angles of two batches are; positions, and half the elements of a head."""
+    length, width = x.shape[2:]
+    if width % 2 or width > 2 * tile.columns:
+        raise ValueError(f"heads of {width} elements are odd, or do not fit into a tile of twice {tile.columns}")
+    return 0 if cos.shape[0] == 1 else length * width // 2, length, width // 2
+
+
+def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+    """What is compiled for elements of this type, with the norm and without."""
+    sizes = {**dict.fromkeys(("angle_batch", "length", "half"), "i32"), "eps": "fp32"}
+    of_x = dict.fromkeys(("x_batch", "x_head", "x_row"), "i32")
+    of_grad = dict.fromkeys(("grad_batch", "grad_head", "grad_row"), "i32")
+    angles = dict.fromkeys(("cos", "sin"), "*fp32")
+    forwards = {**dict.fromkeys(("x", "weight", "out"), f"*{element}"), **angles, **of_x, **sizes}
+    backwards = {
+        **dict.fromkeys(("grad", "x", "weight", "dx"), f"*{element}"),
+        **angles,
+        "parts": "*fp32",
+        **of_grad,
+        **of_x,
+        **sizes,
+    }
+    made: list[Program] = []
+    for function, types in ((_forward, forwards), (_backward, backwards)):
+        for normed in (False, True):
+            absent = () if normed else ("weight", "parts")
+            kept = {name: kind for name, kind in types.items() if name not in absent}
+            units = {name: 1 for name in ("x_column", "grad_column") if name in function.arg_names}
+            gone = {name: None for name in absent if name in types}
+            flags = {"NORMED": normed, "ROWS": tile.rows, "COLUMNS": tile.columns}
+            made.append(Program(function, kept, {**units, **gone, **flags}))
+    return tuple(made)
+
+
+@triton.jit
+def _forward(
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    x_batch: tl.tensor,
+    x_head: tl.tensor,
+    x_row: tl.tensor,
+    x_column: tl.tensor,
+    angle_batch: tl.tensor,
+    length: tl.tensor,
+    half: tl.tensor,
+    eps: tl.tensor,
+    NORMED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Some positions of one head."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < length)[:, None] & (column < half)[None, :]
+    at = x + batch * x_batch + head * x_head + row.to(tl.int64)[:, None] * x_row + column[None, :] * x_column
+    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(at + half * x_column, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        by = _scale(a, b, half, eps)
+        a *= by * tl.load(weight + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+        b *= by * tl.load(weight + half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    angle = batch * angle_batch + row[:, None] * half + column[None, :]
+    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    to = out + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
+    tl.store(to, a * c - b * s, mask=inside)
+    tl.store(to + half, b * c + a * s, mask=inside)
+
+
+@triton.jit
+def _backward(
+    grad: tl.tensor,
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    weight: tl.tensor,
+    dx: tl.tensor,
+    parts: tl.tensor,
+    grad_batch: tl.tensor,
+    grad_head: tl.tensor,
+    grad_row: tl.tensor,
+    grad_column: tl.tensor,
+    x_batch: tl.tensor,
+    x_head: tl.tensor,
+    x_row: tl.tensor,
+    x_column: tl.tensor,
+    angle_batch: tl.tensor,
+    length: tl.tensor,
+    half: tl.tensor,
+    eps: tl.tensor,
+    NORMED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Some positions of one head, and their share of the weight's gradient."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < length)[:, None] & (column < half)[None, :]
+    angle = batch * angle_batch + row[:, None] * half + column[None, :]
+    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    above = grad + batch * grad_batch + head * grad_head + row.to(tl.int64)[:, None] * grad_row
+    above += column[None, :] * grad_column
+    first = tl.load(above, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(above + half * grad_column, mask=inside, other=0.0).to(tl.float32)
+    # The turn back.
+    da = first * c + second * s
+    db = second * c - first * s
+    if NORMED:
+        at = x + batch * x_batch + head * x_head + row.to(tl.int64)[:, None] * x_row + column[None, :] * x_column
+        a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(at + half * x_column, mask=inside, other=0.0).to(tl.float32)
+        by = _scale(a, b, half, eps)
+        a *= by
+        b *= by
+        program = (batch * tl.num_programs(1) + head) + tl.program_id(0) * tl.num_programs(1) * tl.num_programs(2)
+        place = parts + program * 2 * half + column
+        tl.store(place, tl.sum(da * a, 0), mask=column < half)
+        tl.store(place + half, tl.sum(db * b, 0), mask=column < half)
+        da *= tl.load(weight + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+        db *= tl.load(weight + half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+        mean = (tl.sum(da * a, 1) + tl.sum(db * b, 1))[:, None] / (2 * half)
+        da = by * (da - a * mean)
+        db = by * (db - b * mean)
+    to = dx + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
+    tl.store(to, da, mask=inside)
+    tl.store(to + half, db, mask=inside)
+
+
+@triton.jit
+def _scale(a: tl.tensor, b: tl.tensor, half: tl.tensor, eps: tl.tensor) -> tl.tensor:
+    """One over the root mean square of each row, whose halves are a and b."""
+    return (1 / tl.sqrt_rn((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * half) + eps))[:, None]
