@@ -17,7 +17,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm, rotary
+from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
@@ -193,6 +193,30 @@ def merged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (out.clone(), logsumexp.clone(), more, more_logsumexp), ())
 
 
+def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    """Float32 gradients of 48 tensors, some large and some small, into a bucket of bfloat16 and back."""
+    (elements,) = shape
+    large = elements // 32 // 7 * 7
+    sizes = [*([large] * 31), *([7] * 16), elements - 31 * large - 16 * 7]
+    tensors: Results = torch.split(normal(elements, device=device, dtype=torch.float32), sizes)
+    into, scale = normal(elements, device=device), torch.tensor(0.5, device=device)
+    chunks = bucket.chunks_of(tensors, tile)
+
+    def ours() -> Results:
+        bucket.pack(chunks, into, scale, tile)
+        bucket.unpack(chunks, into, 1 / scale, tile)
+        return into, *tensors
+
+    def plain(into: Tensor, *tensors: Tensor) -> Results:
+        bucket.reference(tensors, into, scale)
+        parts: Results = torch.split(into, sizes)
+        for each, its in zip(tensors, parts, strict=True):
+            each.copy_(its / scale)
+        return into, *tensors
+
+    return Peers(ours, plain, (into.clone(), *(each.clone() for each in tensors)), ())
+
+
 PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "linear_cross_entropy": linear_cross_entropy,
     "adamw": adamw_step,
@@ -201,6 +225,7 @@ PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "rotary": turned,
     "dropout": dropped,
     "merge": merged,
+    "bucket": packed,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-from moaic.runtime.kernels import adamw, cross_entropy, dropout, gated, merge, norm, rotary
+from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Program, Tile
 
 Shape = tuple[int, ...]
@@ -22,6 +22,7 @@ class Kernel:
     kernel: Callable[..., Any]
     """Its forward, or all of it."""
     backward: Callable[..., Any] | None
+    """Or what undoes it."""
     reference: Callable[..., Any]
     programs: Callable[[str, Tile], tuple[Program, ...]]
     """What is compiled, for an element type in Triton's words and a tile."""
@@ -107,6 +108,16 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             merge.programs,
             "batch, heads, tokens, width of a head",
             ((1, 32, 4096, 64), (1, 32, 4096, 128)),
+        ),
+        Kernel(
+            "bucket",
+            "tensors into one flat bucket for a collective, in another type and scaled, and out of it",
+            bucket.pack,
+            bucket.unpack,
+            bucket.reference,
+            bucket.programs,
+            "elements",
+            ((1 << 24,), (1 << 26,)),
         ),
     )
 }

@@ -61,6 +61,7 @@ TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
     "linear_cross_entropy": _by_maker(_LOSS_NVIDIA, _LOSS_AMD),
     "adamw": _by_maker(_STREAM, _STREAM),
     "norm": _by_maker(_NORM_NVIDIA, _NORM_AMD),
+    "bucket": _by_maker((Cut(Tile(columns=2048)),), (Cut(Tile(columns=2048)),)),
     "gated": _by_maker(_STREAM, _STREAM),
     "rotary": _by_maker(_HALVES, _HALVES),
     "dropout": _by_maker(_STREAM, _STREAM),

@@ -60,7 +60,7 @@ def near(got: Tensor, want: Tensor, units: float, bound: Tensor | float = 0.0) -
 
 
 def spoiled(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
-    """The module with one piece of its text replaced, wherever it stands."""
+    """The module with one piece of its text replaced, wherever it stands; what comes of it must stay within memory."""
     text = inspect.getsource(module)
     assert old in text, f"`{old}` does not stand in {module.__name__}"
     path = folder / f"spoiled_{next(NAMES)}.py"

@@ -55,7 +55,7 @@ def check_gated(case: Case) -> None:
         ("0.7071067811865476", "0.7"),
         ("0.3989422804014327", "0.4"),
         ("slope = share * (1 - share)\n", "slope = share\n"),
-        ("row * up_row", "row * gate_row"),
+        ("row * up_row", "row * 0"),
         ("inside = at < width", "inside = at < width - 1"),
     ],
 )

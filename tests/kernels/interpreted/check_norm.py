@@ -89,7 +89,7 @@ def check_rows_too_long_are_refused() -> None:
         ("out -= tl.sum(g, 0) / width", "out -= 0"),
         ("- h * (tl.sum(g * h, 0) / width)", ""),
         ("to_weight += g * h", "to_weight = g * h"),
-        ("row * residual_row", "row * x_row"),
+        ("row * residual_row", "row * 0"),
         ("tl.store(total + row * width + at, h", "tl.store(total + row * width + at, h * 0"),
         ("if THROUGH:", "if THROUGH and LAYER:"),
     ],
