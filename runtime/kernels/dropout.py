@@ -83,9 +83,12 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **dict.fromkeys(("x_row", "width"), "i32"),
         **dict.fromkeys(("p", "weight"), "fp32"),
     }
-    constants = {"LARGE": False, "COLUMNS": tile.columns}
-    alone = Program(_numbers, {**places, "out": "*fp32", "width": "i32"}, constants)
-    return Program(_dropout, types, constants), alone
+    alone = {**places, "out": "*fp32", "width": "i32"}
+    return tuple(
+        Program(function, of, {"LARGE": large, "COLUMNS": tile.columns})
+        for large in (False, True)
+        for function, of in ((_dropout, types), (_numbers, alone))
+    )
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,18 @@ def test_every_cut_compiles(kernel: str, target: str) -> None:
         fault for cut in cuts for element in elements[cut.bits] for fault in fits(kernel, TARGETS[target], cut, element)
     ]
     assert not wrong
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiles_without_what_is_optional(kernel: str) -> None:
+    """Without a residual, a bias, a copy, a cap: what is on in `programs` is switched off, one at a time."""
+    tile = TILES[kernel]["sm_80"][0].tile
+    for program in KERNELS[kernel].programs("bf16", tile):
+        for name, value in program.constants.items():
+            if isinstance(value, bool | float) and value:
+                without = replace(program, constants={**program.constants, name: type(value)(0)})
+                assert compiled(without, TARGETS["sm_80"], tile).code
 
 
 def test_a_spill_is_seen() -> None:
