@@ -2,8 +2,8 @@
 
 Each rank holds some rows of the weight and finds, for every token, four numbers of its part of the logits: `Parts`.
 Parts of ranks merge into those of the whole vocabulary, and so do those of slices of one rank's part. The backward
-makes the logits again, a tile at a time, and once for each of the two gradients: 10 operations for every multiply of
-the plain way's 6, for the memory of the logits. A program owns the rows of its gradient, so sums run in one order.
+makes the logits again, a tile at a time, once for each of the two gradients: five matrix products where the plain way
+has three are the price of never keeping them. A program owns the rows of its gradient, so sums run in one order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How each kernel is cut, by GPU and shape: a table, so that what a GPU teaches is one line of data.
 
-No entry has been timed on a GPU yet. Each is the largest of the cuts tried that spills no register and fits into shared
-memory, which the tests hold.
+No entry has been timed on a GPU yet. Each spills no register and fits into shared memory, which the tests hold; beyond
+that it is judgment.
 """
 
 from __future__ import annotations
