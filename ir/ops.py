@@ -10,6 +10,7 @@ from math import prod
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
+from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
 SEND = "moai.send"
@@ -696,13 +697,13 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("moai.grouped_mm", _grouped_mm, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.grouped_outer", _grouped_outer, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.rand", _rand),
+    OpDecl(ADD_TO, _elementwise((0, 1))),
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
     *[
         OpDecl(f"moai.{name}", _elementwise((0,)), kind=Kind.INSTRUCTION)
         for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shard", "first")
     ],
-    *[OpDecl(f"moai.{name}", whole_rule, kind=Kind.INSTRUCTION) for name in ("part", "accumulate", "join", "send")],
-    OpDecl("call", whole_rule, kind=Kind.INSTRUCTION),
+    *[OpDecl(name, whole_rule, kind=Kind.INSTRUCTION) for name in ("moai.part", ACCUMULATE, "moai.join", SEND, "call")],
 )
 """Every op that moaic knows by name."""
 

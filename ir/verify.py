@@ -19,6 +19,7 @@ from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
 from moaic.ir.rules import Rule, Strategy
+from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
 PARAM_ROLES = frozenset({"", "input", "param", "buffer", "key", "tangent", "constant", "coordinate", "saved"})
@@ -423,14 +424,29 @@ def _parts(whole: TensorType, parts: list[TensorType], op: Op, count: int, mesh:
 
 
 def _accumulate(op: Op, mesh: Mesh) -> Complaints:
-    """The first operand is the sum so far, absent before the first part; the element type may change on the way."""
-    if len(op.operands) != 2 or not isinstance(op.operands[1], Value):
+    """The first operand is the sum so far, absent before the first part; the element type may change on the way.
+
+    Both are absent where a sum begins at nothing: at zeros.
+    """
+    if op.operands != (None, None) and (len(op.operands) != 2 or not isinstance(op.operands[1], Value)):
         yield "it takes a sum, absent at first, and what is added to it"
     yield from _results(op, 1)
     result = op.results[0].type
     for value in op.inputs():
         if (value.type.shape, value.type.layout) != (result.shape, result.layout):
             yield f"the sum is `{render_type(result, mesh)}`, an operand `{render_type(value.type, mesh)}`"
+
+
+def _add_to(op: Op, mesh: Mesh) -> Complaints:
+    """The sum so far and what is added to it; the result is of the sum's type."""
+    yield from _operands(op, 2)
+    yield from _results(op, 1)
+    total, *parts = (value.type for value in op.inputs())
+    if total != op.results[0].type:
+        yield f"the sum is `{render_type(total, mesh)}`, the result `{render_type(op.results[0].type, mesh)}`"
+    for part in parts:
+        if (part.shape, part.layout) != (total.shape, total.layout):
+            yield f"the sum is `{render_type(total, mesh)}`, what is added to it `{render_type(part, mesh)}`"
 
 
 def _shapes(op: Op, spelled: str, values: Iterable[Value], sizes: dict[str, int]) -> Complaints:
@@ -543,7 +559,8 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys((*TRANSITIONS, SEND), _moved),
     "moai.part": _part,
     "moai.join": _join,
-    "moai.accumulate": _accumulate,
+    ACCUMULATE: _accumulate,
+    ADD_TO: _add_to,
     "moai.sdpa": _attention,
     "moai.sdpa_backward": _attention_backward,
     "moai.grouped_mm": _grouped("psd efd s psf"),

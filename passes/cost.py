@@ -15,6 +15,7 @@ from math import prod
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, Kind, flops_of, kind_of
+from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, Kernel
@@ -48,8 +49,8 @@ COSTLY = frozenset(
 )
 """Light ops that take many instructions per element."""
 
-PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, "moai.accumulate": 3}
-"""Times that a local instruction reads or writes its result."""
+PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, ACCUMULATE: 3}
+"""Times that a local instruction reads or writes its result. Zeros, which a sum begins at, are written once."""
 
 OPTIMIZER_VALUE_PASSES = 3
 """Adam reads and writes a parameter and reads its gradient, …"""
@@ -130,7 +131,8 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
 
 
 def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:
-    return machine.seconds_to_move(PASSES[op.name] * op.results[0].type.local_nbytes(mesh))
+    passes = PASSES[op.name] if any(op.inputs()) else 1
+    return machine.seconds_to_move(passes * op.results[0].type.local_nbytes(mesh))
 
 
 def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:

@@ -1,20 +1,22 @@
 """What a compiler will make of a function: which ops share a kernel, which values reach memory, which are only views.
 
-An approximation of Inductor that cost and memory share: a heavy op is a kernel of its own; light ops that feed each
-other with no heavy op in between are one kernel; views cost nothing and stand for what they look at; what attributes
-alone make is built where it is read. A value reaches memory if another kernel reads it or if it is a result.
+An approximation of Inductor that cost and memory share: a heavy op is a kernel of its own, with the addition to a sum
+that a matmul does as well; light ops that feed each other with no heavy op in between are one kernel; views cost
+nothing and stand for what they look at; what attributes alone make is built where it is read. A value reaches memory if
+another kernel reads it or if it is a result.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.sums import ADD_TO, taken_over
 from moaic.ir.types import DTYPE_BYTES
 
 LOOKUPS = frozenset({"aten.embedding", "aten.index.Tensor", "aten.gather"})
@@ -37,7 +39,12 @@ class Kernel:
     @property
     def nbytes(self) -> int:
         """Bytes that pass between the kernel and memory."""
-        return sum(self.reads.values()) + sum(map(nbytes, self.writes))
+        return sum(self.reads.values()) + sum(map(nbytes, {*self.writes, *self.sums}))
+
+    @property
+    def sums(self) -> tuple[Value, ...]:
+        """What is written where a sum lay."""
+        return tuple(op.results[0] for op in self.ops if op.name == ADD_TO)
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,10 @@ def fuse(function: Function) -> Fused:
 
 def _owners(function: Function) -> dict[Value, Value]:
     owners = {param: param for param in function.params}
+    taken = taken_over(function)
     for op in function.ops:
         for result in op.results:
-            owners[result] = owners[next(op.inputs())] if kind_of(op) is Kind.VIEW else result
+            owners[result] = owners[next(op.inputs())] if kind_of(op) is Kind.VIEW else taken.get(result, result)
     return owners
 
 
@@ -107,6 +115,7 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
     that leaves it and comes back: the path would pass a heavy op, and its depth would differ.
     """
     depth: dict[Value, int] = dict.fromkeys(function.params, 0)
+    inside = _added_by_matmuls(function)
     parent: dict[int, int] = {}
     light: dict[Value, int] = {}
 
@@ -122,8 +131,8 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
         depth.update(dict.fromkeys(op.results, above + (kind is Kind.HEAVY)))
         if kind in (Kind.VIEW, Kind.NULLARY):
             continue
-        parent[index] = index
-        if kind is Kind.HEAVY:
+        parent[index] = inside.get(op, index)
+        if kind is Kind.HEAVY or op in inside:
             continue
         light.update(dict.fromkeys(op.results, index))
         for value in map(owners.__getitem__, op.inputs()):
@@ -134,6 +143,24 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
     for index in parent:
         groups[root(index)].append(function.ops[index])
     return groups
+
+
+def _added_by_matmuls(function: Function) -> dict[Op, int]:
+    """Additions to sums that the matmul which makes the part does as well, and the position of that matmul."""
+    adds = [op for op in function.ops if op.name == ADD_TO]
+    if not adds:
+        return {}
+    reads = Counter(value for op in function.ops for value in op.inputs())
+    reads.update(function.results)
+    products = {op.results[0]: index for index, op in enumerate(function.ops) if op.name == "aten.mm"}
+    return {
+        op: products[part]
+        for op in adds
+        if isinstance(part := op.operands[1], Value)
+        and part in products
+        and reads[part] == 1
+        and part.type == op.results[0].type
+    }
 
 
 def _kernel(

@@ -17,6 +17,7 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND
+from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, fuse
@@ -25,7 +26,7 @@ from moaic.passes.rank import held, homes, of_rank
 OPTIMIZER_STATES = 2
 """Values of its own type kept per trainable parameter element: what Adam keeps. The optimizer is not in the graph."""
 
-IN_PLACE = frozenset({"moai.accumulate", "moai.all_reduce"})
+IN_PLACE = frozenset({ACCUMULATE, "moai.all_reduce"})
 """Instructions whose result takes the place of their first operand where that dies."""
 
 
@@ -159,7 +160,10 @@ def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]
             owners.update((result, result) for result in op.results)
             continue
         (result,) = op.results
-        source = next(op.inputs())
+        source = next(op.inputs(), None)
+        if source is None:
+            owners[result] = result
+            continue
         free = readers[source] == index and source not in held and owners[source] not in held
         owners[result] = owners[source] if op.name in IN_PLACE and free and _same_bytes(source, result) else result
     return owners

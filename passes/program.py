@@ -10,6 +10,7 @@ from moaic.ir.ops import Kind, kind_of
 from moaic.passes.dead import needed
 from moaic.passes.outline import spelled_out
 from moaic.passes.segment import Segments, segment
+from moaic.passes.sums import added_inside
 from moaic.passes.timed import Timed
 from moaic.passes.unroll import function_of_part, is_timed, unroll
 
@@ -152,8 +153,8 @@ def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[i
 
 
 def _program(timed: Timed, made: Segments) -> Module:
-    """One program with only the segments that it calls."""
+    """One program with only the segments that it calls; sums over micro-batches are added to inside them."""
     main = segment(timed.function, made, timed.phases)
     called = {op.callee for op in main.ops if op.name == "call"}
     functions = tuple(function for function in made.functions if function.name in called)
-    return Module((*functions, main), timed.mesh)
+    return added_inside(Module((*functions, main), timed.mesh), made.adding)

@@ -15,6 +15,7 @@ from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Home
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.outline import fresh, in_order, shape_of
+from moaic.passes.sums import Known
 
 Key = tuple[int, int, Home]
 
@@ -24,6 +25,8 @@ class Segments:
     """Segment functions made so far, found again by what they compute."""
 
     by_key: dict[Hashable, Function] = field(default_factory=dict[Hashable, Function])
+    adding: Known = field(default_factory=Known)
+    """Those of them that add to sums, made when a program needs them so."""
 
     def name_for(self, stem: str) -> str:
         taken = {function.name for function in self.by_key.values()}

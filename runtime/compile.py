@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function, Op, Value
+from moaic.ir.sums import overwritten
 from moaic.ir.types import TensorType
-from moaic.runtime.to_fx import CPU, Run, run_ops, trace
+from moaic.runtime.to_fx import CPU, Run, add_in_place, run_ops, scatters, trace
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
 """What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
@@ -93,9 +94,10 @@ def _inductor(function: Function, device: torch.device) -> Any:
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     with config.patch(dict(SETTINGS)), torch.no_grad():
-        graph_module, fake_mode = trace(function, device, select_decomp_table())
+        graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()})
         with tracing(TracingContext(fake_mode)), fake_mode:
             joint_graph_passes(graph_module)
+            add_in_place(graph_module, overwritten(function))
             output = graph_module.graph.output_node()
             # Inductor may choose the strides of results unless they are said to be seen.
             output.meta["user_visible_output_idxs"] = list(range(len(function.results)))

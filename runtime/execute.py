@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function, Op, Value
+from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int, takes_part
 from moaic.ir.parser import parse
+from moaic.ir.sums import ACCUMULATE, overwritten
 from moaic.runtime.compile import compile_functions
 from moaic.runtime.landings import Landings
 from moaic.runtime.moves import Seat, is_shared, move, own
@@ -277,7 +279,7 @@ def _compute(
     may_overwrite: set[Value],
 ) -> Compute:
     if op.name == "call":
-        return _with_coordinates(functions[op.callee], kernels[op.callee], seat)
+        return _called(op, functions[op.callee], kernels[op.callee], seat, may_overwrite)
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
     if op.name == SEND:
@@ -285,17 +287,26 @@ def _compute(
     maker = _IN_TIME.get(op.name)
     if maker is None:
         raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
-    return maker(op, may_overwrite)
+    return maker(op, seat.mesh, may_overwrite)
 
 
-def _with_coordinates(function: Function, kernel: Compute, seat: Seat) -> Compute:
-    """Supplies the rank's coordinates that a function asks for after its own parameters."""
+def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    """Supplies the rank's coordinates that a function asks for after its own parameters, and sums that are its own."""
     roles = [function.param_role(index) for index in range(len(function.params))]
-    axes = [role.label for role in roles if role.kind == "coordinate"]
-    if not axes:
+    at = [torch.tensor(seat.index(role.label), dtype=torch.int64) for role in roles if role.kind == "coordinate"]
+    given = list(op.inputs())
+    sums = [(position, given[position] in may_overwrite) for position in overwritten(function)]
+    if not at and not sums:
         return kernel
-    at = [torch.tensor(seat.index(axis), dtype=torch.int64) for axis in axes]
-    return lambda inputs: kernel([*inputs, *at])
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        for position, free in sums:
+            if not free or is_shared(inputs[position]):
+                inputs[position] = own(inputs[position])
+        inputs += at
+        return kernel(inputs)
+
+    return run
 
 
 def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
@@ -327,20 +338,23 @@ def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
     return send if group.index == 0 else receive
 
 
-def _part(op: Op, may_overwrite: set[Value]) -> Compute:
+def _part(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
     dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
     return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
 
 
-def _join(op: Op, may_overwrite: set[Value]) -> Compute:
+def _join(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
     dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
     return lambda inputs: [join(inputs, dim, stride)]
 
 
-def _accumulate(op: Op, may_overwrite: set[Value]) -> Compute:
-    """The sum so far, if there is one, and one part more; added in the wider of their types."""
+def _accumulate(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
+    """The sum so far, if there is one, and one part more, added in the wider of their types; zeros where both lack."""
     values = list(op.inputs())
     dtype = DTYPES[op.results[0].type.dtype]
+    if not values:
+        shape = op.results[0].type.local_shape(mesh)
+        return lambda inputs: [torch.zeros(shape, dtype=dtype)]
     in_place = values[0] in may_overwrite
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
@@ -352,8 +366,8 @@ def _accumulate(op: Op, may_overwrite: set[Value]) -> Compute:
     return run
 
 
-_IN_TIME: Final[Mapping[str, Callable[[Op, set[Value]], Compute]]] = {
+_IN_TIME: Final[Mapping[str, Callable[[Op, Mesh, set[Value]], Compute]]] = {
     "moai.part": _part,
     "moai.join": _join,
-    "moai.accumulate": _accumulate,
+    ACCUMULATE: _accumulate,
 }

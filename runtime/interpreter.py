@@ -18,6 +18,7 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh, Split
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, Kind, kind_of
+from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import TensorType
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.to_fx import last_uses, operand_of, run_op, run_ops
@@ -83,7 +84,7 @@ def _whole_op(module: Module, op: Op, operands: list[Any]) -> Sequence[Tensor]:
         return run_op(op, operands)
     if module.mesh.ranks > 1:
         raise Diagnostic(f"`{op.name}` cuts what one rank holds: a program with it runs on ranks, not on whole tensors")
-    return [MOVES_IN_TIME[op.name](op, operands)]
+    return [MOVES_IN_TIME[op.name](op, operands, module.mesh)]
 
 
 def _bind(values: dict[Value, Tensor], names: Sequence[Value], tensors: Sequence[Tensor], what: str) -> None:
@@ -135,7 +136,7 @@ class _Ranks:
         if op.name in MOVES_IN_TIME:
             moved = self._absent()
             for rank in there:
-                moved[rank] = MOVES_IN_TIME[op.name](op, [parts[rank] for parts in operands])
+                moved[rank] = MOVES_IN_TIME[op.name](op, [parts[rank] for parts in operands], self.module.mesh)
             return [moved]
         inputs = list(dict.fromkeys(op.inputs()))
         alone = Function(op.name, tuple(inputs), (op,), op.results)
@@ -342,24 +343,26 @@ def _ints(op: Op, *names: str) -> list[int]:
     return [value for value in values if isinstance(value, int)]
 
 
-def _part(op: Op, operands: list[Tensor]) -> Tensor:
+def _part(op: Op, operands: list[Tensor], mesh: Mesh) -> Tensor:
     dim, stride, count, index = _ints(op, "dim", "stride", "count", "index")
     return take_digit(operands[0], dim, stride, count, index)
 
 
-def _join(op: Op, operands: list[Tensor]) -> Tensor:
+def _join(op: Op, operands: list[Tensor], mesh: Mesh) -> Tensor:
     dim, stride = _ints(op, "dim", "stride")
     return put_digits(operands, dim, stride)
 
 
-def _accumulate(op: Op, operands: list[Tensor]) -> Tensor:
-    """The sum so far, if there is one, and one part more; added in the wider of their types."""
-    return sum(operands[1:], operands[0]).to(DTYPES[op.results[0].type.dtype])
+def _accumulate(op: Op, operands: list[Tensor], mesh: Mesh) -> Tensor:
+    """The sum so far, if there is one, and one part more, added in the wider of their types; zeros where both lack."""
+    kind = op.results[0].type
+    begun = sum(operands[1:], operands[0]) if operands else torch.zeros(kind.local_shape(mesh))
+    return begun.to(DTYPES[kind.dtype])
 
 
-MOVES_IN_TIME: Final[Mapping[str, Callable[[Op, list[Tensor]], Tensor]]] = {
+MOVES_IN_TIME: Final[Mapping[str, Callable[[Op, list[Tensor], Mesh], Tensor]]] = {
     "moai.part": _part,
     "moai.join": _join,
-    "moai.accumulate": _accumulate,
+    ACCUMULATE: _accumulate,
 }
 """What one rank does to its own parts for micro-batches."""

@@ -7,15 +7,18 @@ operands of any strides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from moaic.ir.graph import Function, Op, Operand, Value
+from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime import grouped, schema
 
@@ -72,7 +75,7 @@ def last_uses(function: Function) -> list[list[Value]]:
 
 def trace(
     function: Function, device: torch.device = CPU, decompositions: Mapping[Any, Any] | None = None
-) -> tuple[torch.fx.GraphModule, FakeTensorMode]:
+) -> tuple[GraphModule, FakeTensorMode]:
     """`function` as an FX graph, contiguous inputs to contiguous outputs, and the mode of its fake tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -245,6 +248,11 @@ def global_index(
     return index
 
 
+def _add_to(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """What is compiled writes this where the sum lay (`add_in_place`)."""
+    return torch.add(*operands)
+
+
 # Experts. With a leading dim the matrices fall into as many blocks, and a row is zero in all blocks but its own.
 
 
@@ -283,5 +291,90 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     "moai.grouped_outer": _grouped_outer,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
+    ADD_TO: _add_to,
 }
 """Ops that are not one aten call: our own, and those whose aten form depends on strides."""
+
+
+# Sums that a compiled function adds to where they lie. One function per op that can be told to add what it makes to
+# something; false where an instance of it cannot.
+
+
+def scatters() -> dict[Any, Any]:
+    """Decompositions that leave plain scatters where Inductor would make the same of them later on."""
+    from torch import _decomp
+
+    masked = torch.ops.aten._unsafe_masked_index_put_accumulate.default
+    return {masked: cast("dict[Any, Any]", _decomp.decomposition_table)[masked]}
+
+
+def add_in_place(graph_module: GraphModule, positions: Iterable[int]) -> None:
+    """Has the graph write what it adds to the parameters at these positions over them, if it adds to them at its end.
+
+    That is: in the matmul or scatter that makes the part, if one does; else in a pass over the sum. A sum that other
+    rewriting has made into something else stays what it is, and its result is new memory. To be called in the graph's
+    fake mode.
+    """
+    graph = graph_module.graph
+    parameters = [node for node in graph.nodes if node.op == "placeholder"]
+    output = graph.output_node()
+    for total in (parameters[position] for position in positions):
+        readers = list(total.users)
+        if len(readers) == 1 and _is_last_addition(readers[0], total, output):
+            _write_over(graph, total, readers[0], output)
+    graph_module.recompile()
+
+
+def _is_last_addition(node: Node, total: Node, output: Node) -> bool:
+    is_addition = node.target is torch.ops.aten.add.Tensor and node.args[0] is total and not node.kwargs
+    return is_addition and list(node.users) == [output]
+
+
+def _write_over(graph: Graph, total: Node, addition: Node, output: Node) -> None:
+    part: Any = addition.args[1]
+    alone = isinstance(part, Node) and len(part.users) == 1 and _dtype(part) == _dtype(total)
+    add = ADDING.get(part.target) if alone else None
+    with graph.inserting_before(addition):
+        added = add is not None and add(graph, total, *part.args)
+    if added:
+        output.replace_input_with(addition, total)
+        graph.erase_node(addition)
+        graph.erase_node(part)
+        return
+    with graph.inserting_before(output):
+        output.replace_input_with(addition, _call(graph, torch.ops.aten.copy_.default, total, addition))
+
+
+def _dtype(node: Node) -> torch.dtype:
+    return node.meta["val"].dtype
+
+
+def _call(graph: Graph, target: Any, *args: Any) -> Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*map_arg(args, lambda each: each.meta["val"]))
+    return node
+
+
+def _matmul(graph: Graph, total: Node, left: Node, right: Node) -> bool:
+    _call(graph, torch.ops.aten.addmm_.default, total, left, right)
+    return True
+
+
+def _scatter(
+    graph: Graph, total: Node, base: Node, indices: list[Node | None], values: Node, accumulate: bool = False
+) -> bool:
+    if not accumulate or not _is_zero(base):
+        return False
+    _call(graph, torch.ops.aten.index_put_.default, total, indices, values, True)
+    return True
+
+
+def _is_zero(node: Node) -> bool:
+    return node.target is torch.ops.aten.full.default and node.args[1] in (0, 0.0)
+
+
+ADDING: Final[Mapping[Any, Callable[..., bool]]] = {
+    torch.ops.aten.mm.default: _matmul,
+    torch.ops.aten.index_put.default: _scatter,
+    torch.ops.aten._unsafe_index_put.default: _scatter,
+}

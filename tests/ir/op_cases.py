@@ -254,6 +254,12 @@ def fold_key(d: Drawn, name: str) -> Case:
     return case(name, d.ints(2, low=0, high=2**31), instance=d.number(0, 9))
 
 
+@cases("moai.add_to")
+def add_to(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.real(*shape), d.real(*shape))
+
+
 @cases("moai.rand")
 def rand(d: Drawn, name: str) -> Case:
     kind = TensorType(d.pick("f32", "f64"), d.shape())

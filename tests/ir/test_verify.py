@@ -35,6 +35,9 @@ SOUND = [
     body('%y = moai.part %x {axis = "mb", index = 1, count = 2, dim = 0, stride = 2} : f32[4{dp}]', "%x: f32[8{dp}]"),
     body("%y = moai.join %x, %x {dim = 0, stride = 4} : f32[16{dp}]", "%x: f32[8{dp}]"),
     body("%s = moai.accumulate _, %x : f32[8]\n  %y = moai.accumulate %s, %x : bf16[8]", "%x: bf16[8]"),
+    body(
+        "%s = moai.accumulate _, _ : f32[8{dp}] +tp\n  %y = moai.add_to %s, %x : f32[8{dp}] +tp", "%x: bf16[8{dp}] +tp"
+    ),
     body("%l = moai.fold_key %k {instance = 3} : i64[2]\n  %r = moai.rand %l : f32[8{dp}, 2]"),
     body("%r = moai.rand %k, %c {global_shape = [16], splits = [[0, 8, 2]]} : f32[8]", "%k: i64[2], %c: i64[]"),
     body(
@@ -91,6 +94,9 @@ UNSOUND = [
     (body("%y = moai.join %x, %x {dim = 0, stride = 8} : f32[16, 8]"), "is no part of `f32[16, 8]`"),
     (body("%y = moai.accumulate %x, %k : f32[8, 16]"), "the sum is `f32[8, 16]`, an operand `i64[2]`"),
     (body("%y = moai.accumulate %x : f32[8, 16]"), "it takes a sum, absent at first, and what is added to it"),
+    (body("%y = moai.accumulate %x, _ : f32[8, 16]"), "it takes a sum, absent at first, and what is added to it"),
+    (body("%y = moai.add_to %x, %x : bf16[8, 16]"), "the sum is `f32[8, 16]`, the result `bf16[8, 16]`"),
+    (body("%y = moai.add_to %x, %k : f32[8, 16]"), "the sum is `f32[8, 16]`, what is added to it `i64[2]`"),
     (
         body("%y = aten.mm %x, %w : f32[8{dp}, 4] +tp", "%x: f32[8{dp}, 16{tp}], %w: f32[16, 4]"),
         "`aten.mm`: over `tp` it cannot turn split 1:4, whole into pending: its rule is m k, k n -> m n",

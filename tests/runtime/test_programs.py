@@ -110,6 +110,55 @@ def test_steps_in_time(four: Accelerator) -> None:
     assert torch.equal(total, (2 * x).sum(0))
 
 
+ADDED = """// moai 1
+mesh [dp=2]
+func @part(%x: f32[16{dp}, 4], %ids: i64[16{dp}], %product: f32[4, 4] +dp, %rows: f32[9, 4] +dp, %sum: f32[4] +dp)
+    -> (f32[4, 4] +dp, f32[9, 4] +dp, f32[4] +dp) {
+  %t = aten.permute %x {dims = [1, 0]} : f32[4, 16{dp}]
+  %p = aten.mm %t, %x : f32[4, 4] +dp
+  %product_1 = moai.add_to %product, %p : f32[4, 4] +dp
+  %r = aten.embedding_dense_backward %x, %ids {num_weights = 9, padding_idx = 3, scale_grad_by_freq = false}
+      : f32[9, 4] +dp
+  %rows_1 = moai.add_to %rows, %r : f32[9, 4] +dp
+  %s = aten.sum.dim_IntList %x {dim = [0]} : f32[4] +dp
+  %sum_1 = moai.add_to %sum, %s : f32[4] +dp
+  return %product_1, %rows_1, %sum_1
+}
+func @main(%x: f32[16{dp}, 4] input "x", %ids: i64[16{dp}] input "ids", %given: f32[4] input "given")
+    -> (f32[4, 4], f32[9, 4], f32[4], f32[4]) {
+  %start = moai.first %given {axis = "dp"} : f32[4] +dp
+  %p0 = moai.accumulate _, _ : f32[4, 4] +dp
+  %r0 = moai.accumulate _, _ : f32[9, 4] +dp
+  %p1, %r1, %s1 = call @part %x, %ids, %p0, %r0, %start : f32[4, 4] +dp, f32[9, 4] +dp, f32[4] +dp
+  %p2, %r2, %s2 = call @part %x, %ids, %p1, %r1, %s1 : f32[4, 4] +dp, f32[9, 4] +dp, f32[4] +dp
+  %product = moai.all_reduce %p2 {axis = "dp"} : f32[4, 4]
+  %rows = moai.all_reduce %r2 {axis = "dp"} : f32[9, 4]
+  %sum = moai.all_reduce %s2 {axis = "dp"} : f32[4]
+  %once = moai.all_reduce %s1 {axis = "dp"} : f32[4]
+  return %product, %rows, %sum, %once
+}
+"""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_functions_add_to_sums(two: Accelerator, compiled: bool) -> None:
+    """Sums that others still read, such as what the program was given, stay as they are."""
+    x, ids, given = torch.randn(16, 4), torch.arange(16) % 9, torch.randn(4)
+    program = two.load(ADDED, compiled=compiled)
+    buffers = [up(two, x), up(two, ids, "i64"), up(two, given)]
+    outputs = [two.buffer("f32", shape) for shape in ((4, 4), (9, 4), (4,), (4,))]
+    for _ in range(2):
+        two.run(program, buffers, outputs)
+    got = [two.download(whole(buffer)) for buffer in outputs]
+    rows = torch.zeros(9, 4).index_add(0, ids, x)
+    rows[3] = 0
+    torch.testing.assert_close(got[0], 2 * x.T @ x)
+    torch.testing.assert_close(got[1], 2 * rows)
+    torch.testing.assert_close(got[2], given + 2 * x.sum(0))
+    torch.testing.assert_close(got[3], given + x.sum(0))
+    assert torch.equal(two.download(whole(buffers[2])), given)
+
+
 ALIASES = """// moai 1
 mesh [dp=2]
 func @same(%x: f32[4, 3]) -> (f32[12], f32[12]) {
