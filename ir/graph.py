@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import cast
 
 from moaic.ir.layout import Mesh
 from moaic.ir.types import TensorType
@@ -53,11 +54,11 @@ class Op:
 
     def inputs(self) -> Iterator[Value]:
         """Every value that the op reads, lists flattened, absent ones left out."""
-        for operand in self.operands:
-            if isinstance(operand, tuple):
-                yield from (value for value in operand if value is not None)
-            elif operand is not None:
-                yield operand
+        operands = self.operands
+        if not operands or {*map(type, operands)} == _PLAIN:
+            # Most ops: passes ask this many millions of times.
+            return iter(cast("tuple[Value, ...]", operands))
+        return _flattened(operands)
 
     @property
     def callee(self) -> str:
@@ -68,7 +69,19 @@ class Op:
 
     def with_operands(self, mapping: Mapping[Value, Value]) -> Op:
         """This op with every operand found in `mapping` replaced."""
-        return replace(self, operands=tuple(substitute(operand, mapping) for operand in self.operands))
+        operands = tuple(substitute(operand, mapping) for operand in self.operands)
+        return Op(self.name, operands, self.results, self.attrs, self.loc)
+
+
+_PLAIN = {Value}
+
+
+def _flattened(operands: Iterable[Operand]) -> Iterator[Value]:
+    for operand in operands:
+        if isinstance(operand, tuple):
+            yield from (value for value in operand if value is not None)
+        elif operand is not None:
+            yield operand
 
 
 def substitute(operand: Operand, mapping: Mapping[Value, Value]) -> Operand:

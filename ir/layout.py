@@ -79,7 +79,10 @@ class Layout:
     home: Home = ()
 
     def split_of(self, axis: str) -> Split | None:
-        return next((split for split in self.splits if split.axis == axis), None)
+        for split in self.splits:
+            if split.axis == axis:
+                return split
+        return None
 
     def state(self, axis: str) -> State:
         """Where the value stands on `axis`: a (dim, stride) pair, PENDING or WHOLE."""
@@ -97,7 +100,10 @@ class Layout:
 
     def home_on(self, axis: str) -> int | None:
         """The only rank along `axis` that holds the value; None where all do."""
-        return next((rank for other, rank in self.home if other == axis), None)
+        for other, rank in self.home:
+            if other == axis:
+                return rank
+        return None
 
     def with_home(self, axis: str, rank: int | None) -> Layout:
         """This layout, held by one rank of `axis` alone, or by all."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, Kind, kind_of
+from moaic.ir.types import TensorType
 from moaic.passes.dead import needed, needed_forward
 from moaic.passes.schedule import Schedule
 from moaic.passes.stage import AXIS
@@ -80,10 +82,12 @@ def signature_on_workers(main: Function, schedule: Schedule) -> Function:
 
 
 def _on_worker(value: Value, schedule: Schedule) -> Value:
-    layout = value.type.layout
-    stage = layout.home_on(AXIS)
-    home = layout if stage is None else layout.with_home(AXIS, schedule.homes[stage])
-    return Value(value.type.with_layout(home), value.name)
+    return Value(_type_on_worker(value.type, schedule), value.name)
+
+
+def _type_on_worker(tensor: TensorType, schedule: Schedule) -> TensorType:
+    stage = tensor.layout.home_on(AXIS)
+    return tensor if stage is None else tensor.with_layout(tensor.layout.with_home(AXIS, schedule.homes[stage]))
 
 
 def on_workers(timed: Timed, schedule: Schedule) -> Timed:
@@ -92,9 +96,13 @@ def on_workers(timed: Timed, schedule: Schedule) -> Timed:
     ops: list[Op] = []
     phases: list[int] = []
 
+    @cache
+    def type_on_worker(tensor: TensorType) -> TensorType:
+        return _type_on_worker(tensor, schedule)
+
     def placed(value: Value) -> Value:
         if value not in same:
-            same[value] = _on_worker(value, schedule)
+            same[value] = Value(type_on_worker(value.type), value.name)
         return same[value]
 
     function = timed.function

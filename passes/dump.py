@@ -13,7 +13,7 @@ from moaic.passes import machine as machines
 from moaic.passes.log import MIB, configuration
 from moaic.passes.search import Candidate, Selection
 
-HEADER = ("configuration", "fate", "step [ms]", "source", "peak [MiB]", "split peak [MiB]", "at rest [MiB]")
+HEADER = ("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
 
 
 def dump(root: Path, step: Module, selection: Selection) -> Path:
@@ -67,7 +67,7 @@ def _parts(candidate: Candidate) -> Sequence[str]:
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
     memory, prediction = candidate.memory, candidate.prediction
-    sizes = ("", "", "") if memory is None else (memory.peak, memory.split, memory.parameters + memory.optimizer)
+    sizes = ("", "") if memory is None else (memory.peak, memory.parameters + memory.optimizer)
     seconds = None if prediction is None else prediction.seconds
     return (
         str(candidate.config),

@@ -76,11 +76,11 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
         )
 
 
-def split_does_not_fit(memory: Memory, limit: int) -> None:
+def split_does_not_fit(nbytes: int, limit: int) -> None:
     LOGGER.warning(
         "The selected plan fits while forward and backward run as one. Reading the loss before backward() would need "
         "%d [MiB] per worker, and there are %d.",
-        memory.split / MIB,
+        nbytes / MIB,
         limit / MIB,
     )
 

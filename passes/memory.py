@@ -41,8 +41,6 @@ class Memory:
     """Optimizer state, assumed."""
     joint: int
     """Peak while forward and backward run as one, everything at rest included."""
-    split: int
-    """The same where they run apart: what the backward needs of every micro-batch is kept in between."""
 
     @property
     def step(self) -> int:
@@ -70,34 +68,61 @@ def fused_functions() -> FusedFunctions:
 
 
 def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
-    """Bytes that the plan's programs need on the worker that needs most."""
+    """Bytes that the plan needs on the worker that needs most."""
     return max((_memory_at(plan, at, fused) for at in homes(plan.programs.joint.mesh)), key=lambda memory: memory.peak)
 
 
 def _memory_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> Memory:
-    programs, step = plan.programs, plan.on_workers
-    mesh = programs.joint.mesh
-    resting = {
-        i: p
-        for i, p in enumerate(step.params)
-        if step.param_role(i).kind in ("param", "buffer") and p.type.layout.holds(at)
-    }
+    at_rest = _AtRest.of(plan, at)
+    joint = at_rest.beside(plan.programs.joint_params) + program_peak(plan.programs.joint, fused, at)
+    gradients = sum(each.gradient.local_nbytes(at_rest.mesh) for each in at_rest.trained)
+    return Memory(bytes_of(at_rest.values.values(), at_rest.mesh), gradients, at_rest.state, joint)
 
-    def peak(program: Module, positions: Sequence[int]) -> int:
-        beside = bytes_of((param for i, param in resting.items() if i not in positions), mesh)
-        return state + beside + program_peak(program, fused, at)
 
-    trained = [each for each in trainables(plan) if each.gradient.layout.holds(at)]
-    state = sum(each.state_bytes(mesh) for each in trained)
-    gradients = sum(each.gradient.local_nbytes(mesh) for each in trained)
-    joint = peak(programs.joint, programs.joint_params)
-    split = peak(programs.forward, programs.forward_params)
-    if programs.backward is not None:
-        main = programs.forward.main
-        outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "saved"]
-        kept = bytes_of(held(outputs, at), mesh)
-        split = max(split, kept + peak(programs.backward, programs.backward_params))
-    return Memory(bytes_of(resting.values(), mesh), gradients, state, joint, split)
+def split_peak(plan: Plan, fused: FusedFunctions) -> int:
+    """Bytes needed where forward and backward run apart: what the backward needs of every micro-batch is kept."""
+    return max(_split_peak_at(plan, at, fused) for at in homes(plan.programs.joint.mesh))
+
+
+def _split_peak_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> int:
+    programs, at_rest = plan.programs, _AtRest.of(plan, at)
+    first = at_rest.beside(programs.forward_params) + program_peak(programs.forward, fused, at)
+    if programs.backward is None:
+        return first
+    main = programs.forward.main
+    outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "saved"]
+    beside = bytes_of(held(outputs, at), at_rest.mesh) + at_rest.beside(programs.backward_params)
+    return max(first, beside + program_peak(programs.backward, fused, at))
+
+
+@dataclass(frozen=True, slots=True)
+class _AtRest:
+    """What the ranks at some place hold between steps."""
+
+    values: Mapping[int, Value]
+    """Parameters and buffers, by position in the step."""
+    trained: Sequence[Trainable]
+    mesh: Mesh
+
+    @classmethod
+    def of(cls, plan: Plan, at: dict[str, int]) -> _AtRest:
+        step = plan.on_workers
+        values = {
+            i: param
+            for i, param in enumerate(step.params)
+            if step.param_role(i).kind in ("param", "buffer") and param.type.layout.holds(at)
+        }
+        trained = [each for each in trainables(plan) if each.gradient.layout.holds(at)]
+        return cls(values, trained, plan.programs.joint.mesh)
+
+    @property
+    def state(self) -> int:
+        """Bytes of the optimizer."""
+        return sum(each.state_bytes(self.mesh) for each in self.trained)
+
+    def beside(self, positions: Sequence[int]) -> int:
+        """Bytes there while a program runs that has the parameters at these positions."""
+        return self.state + bytes_of((value for i, value in self.values.items() if i not in positions), self.mesh)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool,
         return finish(step, where, known)
     found = search(step, where, request, pool=pool)
     # What a bug of ours left out may come out otherwise next time.
-    if path is not None and not any(candidate.crashed for candidate in found.fates.candidates):
+    if path is not None and not any(candidate.crash for candidate in found.fates.candidates):
         _write(path, to_text(found.fates))
     return found
 

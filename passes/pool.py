@@ -79,7 +79,7 @@ class Here:
 
 
 class Compiler:
-    """Compiles candidates of one step and keeps them until their cost is asked for."""
+    """Compiles candidates of one step, and keeps those that fit until their cost is asked for."""
 
     def __init__(self, step: Module, machine: Machine) -> None:
         self._builder = Builder(step, prices_of(machine))
@@ -97,14 +97,14 @@ class Compiler:
         except Exception:
             # One exotic candidate must not take training down; whoever asked says loudly that this is a bug.
             return Compiled(crash=traceback.format_exc())
-        self._plans[config] = plan
+        if memory.peak <= self._machine.memory:
+            self._plans[config] = plan
         return Compiled(memory)
 
     def cost(self, config: Config) -> Prediction:
-        """The prediction for a candidate that compiled; built again where that was in a process which has died."""
-        if config not in self._plans:
-            self._plans[config] = self._builder.build(config)
-        return predict(self._plans[config], self._machine, self._seconds)
+        """The prediction for a candidate that compiled; built again where it was not kept."""
+        plan = self._plans.get(config) or self._builder.build(config)
+        return predict(plan, self._machine, self._seconds)
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

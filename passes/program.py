@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
@@ -16,44 +17,66 @@ from moaic.passes.unroll import function_of_part, is_timed, unroll
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """The step as two programs. The backward's parameters begin with the forward's trailing `saved` results."""
+
+    forward: Module
+    backward: Module | None
+    forward_params: tuple[int, ...]
+    backward_params: tuple[int, ...]
+    """Positions in the step's parameters, without `saved`."""
+
+
+@dataclass(frozen=True)
 class Programs:
     """One plan's programs: the whole step at once, and the step in two halves for when the loss is read in between.
 
-    `…_params` are the positions, in the step's parameters, of what each program reads. The backward's parameters begin
-    with the forward's trailing `saved` results, which these positions do not count.
+    `…_params` are the positions, in the step's parameters, of what each program reads. The halves are made when they
+    are asked for: of most plans nobody wants more than to know what the whole step takes.
     """
 
     joint: Module
-    forward: Module
-    backward: Module | None
     joint_params: tuple[int, ...]
-    forward_params: tuple[int, ...]
-    backward_params: tuple[int, ...]
+    make_halves: Callable[[], Halves]
+
+    @cached_property
+    def _halves(self) -> Halves:
+        return self.make_halves()
+
+    @property
+    def forward(self) -> Module:
+        return self._halves.forward
+
+    @property
+    def backward(self) -> Module | None:
+        return self._halves.backward
+
+    @property
+    def forward_params(self) -> tuple[int, ...]:
+        return self._halves.forward_params
+
+    @property
+    def backward_params(self) -> tuple[int, ...]:
+        return self._halves.backward_params
 
 
 def lower(module: Module, unread: Collection[int] = ()) -> Programs:
     """Programs for `module`; the joint one does not make the results at the positions `unread`."""
     made = Segments()
     timed = unroll(_inlined(module, made))
-    step = timed.function
-    everything = range(len(step.results))
-    outputs = step.outputs
-    joint, joint_params = _selected(timed, [i for i in everything if i not in unread])
-    forward, forward_params = _selected(timed, outputs)
-    if len(outputs) == len(step.results):
-        program = _program(forward, made)
-        return Programs(program, program, None, forward_params, forward_params, ())
+    joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in unread])
+    return Programs(_program(joint, made), joint_params, lambda: _in_halves(timed, made))
+
+
+def _in_halves(timed: Timed, made: Segments) -> Halves:
+    outputs = timed.function.outputs
+    if len(outputs) == len(timed.function.results):
+        whole, params = _selected(timed, outputs)
+        return Halves(_program(whole, made), None, params, ())
     forward, backward, backward_params = _halves(timed, outputs)
     forward_params = _read_params(forward.function)
     forward = _with_params(forward, forward_params)
-    return Programs(
-        _program(joint, made),
-        _program(forward, made),
-        _program(backward, made),
-        joint_params,
-        forward_params,
-        backward_params,
-    )
+    return Halves(_program(forward, made), _program(backward, made), forward_params, backward_params)
 
 
 def _read_params(function: Function) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _check_complete(self)
-        _ = self.merged
+        _ = self._ends
 
     @cached_property
     def stages(self) -> int:
@@ -82,17 +82,27 @@ class Schedule:
     def _all(self) -> Iterator[Action]:
         return (action for actions in self.workers for action in actions)
 
-    @cached_property
+    @property
     def merged(self) -> tuple[Action, ...]:
         """All actions in the order in which they would start, each after everything that it waits for.
 
         That there is such an order proves that nobody waits for ever: workers that communicate in the order of one list
         cannot block each other.
         """
+        return tuple(self._ends)
+
+    @property
+    def stretch(self) -> float:
+        """How much longer all of it takes than it would if no worker ever waited for another."""
+        busy = sum(map(self._units, self._all))
+        return max(self._ends.values()) * len(self.workers) / busy
+
+    @cached_property
+    def _ends(self) -> Mapping[Action, int]:
+        """When each action would be done, in the order in which they would start."""
         done: dict[Action, int] = {}
         rest = [list(reversed(actions)) for actions in self.workers]
         clock = [0] * len(self.workers)
-        order: list[Action] = []
         while any(rest):
             heads = [(worker, actions[-1]) for worker, actions in enumerate(rest) if actions]
             waiting = [(worker, action, _needs(action, self.stages)) for worker, action in heads]
@@ -106,16 +116,21 @@ class Schedule:
             start, worker, action = min(ready, key=lambda found: found[:2])
             clock[worker] = done[action] = start + self._units(action)
             rest[worker].pop()
-            order.append(action)
-        return tuple(order)
+        return done
 
     def _units(self, action: Action) -> int:
         return UNITS["W"] if action.kind == "B" and self.splits_backward else UNITS[action.kind]
 
     def live(self, worker: int) -> int:
-        """Most forwards whose backward has still to come on a worker: the peak of what it keeps."""
+        """Most micro-batches of a stage that a worker keeps something of at once."""
+        return self._most_between(worker, "W" if self.splits_backward else "B")
+
+    def unfinished(self, worker: int) -> int:
+        """Most forwards on a worker whose backward has still to come."""
+        return self._most_between(worker, "B")
+
+    def _most_between(self, worker: int, last: str) -> int:
         kept = peak = 0
-        last = "W" if self.splits_backward else "B"
         for action in self.workers[worker]:
             kept += (action.kind == "F") - (action.kind == last)
             peak = max(peak, kept)

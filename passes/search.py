@@ -1,4 +1,4 @@
-"""From a step to the selected plan: enumerate candidates, compile them all, keep what fits, take the fastest.
+"""From a step to the selected plan: enumerate candidates, compile what may be best, keep what fits, take the fastest.
 
 Predictions that differ by less than they can be trusted count as equal, and the simplest of equals wins: plans must not
 flicker between runs.
@@ -6,20 +6,25 @@ flicker between runs.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes import log
+from moaic.passes.bound import Alone, Bounds
 from moaic.passes.build import Plan, build
 from moaic.passes.candidates import candidates, relaxed, simplicity
-from moaic.passes.config import Config, Request
+from moaic.passes.config import Config, Recompute, Request
 from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
-from moaic.passes.memory import Memory
+from moaic.passes.memory import Memory, fused_functions, split_peak
 from moaic.passes.pool import Compiled, Here, Pool
+from moaic.passes.room import frugal
 from moaic.passes.solver_prices import prices_of
 
 NOT_NEEDED = "it would save memory that is not short"
@@ -36,17 +41,12 @@ class Candidate:
     memory: Memory | None = None
     prediction: Prediction | None = None
     dropped: str = ""
-    crashed: bool = False
-    """Dropped for a bug of ours."""
+    crash: str = ""
+    """Trace of the bug of ours for which it is dropped."""
 
     @property
     def fate(self) -> str:
         return self.dropped or "possible"
-
-    @property
-    def too_large(self) -> bool:
-        """Whether it is memory that stands in the way."""
-        return bool(self.dropped) and self.memory is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,25 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
     log.candidates_counted(len(configs))
     workshop = pool if len(configs) > 1 else Here()
     workshop.begin(step, machine)
-    fates = _select(_cost(_compile(configs, workshop, machine, wanted), workshop))
-    return finish(step, machine, fates)
+    found = _judged(configs, workshop, machine)
+    if all(candidate.dropped for candidate in found):
+        raise _impossible(found, machine, wanted)
+    return finish(step, machine, _select(found))
+
+
+def _judged(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
+    """Every candidate with its fate, said in the log."""
+    log.compiling()
+    work = _Search(configs, pool, machine)
+    found = work.run()
+    log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
+    _say_crashes(found)
+    for candidate in found:
+        if candidate.dropped:
+            log.dropped(candidate.config, candidate.dropped)
+    log.selecting()
+    log.costed(work.costing)
+    return found
 
 
 def finish(step: Module, machine: Machine, fates: Fates) -> Selection:
@@ -109,70 +126,131 @@ def finish(step: Module, machine: Machine, fates: Fates) -> Selection:
     assert chosen.prediction is not None
     plan = build(step, chosen.config, prices_of(machine))
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
-    if chosen.memory.split > machine.memory:
-        log.split_does_not_fit(chosen.memory, machine.memory)
+    apart = split_peak(plan, fused_functions())
+    if apart > machine.memory:
+        log.split_does_not_fit(apart, machine.memory)
     return Selection(plan, fates, machine)
 
 
-def _compile(configs: Sequence[Config], pool: Pool, machine: Machine, request: Request) -> list[Candidate]:
-    """Every candidate with its memory or the reason why it is dropped."""
-    log.compiling()
-    start = time.perf_counter()
-    known = set(configs)
-    twins = {config: twin for config in configs if (twin := _keeping_more(config, known)) is not None}
-    found = _fates([config for config in configs if config not in twins], pool, machine)
-    needed = [config for config, twin in twins.items() if found[twin].too_large]
-    found |= _fates(needed, pool, machine)
-    for config, twin in twins.items():
-        found.setdefault(config, Candidate(config, dropped=found[twin].dropped or NOT_NEEDED))
-    fates = [found[config] for config in configs]
-    log.compiled(time.perf_counter() - start, sum(not fate.dropped for fate in fates))
-    for fate in fates:
-        if fate.dropped:
-            log.dropped(fate.config, fate.dropped)
-    if all(fate.dropped for fate in fates):
-        raise _impossible(fates, machine, request)
-    return fates
+class _Search:
+    """Compiles what may be the best by and by: the less a plan takes at least, the earlier."""
+
+    def __init__(self, configs: Sequence[Config], pool: Pool, machine: Machine) -> None:
+        self.configs = configs
+        self.pool = pool
+        self.machine = machine
+        self.faster = _keeping_more(configs)
+        self.found: dict[Config, Candidate] = {}
+        self.too_large: set[Config] = set()
+        self.best = math.inf
+        """Predicted seconds of the fastest plan so far."""
+        self.compiling = self.costing = 0.0
+        """Seconds spent on it."""
+        self.bounds = self._bounds()
+
+    def run(self) -> list[Candidate]:
+        """Every candidate with its fate."""
+        while waiting := [config for config in self.configs if config not in self.found]:
+            self._leave_out(waiting)
+            self._look_at(self._promising([config for config in waiting if config not in self.found]))
+        if all(candidate.memory is None for candidate in self.found.values()):
+            self._look_at(self._smallest())
+        return [self.found[config] for config in self.configs]
+
+    def _bounds(self) -> Bounds:
+        """From the step on one device; none where some functions have prices that others have not."""
+        if self.machine.made:
+            return Bounds({})
+        alone = [Config(recompute=mode) for mode in get_args(Recompute)]
+        memories = {config: made.memory for config, made in self._compiled(alone).items() if made.memory is not None}
+        costs = self._costs(list(memories))
+        return Bounds({c.recompute: Alone(costs[c].seconds.value, memory) for c, memory in memories.items()})
+
+    def _leave_out(self, waiting: Sequence[Config]) -> None:
+        """Says of every candidate that need not be compiled why."""
+        for config in waiting:
+            nbytes, seconds = self.bounds.nbytes(config), self.bounds.seconds(config)
+            faster = [self.found[each] for each in self.faster[config] if each in self.found]
+            if nbytes > self.machine.memory:
+                self.too_large.add(config)
+                self._drop(
+                    config, f"needs at least {_mib(nbytes)} per worker, and there are {_mib(self.machine.memory)}"
+                )
+            elif seconds > self.best * (1 + TIE):
+                self._drop(config, f"takes at least {_ms(seconds)}, and another plan takes {_ms(self.best)}")
+            elif enough := [each for each in faster if each.config not in self.too_large]:
+                self._drop(config, enough[0].dropped or NOT_NEEDED)
+
+    def _drop(self, config: Config, reason: str) -> None:
+        self.found[config] = Candidate(config, dropped=reason)
+
+    def _promising(self, waiting: Sequence[Config]) -> list[Config]:
+        """Of what must be compiled, all that need not wait for another's fate; at first only what takes least."""
+        ready = [config for config in waiting if all(each in self.found for each in self.faster[config])]
+        if self.best < math.inf:
+            return ready
+        least = min(map(self.bounds.seconds, ready), default=0.0)
+        return [config for config in ready if self.bounds.seconds(config) <= least * (1 + TIE)]
+
+    def _smallest(self) -> list[Config]:
+        least = min(map(self.bounds.nbytes, self.configs))
+        return frugal(config for config in self.configs if self.bounds.nbytes(config) == least)
+
+    def _look_at(self, configs: Sequence[Config]) -> None:
+        """Compiles these, and predicts what fits."""
+        made = {config: _fate(config, result, self.machine) for config, result in self._compiled(configs).items()}
+        costs = self._costs([config for config, candidate in made.items() if not candidate.dropped])
+        self.found.update((config, replace(each, prediction=costs.get(config))) for config, each in made.items())
+        self.too_large.update(config for config, each in made.items() if each.dropped and each.memory is not None)
+        self.best = min([self.best, *(cost.seconds.value for cost in costs.values())])
+
+    def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:
+        start = time.perf_counter()
+        made = dict(zip(configs, self.pool.compile(configs), strict=True))
+        self.compiling += time.perf_counter() - start
+        return made
+
+    def _costs(self, configs: Sequence[Config]) -> dict[Config, Prediction]:
+        start = time.perf_counter()
+        costs = dict(zip(configs, self.pool.cost(configs), strict=True))
+        self.costing += time.perf_counter() - start
+        return costs
 
 
-def _keeping_more(config: Config, known: Collection[Config]) -> Config | None:
-    """The known plan that splits and recomputes least and is otherwise the same, if that is another one.
+def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
+    """For each plan those that recompute less, or split the batch into the next fewer micro-batches, else alike.
 
-    It is faster, so `config` is worth a look only where that one is too large. A pipeline needs its micro-batches.
+    These are faster, so it is worth a look only where all of them are too large. A pipeline needs its micro-batches.
     """
-    least = config.micro_batches if config.pp > 1 else 1
-    twins = [replace(config, recompute="saved", micro_batches=parts) for parts in (least, config.micro_batches)]
-    return next((twin for twin in twins if twin in known and twin != config), None)
+    counts: dict[Config, list[int]] = defaultdict(list)
+    for config in configs:
+        counts[replace(config, micro_batches=1)].append(config.micro_batches)
 
+    def faster(config: Config) -> list[Config]:
+        saved, parts = replace(config, recompute="saved"), config.micro_batches
+        fewer = [n for n in counts[replace(config, micro_batches=1)] if n < parts and config.pp == 1]
+        less = [saved] if saved != config and parts in counts[replace(saved, micro_batches=1)] else []
+        return [*less, replace(config, micro_batches=max(fewer))] if fewer else less
 
-def _fates(configs: Sequence[Config], pool: Pool, machine: Machine) -> dict[Config, Candidate]:
-    made = dict(zip(configs, pool.compile(configs), strict=True))
-    crashes: dict[str, list[Config]] = {}
-    for config, result in made.items():
-        if result.crash:
-            crashes.setdefault(result.crash, []).append(config)
-    for trace, those in crashes.items():
-        log.crashed(those, trace)
-    return {config: _fate(config, result, machine) for config, result in made.items()}
+    return {config: faster(config) for config in configs}
 
 
 def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:
     if result.crash:
-        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2], crashed=True)
+        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2], crash=result.crash)
     if result.memory is not None and result.memory.peak > machine.memory:
-        reason = f"needs {_mib(result.memory.peak)} per worker, and there are {_mib(machine.memory)}"
-        return Candidate(config, result.memory, dropped=reason)
+        return Candidate(config, result.memory, dropped=f"needs {_per_worker(result.memory.peak, machine)}")
     return Candidate(config, result.memory, dropped=result.dropped)
 
 
-def _cost(found: Sequence[Candidate], pool: Pool) -> list[Candidate]:
-    """The possible candidates with their predictions, the others as they are."""
-    log.selecting()
-    start = time.perf_counter()
-    possible = [candidate.config for candidate in found if not candidate.dropped]
-    predictions = dict(zip(possible, pool.cost(possible), strict=True))
-    log.costed(time.perf_counter() - start)
-    return [replace(candidate, prediction=predictions.get(candidate.config)) for candidate in found]
+def _say_crashes(found: Sequence[Candidate]) -> None:
+    """Each bug once, with all candidates that it hit."""
+    crashes: dict[str, list[Config]] = {}
+    for candidate in found:
+        if candidate.crash:
+            crashes.setdefault(candidate.crash, []).append(candidate.config)
+    for trace, configs in crashes.items():
+        log.crashed(configs, trace)
 
 
 def _select(found: Sequence[Candidate]) -> Fates:
@@ -203,5 +281,13 @@ def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) 
     return Diagnostic(reasons[0], context=f"other plans are not possible either:\n{context}" if context else "")
 
 
+def _per_worker(nbytes: int, machine: Machine) -> str:
+    return f"{_mib(nbytes)} per worker, and there are {_mib(machine.memory)}"
+
+
 def _mib(size: int) -> str:
     return f"{size / log.MIB:.0f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"

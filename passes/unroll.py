@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value
+from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value, substitute
 from moaic.ir.layout import PENDING, WHOLE, Mesh
 from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
@@ -71,6 +71,8 @@ class _Unroller:
         self.phases: list[int] = []
         self.whole: dict[Value, Value] = {}
         self.parts: dict[Value, dict[int, Value]] = {}
+        self.of_part: dict[Op, Op] = {}
+        """Ops as they were computed for the first part: for others only values differ."""
         self.phase = PRE
         self.all_numbers: Value | None = None
         self.numbers: dict[int, Value] = {}
@@ -187,8 +189,15 @@ class _Unroller:
         return found
 
     def _computed(self, op: Op, mapping: Mapping[Value, Value], index: int) -> Op:
-        results = tuple(Value(local_type(result.type, self.mesh, (self.axis,)), result.name) for result in op.results)
-        new = refit(op, replace(op.with_operands(mapping), results=results))
+        known = self.of_part.get(op)
+        if known is None:
+            types = [local_type(result.type, self.mesh, (self.axis,)) for result in op.results]
+            results = tuple(Value(type_, result.name) for type_, result in zip(types, op.results, strict=True))
+            new = self.of_part[op] = refit(op, replace(op.with_operands(mapping), results=results))
+        else:
+            operands = tuple(substitute(operand, mapping) for operand in op.operands)
+            results = tuple(Value(result.type, result.name) for result in known.results)
+            new = Op(known.name, operands, results, known.attrs, known.loc)
         wants_number = op.name == "call" and len(self.functions[op.callee].params) > len(op.operands)
         return replace(new, operands=(*new.operands, self._number(index))) if wants_number else new
 

@@ -54,9 +54,7 @@ class Scripted:
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
         self.compiled += configs
         return [
-            Compiled(Memory(0, 0, 0, self.peaks.get(config, 1), 1))
-            if config in self.seconds
-            else Compiled(dropped="no")
+            Compiled(Memory(0, 0, 0, self.peaks.get(config, 1))) if config in self.seconds else Compiled(dropped="no")
             for config in configs
         ]
 
@@ -118,11 +116,12 @@ def test_near_ties_go_to_the_simplest() -> None:
 
 
 def test_plans_that_do_not_fit_are_left_out_and_the_next_is_ranked() -> None:
-    seconds = {Config(dp=2): 1.0, Config(dp=2, distribute_param="step"): 2.0, Config(): 3.0}
+    shards, anew = (Config(dp=2, distribute_param=level) for level in ("step", "use"))
+    seconds = {Config(dp=2): 1.0, shards: 2.0, anew: 2.5, Config(): 3.0}
     peaks = {Config(dp=2): 2 << 30}
     found = search.search(dense(), machine(), Request(recompute="saved", tp=1), pool=Scripted(seconds, peaks))
-    assert found.plan.config == Config(dp=2, distribute_param="step")
-    assert [each.config for each in found.fates.ranked] == [found.plan.config, Config()]
+    assert [each.config for each in found.fates.ranked] == [found.plan.config, anew]
+    assert found.plan.config == shards
     assert found.fates.of(Config(dp=2)).dropped == "needs 2048 MiB per worker, and there are 1024 MiB"
 
 
@@ -134,6 +133,22 @@ def test_recomputing_is_compiled_only_where_memory_is_short() -> None:
     assert search.search(dense(), machine(), request, pool=roomy).plan.config == saved
     assert full not in roomy.compiled
     assert search.search(dense(), machine(), request, pool=tight).plan.config == full
+
+
+def test_what_cannot_be_faster_is_not_compiled() -> None:
+    seconds = {Config(): 3.0, Config(dp=2): 1.4}
+    pool = Scripted(seconds)
+    found = search.search(dense(), machine(), Request(recompute="saved", pp=1), pool=pool)
+    assert found.plan.config == Config(dp=2)
+    assert found.fates.of(Config()).dropped == "takes at least 3000.0 ms, and another plan takes 1400.0 ms"
+
+
+def test_what_cannot_fit_is_not_compiled() -> None:
+    step, where = dense(4096, 256, 256), machine(memory=12 << 20)
+    found = search.search(step, where, SMALL, pool=Here())
+    reasons = {each.config: each.dropped for each in found.fates.candidates}
+    assert reasons[Config()].startswith("needs at least ")
+    assert not reasons[found.plan.config]
 
 
 def test_nothing_fits() -> None:
