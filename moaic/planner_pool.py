@@ -48,7 +48,8 @@ class ProcessPool:
         self._members = [_Member() for _ in range(processes)]
         self._owners: dict[Config, _Member] = {}
         self.progress: Callable[[int, int], None] | None = None
-        """Told how many candidates of how many are compiled; from any thread."""
+        """Told how many candidates of how many, as far as is known, are compiled; from any thread."""
+        self._compiled = 0
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
     @property
@@ -59,6 +60,7 @@ class ProcessPool:
     def begin(self, step: Module, machine: Machine) -> None:
         """What follows is about `step`; a process is told when it gets its first candidate of it."""
         self._owners.clear()
+        self._compiled = 0
         request = {"step": render(step), "machine": machines.to_text(machine)}
         for member in self._members:
             member.first = request
@@ -76,9 +78,11 @@ class ProcessPool:
                 except Crash as crash:
                     found[config] = Compiled(crash=str(crash))
                 if self.progress is not None:
-                    self.progress(len(found), len(configs))
+                    self.progress(before + len(found), before + len(configs))
 
+        before = self._compiled
         _at_once([_bound(work, member) for member in self._members[: len(configs)]])
+        self._compiled += len(configs)
         return [found[config] for config in configs]
 
     def cost(self, configs: Sequence[Config]) -> list[Prediction]:

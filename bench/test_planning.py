@@ -1,0 +1,58 @@
+"""How long a plan takes for a model of true size: an 8B-shaped Llama, on GPUs that are not here, by this machine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from moaic.capture.dry import Source
+from moaic.gpu_machine import machine_of
+from moaic.guide import captured_step
+from moaic.ir.graph import Module
+from moaic.passes.config import Request
+from moaic.passes.search import Fates, search
+from moaic.planner_pool import ProcessPool
+from moaic.runtime.targets import target_of
+
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+WORKERS, BATCH, SEQUENCE = 8, 16, 2048
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_planning_an_8b_model(benchmark: Any, target: str) -> None:
+    """Every kind of parallelism at once, over all meshes; where 80 GB are short, and where there is room."""
+    times: dict[str, float] = {}
+
+    def planned() -> Fates:
+        start = time.perf_counter()
+        step = captured_step(Source("llama", LLAMA_8B), BATCH, SEQUENCE)
+        times["capture_s"] = time.perf_counter() - start
+        return _searched(step, target, times)
+
+    fates = benchmark.pedantic(planned, rounds=1)
+    told = Counter("made" if each.memory is not None else "left out" for each in fates.candidates)
+    benchmark.extra_info.update({**times, **told, "plan": str(fates.selected)})
+    print(f"\n{target}: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in times.items()))
+    print(f"{dict(told)} candidates; {fates.selected}")
+
+
+def _searched(step: Module, target: str, times: dict[str, float]) -> Fates:
+    pool = ProcessPool(2)
+    try:
+        start = time.perf_counter()
+        fates = search(step, machine_of(target_of(target), WORKERS, {}), Request(), pool=pool).fates
+        times["search_s"] = time.perf_counter() - start
+    finally:
+        pool.close()
+    return fates
