@@ -158,8 +158,8 @@ class _Search:
         return [self.found[config] for config in self.configs]
 
     def _bounds(self) -> Bounds:
-        """From the step on one device; none where some functions have prices that others have not."""
-        if self.machine.made:
+        """From the step on one device; none where there is no choice, or where only some functions were made."""
+        if len(self.configs) == 1 or self.machine.made:
             return Bounds({})
         alone = [Config(recompute=mode) for mode in get_args(Recompute)]
         memories = {config: made.memory for config, made in self._compiled(alone).items() if made.memory is not None}
