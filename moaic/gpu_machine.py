@@ -52,7 +52,7 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
         int(USABLE * target.memory),
         _published(target.bandwidth),
         {**rates, "cheap.f32": _published(target.vector), "costly.f32": _published(target.vector)},
-        {kind: _link(kind, target) for kind in COLLECTIVES},
+        {**{kind: _link(kind, target) for kind in COLLECTIVES}, "send": _pair(target)},
         name=f"{target.device} ({target.name}), from its data sheet",
         launch=Number(LAUNCH_SECONDS),
         made=made,
@@ -63,6 +63,12 @@ def _link(kind: str, target: Target) -> Link:
     """Between all GPUs of a host: each sends its share over all of its links at once."""
     rate = target.links / sent_share(kind, target.together)
     return Link(LATENCY, _published(rate), target.together, target.direct)
+
+
+def _pair(target: Target) -> Link:
+    """From one GPU to another: by the link between them, or through the switch by all."""
+    rate = target.links / (target.together - 1) if target.direct else target.links
+    return Link(LATENCY, _published(rate), 2)
 
 
 def _published(value: float) -> Number:

@@ -124,8 +124,11 @@ def _priced(
 
 
 def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
-    """Both halves of a send: each side reads and writes every byte once."""
-    copied = machine.seconds_to_move(4 * op.results[0].type.local_nbytes(mesh))
+    """Both halves of a send. Where no link is known for it, each side reads and writes every byte once."""
+    nbytes = op.results[0].type.local_nbytes(mesh)
+    if "send" in machine.links:
+        return machine.collective("send", nbytes, 2)
+    copied = machine.seconds_to_move(4 * nbytes)
     link = machine.links.get("all_gather")
     return copied if link is None else total([copied, link.latency])
 

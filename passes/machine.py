@@ -120,7 +120,7 @@ class Machine:
     flops: Mapping[str, Number]
     """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, sdpa.f32, cheap.f32 …"""
     links: Mapping[str, Link] = field(default_factory=dict[str, Link])
-    """By name of the collective, without `moai.`."""
+    """By name of the collective, without `moai.`; `send` is from one worker to another."""
     call_overhead: Number = Number(20e-6)
     """Seconds per instruction that are not the work itself."""
     name: str = ""

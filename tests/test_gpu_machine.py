@@ -72,9 +72,11 @@ def test_a_gather_sends_what_links_carry() -> None:
     assert machine.collective("all_gather", 1e9, 8).value - begun == pytest.approx(7 / 8 / 450)
     assert machine.collective("all_gather", 1e9, 2).value - begun == pytest.approx(1 / 2 / 450)
     assert machine.collective("all_reduce", 1e9, 8).value - begun == pytest.approx(2 * 7 / 8 / 450)
+    assert machine.collective("send", 1e9, 2).value - begun == pytest.approx(1 / 450)
     # Two of AMD's have one of their seven links between them.
     pairs = machine_of(TARGETS["gfx942"], 8, {})
     assert pairs.collective("all_gather", 1e9, 2).value - begun == pytest.approx(1 / 2 / 64)
+    assert pairs.collective("send", 1e9, 2).value - begun == pytest.approx(1 / 64)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.layout import Mesh
+from moaic.ir.ops import SEND
 from moaic.ir.verify import load
 from moaic.passes import machine as machines
 from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.passes.cost import Prediction, function_seconds, predict
 from moaic.passes.fusion import fuse
-from moaic.passes.machine import Machine, Number, Source, total
+from moaic.passes.machine import Link, Machine, Number, Source, total
 from moaic.passes.memory import fused_functions
 from tests.passes.steps import dense, machine
 
@@ -167,3 +170,17 @@ def test_local_shapes_are_what_is_priced() -> None:
     where = machine()
     heavy = predict(plan, where, function_seconds(where, fused_functions())).parts["heavy"].value
     assert heavy <= 5 * 2 * 8 * 256 * 256 / 1e9
+
+
+def test_a_send_takes_what_its_link_takes_or_copies() -> None:
+    plan = build(dense(rows=8, width=256, hidden=256), Config(pp=2, micro_batches=2))
+    copied = machine()
+    linked = replace(copied, links={**copied.links, "send": Link(Number(1e-3), Number(1e6), 2)})
+    seconds = [
+        predict(plan, where, function_seconds(where, fused_functions())).parts["send"] for where in (copied, linked)
+    ]
+    sends = [op for op in plan.programs.joint.main.ops if op.name == SEND]
+    nbytes = sum(op.results[0].type.local_nbytes(plan.programs.joint.mesh) for op in sends)
+    # The worker that ends last has one end of each.
+    assert seconds[1].value == pytest.approx((len(sends) * 1e-3 + nbytes / 1e6) / 2)
+    assert seconds[0].value < seconds[1].value
