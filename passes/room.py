@@ -12,6 +12,7 @@ from moaic.passes.follow import batch_size
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory
 from moaic.passes.pool import Pool
+from moaic.passes.schedule import SCHEDULES
 
 Sized = tuple[Config, Memory]
 """A candidate and what it needs."""
@@ -30,21 +31,18 @@ def least(step: Module, machine: Machine, request: Request, pool: Pool) -> Sized
 
 
 def frugal(configs: Iterable[Config]) -> list[Config]:
-    """Of each mesh the candidates that keep least: the most micro-batches, and something in shards where it can be."""
+    """Of each mesh the candidates that may keep least."""
     given = list(configs)
-    most: dict[Config, int] = {}
-    shared: set[Config] = set()
+    most: dict[Config, tuple[int, ...]] = {}
     for config in given:
-        mesh = _mesh(config)
-        most[mesh] = max(most.get(mesh, 1), config.micro_batches)
-        if config.distribute_param != "none":
-            shared.add(mesh)
-    return [
-        config
-        for config in given
-        if config.micro_batches == most[_mesh(config)]
-        and (config.distribute_param != "none" or _mesh(config) not in shared)
-    ]
+        most[_mesh(config)] = max(_frugality(config), most.get(_mesh(config), ()))
+    return [config for config in given if _frugality(config) == most[_mesh(config)]]
+
+
+def _frugality(config: Config) -> tuple[int, ...]:
+    """The most micro-batches, something in shards where it can be, the simplest schedule."""
+    schedule = [*SCHEDULES, config.schedule].index(config.schedule)
+    return config.micro_batches, config.distribute_param != "none", -schedule
 
 
 def _mesh(config: Config) -> Config:

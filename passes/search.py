@@ -153,7 +153,7 @@ class _Search:
         while waiting := [config for config in self.configs if config not in self.found]:
             self._leave_out(waiting)
             self._look_at(self._promising([config for config in waiting if config not in self.found]))
-        if all(candidate.memory is None for candidate in self.found.values()):
+        if self.best == math.inf:
             self._look_at(self._smallest())
         return [self.found[config] for config in self.configs]
 
@@ -193,8 +193,11 @@ class _Search:
         return [config for config in ready if self.bounds.seconds(config) <= least * (1 + TIE)]
 
     def _smallest(self) -> list[Config]:
-        least = min(map(self.bounds.nbytes, self.configs))
-        return frugal(config for config in self.configs if self.bounds.nbytes(config) == least)
+        """Where nothing fits: what was left out and may need less than all that was compiled, to say what is wanted."""
+        sized = (each.memory.peak for each in self.found.values() if each.memory is not None)
+        least = min(sized, default=math.inf)
+        left_out = [config for config in self.configs if config in self.too_large and self.found[config].memory is None]
+        return frugal(config for config in left_out if self.bounds.nbytes(config) < least)
 
     def _look_at(self, configs: Sequence[Config]) -> None:
         """Compiles these, and predicts what fits."""

@@ -77,6 +77,9 @@ def _check(module: Module, axis: Axis, found: Possible) -> None:
             where = (
                 f" of {op.loc.module}" if op.loc.module else f' at "{op.loc.file}":{op.loc.line}' if op.loc.file else ""
             )
+            taken = [split.axis for split in next(op.inputs()).type.layout.on_dim(1)]
+            if taken:
+                raise Diagnostic(f"{asked} cannot split the {count} heads{where} once more: {taken[0]} splits them")
             would = [f"{axis.name}={n}" for n in range(2, count + 1) if all(h % n == 0 for h in heads)]
             raise Diagnostic(f"{asked} divides neither the {count} heads nor the rows{where}{alternatives(would)}")
     if len(stuck) == len(heavy):
