@@ -146,7 +146,9 @@ class _Unroller:
         for op in self.old.ops:
             if self._finishes(op):
                 continue
-            if is_timed(op, self.axis) or any(value in again for value in op.inputs()):
+            # What reads a finished sum and sees no part is done once, and finds what the last part made.
+            made_again = self.sweep[op] == 0 and any(value in again for value in op.inputs())
+            if is_timed(op, self.axis) or made_again:
                 body.add(op)
                 again.update(value for value in op.results if value.type.layout.state(self.axis) == WHOLE)
         return body
