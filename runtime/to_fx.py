@@ -21,6 +21,7 @@ from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime import grouped, schema
+from moaic.runtime.products import product
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A compute function: takes its parameters in order, gives its results in order."""
@@ -104,6 +105,10 @@ def _run_aten(op: Op, operands: Sequence[Any], device: torch.device) -> Any:
 
 def _view(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     return operands[0].reshape(op.attrs["size"])
+
+
+def _mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    return product(*operands)
 
 
 def _ints(attr: Any) -> tuple[int, ...]:
@@ -285,6 +290,7 @@ def _grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Ten
 
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
+    "aten.mm": _mm,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,
     "moai.grouped_mm": _grouped_mm,
@@ -293,7 +299,7 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     "moai.rand": _rand,
     ADD_TO: _add_to,
 }
-"""Ops that are not one aten call: our own, and those whose aten form depends on strides."""
+"""Ops that are not always one aten call: our own, and those whose aten form depends on strides."""
 
 
 # Sums that a compiled function adds to where they lie. One function per op that can be told to add what it makes to
