@@ -137,6 +137,8 @@ def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
         command = [sys.executable, str(ROOT / "bench" / "train_once.py"), peer.way, str(setting.folder / "data.pt")]
         command += ["--dtype", setting.dtype, "--layers", str(setting.layers), "--steps", str(setting.steps)]
         command += ["--rendezvous", f"{meeting}/store", *setting.options]
+        if peer.way == "moai":
+            command += ["--trace", str(caches / "trace.json")]
         complaints = Path(meeting) / "stderr"
         with complaints.open("w") as errors, ExitStack() as running:
             run = Run(time.time())

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from peers import MODEL_PARALLEL, Figures, Setting, compare, table
 from pytest_benchmark.fixture import BenchmarkFixture
+from schedules import beside
 
 from moaic.ir.parser import parse
 from moaic.passes.config import parse_request
@@ -31,6 +32,13 @@ def predicted(folder: Path, names: Sequence[str]) -> dict[str, float]:
     measured = [from_text((dump / "machine.json").read_text(encoding="utf-8")) for dump in dumps.values()]
     machine = sorted(measured, key=lambda each: each.rate("mm", "f32").value)[len(measured) // 2]
     return {name: _seconds(dump, machine, MODEL_PARALLEL[name].plan) for name, dump in dumps.items()}
+
+
+def simulated(folder: Path, plan: str) -> float:
+    """The program's time as its schedule is simulated, with what its functions took, over its time on the workers."""
+    dump = _dump(folder, plan)
+    expected, measured = beside(dump / "joint.moai", dump.parent.parent / "trace.json")
+    return expected / measured
 
 
 def _dump(folder: Path, plan: str) -> Path:
@@ -60,11 +68,14 @@ def test_model_parallel(
     speed = {name: row["tokens_per_second"] for name, row in found.items()}
     expected = predicted(tmp_path, [name for name in peers if name.startswith("moai")])
     guesses = {name: seconds / found[name]["step_s"] for name, seconds in expected.items()}
+    clocks = {name: simulated(tmp_path, MODEL_PARALLEL[name].plan) for name in expected}
     ratios = {
         "1f1b over PyTorch's": speed["moai pp 1f1b"] / max(speed["torch 1f1b"], speed["torch 1f1b compiled"]),
         "tp over DTensor's": speed["moai tp"] / max(speed["dtensor tp"], speed["dtensor tp compiled"]),
     }
-    benchmark.extra_info.update({"peers": found, "ratios": ratios, "predicted over measured": guesses})
+    shown = {"ratios": ratios, "predicted over measured": guesses, "simulated over measured": clocks}
+    benchmark.extra_info.update({"peers": found, **shown})
     with capsys.disabled():
-        print(f"\n{size}\n{table(found)}\n" + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
-        print("predicted over measured: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in guesses.items()))
+        print(f"\n{size}\n{table(found)}")
+        for title, numbers in shown.items():
+            print(f"{title}: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in numbers.items()))

@@ -11,6 +11,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from model_parallel import Pipeline, in_parallel
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from train_llama2 import build
+
+TRACED = 4
+"""Steps of a trace."""
 
 
 def eager(model: Any) -> Any:
@@ -84,6 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--trace", help="file for what the workers did in a few more steps; moai only")
     return parser.parse_args()
 
 
@@ -100,6 +106,19 @@ def stepper(args: Any, model: Any, device: str, rank: int) -> tuple[Callable[[Ma
         return loss
 
     return step, list(trained.parameters())
+
+
+def traced(train: Callable[[int], Any]) -> list[dict[int, list[Any]]]:
+    """What each worker did in each of a few steps."""
+    from moaic.runtime import session
+
+    accelerator = session.accelerator()
+    accelerator.trace(on=True)
+    steps: list[dict[int, list[Any]]] = []
+    for number in range(TRACED):
+        train(number)
+        steps.append({rank: list(map(astuple, done)) for rank, done in accelerator.trace(on=True).items()})
+    return steps
 
 
 def main() -> None:
@@ -119,20 +138,27 @@ def main() -> None:
     sorts = [[each for each in parameters if type(each) is kind] for kind in kinds]
     optimizers = [torch.optim.AdamW(sort, lr=1e-3, fused=True) for sort in sorts]
     whole = args.way in SAME_BATCH
-    for number in range(args.steps):
+
+    def train(number: int) -> Any:
         batch = data[number % len(data)]
         share = batch if whole else {name: tensor.chunk(ranks)[rank] for name, tensor in batch.items()}
-        start = time.perf_counter()
         loss = step(share)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         torch.get_device_module(device).synchronize()
+        return loss
+
+    for number in range(args.steps):
+        start = time.perf_counter()
+        loss = train(number)
         if whole:
             dist.barrier()
         seconds = time.perf_counter() - start
         shown = loss.item() if isinstance(loss, torch.Tensor) else loss
         print(json.dumps({"step": number, "loss": shown, "seconds": seconds, "clock": time.time()}), flush=True)
+    if args.trace:
+        Path(args.trace).write_text(json.dumps(traced(train)), encoding="utf-8")
     if ranks > 1:
         dist.destroy_process_group()
 
