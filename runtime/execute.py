@@ -20,6 +20,7 @@ from moaic.runtime.compile import compile_functions
 from moaic.runtime.landings import Landings
 from moaic.runtime.moves import Seat, is_shared, move, own
 from moaic.runtime.schema import DTYPES
+from moaic.runtime.shared import AHEAD, ROOM
 from moaic.runtime.tiles import cut, join
 from moaic.runtime.to_fx import last_uses
 from moaic.runtime.transport import Group, SharedMemoryTransport
@@ -83,7 +84,7 @@ class Program:
         if not self.takes_part:
             return
         seat = Seat(self.mesh, rank, transport)
-        self._numbers = _own_order(self.main, self.mesh.coordinates(rank))
+        self._numbers = own_order(self.main, self.mesh, self.mesh.coordinates(rank))
         mine = [self.main.ops[index] for index in self._numbers]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
@@ -182,27 +183,42 @@ def _is_compact(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
-def _own_order(main: Function, at: dict[str, int]) -> list[int]:
+def own_order(main: Function, mesh: Mesh, at: dict[str, int]) -> list[int]:
     """Positions of the instructions of the rank at these coordinates, in the order in which it does them.
 
-    What it is sent it takes in when it is needed, but before it communicates otherwise: as all communicate in the order
-    of the one list, no two can wait for each other.
+    What it is sent it takes in when it is needed, but before a collective, and before a send for which there may be no
+    room until others have taken what this rank sent before. So no two can wait for each other: all that comes before
+    the first instruction of the one list that is not done is done, thus that one can be done.
     """
     order: list[int] = []
     arriving: list[int] = []
+    sent: list[int] = []
     for index, op in enumerate(main.ops):
         if not takes_part(op, at):
             continue
         if op.name == SEND and op.results[0].type.layout.holds(at):
             arriving.append(index)
             continue
-        communicates = _communicates(op)
+        before = index if op.name in COLLECTIVES else 0
+        if op.name == SEND:
+            sent.append(index)
+            before = _must_be_taken(main, mesh, sent)
         wanted = set(op.inputs())
-        last = max((n for n, each in enumerate(arriving) if wanted & set(main.ops[each].results)), default=-1)
-        taken = len(arriving) if communicates else last + 1
-        order += [*arriving[:taken], index]
-        del arriving[:taken]
+        taken = [n for n, each in enumerate(arriving) if each < before or wanted & set(main.ops[each].results)]
+        count = max(taken, default=-1) + 1
+        order += [*arriving[:count], index]
+        del arriving[:count]
     return order + arriving
+
+
+def _must_be_taken(main: Function, mesh: Mesh, sent: Sequence[int]) -> int:
+    """The last of a rank's sends that must be taken before there is surely room for the newest; 0 for none."""
+    room = len(AHEAD)
+    for index in reversed(sent):
+        room -= -(-main.ops[index].results[0].type.local_nbytes(mesh) // ROOM)
+        if room < 0:
+            return index
+    return 0
 
 
 def _compile_all(

@@ -1,8 +1,8 @@
 """Memory shared by the workers of one host: rooms for data, mailboxes, and a line where each says what it does.
 
 The memory is an anonymous file handed down by descriptor, so nothing of it outlives the processes. Layout: one status
-line per worker, one line per ordered pair, then two rooms per worker. A worker writes into a room of its own, posts it
-to some peers, and may write into the same room again once each of them has given it back. Every word has one
+line per worker, a few lines per ordered pair, then the rooms of each worker. A worker writes into a room of its own,
+posts it to some peers, and may write into the same room again once each of them has given it back. Every word has one
 writer. Counts only grow, so that no pair needs to know what other pairs did.
 """
 
@@ -27,9 +27,20 @@ from moaic.runtime.status import BEAT, FAILED, LINE, STEP_TIME, STEPS, WORDS
 ROOM: Final = 2 << 20
 """Bytes of one room: small enough that what is written there is still in the cache when it is read."""
 
+TURNS: Final = range(2)
+"""Rooms of collectives, in which all meet: one is written while the other is read."""
+
+AHEAD: Final = range(2, 18)
+"""Rooms of what is sent to somebody who is busy and takes it later. Pages that nobody writes to take no memory."""
+
+ROOMS: Final = AHEAD.stop
+
 POSTED, RETURNED, ASLEEP, WHERE = range(4)
-"""Words of the line that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; which room an even and
-in the word after that an odd, count of posted rooms means. Two rooms can be on their way at a time."""
+"""Words of the lines that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; then which room the
+last posts mean, by their count modulo `ROOMS`."""
+
+PAIR: Final = -(-(WHERE + ROOMS) // WORDS)
+"""Lines of a pair."""
 
 SPINS: Final = 200
 YIELD_SECONDS: Final = 0.002
@@ -48,7 +59,7 @@ class PeerLost(Exception):
 
 
 def memory_bytes(ranks: int) -> int:
-    return LINE * (ranks + ranks * ranks) + 2 * ROOM * ranks
+    return _rooms_start(ranks) + ROOMS * ROOM * ranks
 
 
 def create_memory(ranks: int) -> int:
@@ -74,7 +85,8 @@ class Mailbox:
             self._lives.register(lifeline, select.POLLIN)
         self._spins = spins
         self._room = 0
-        self._owed: tuple[list[tuple[int, int]], ...] = ([], [])
+        self._asked = {TURNS: 0, AHEAD: 0}
+        self._owed: list[list[tuple[int, int]]] = [[] for _ in range(ROOMS)]
         self._posted = [0] * ranks
         self._taken = [0] * ranks
         self._fence = Fence()
@@ -101,8 +113,10 @@ class Mailbox:
         """Lets no peer wait for this worker any longer."""
         self._words[self.rank * WORDS + FAILED] = 1
 
-    def room(self, dtype: torch.dtype) -> Tensor:
+    def room(self, dtype: torch.dtype, among: range = TURNS) -> Tensor:
         """This worker's next room, once all its readers have given it back. Raises PeerLost."""
+        self._room = among[self._asked[among] % len(among)]
+        self._asked[among] += 1
         owed = self._owed[self._room]
         for peer, count in owed:
             self._await(peer, RETURNED, count)
@@ -115,17 +129,16 @@ class Mailbox:
         for peer in peers:
             at = self._line(self.rank, peer)
             count = self._posted[peer] = self._posted[peer] + 1
-            self._words[at + WHERE + count % 2] = self._room
+            self._words[at + WHERE + count % ROOMS] = self._room
             self._set(peer, at + POSTED, count)
             self._owed[self._room].append((peer, count))
-        self._room = 1 - self._room
 
     def take(self, peer: int, dtype: torch.dtype) -> Tensor:
         """The next room that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
         count = self._taken[peer] = self._taken[peer] + 1
         self._await(peer, POSTED, count)
         self._fence.pass_through()
-        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE + count % 2]][dtype]
+        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE + count % ROOMS]][dtype]
 
     def give_back(self, peers: Sequence[int]) -> None:
         """Tells `peers` that the rooms taken from them have been read."""
@@ -134,7 +147,7 @@ class Mailbox:
             self._set(peer, self._line(self.rank, peer) + RETURNED, self._taken[peer])
 
     def _line(self, writer: int, reader: int) -> int:
-        return WORDS * (self.ranks + writer * self.ranks + reader)
+        return WORDS * (self.ranks + PAIR * (writer * self.ranks + reader))
 
     def _set(self, peer: int, at: int, value: int) -> None:
         self._words[at] = value
@@ -225,9 +238,10 @@ WORD_TYPES: Final = (
 )
 
 
+def _rooms_start(ranks: int) -> int:
+    return LINE * (ranks + PAIR * ranks * ranks)
+
+
 def _rooms(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
-    start = LINE * (ranks + ranks * ranks)
-    room = torch.frombuffer(memory, dtype=torch.uint8)[start:].view(ranks, 2, ROOM)
-    return [
-        [{dtype: room[rank, half].view(dtype) for dtype in WORD_TYPES} for half in range(2)] for rank in range(ranks)
-    ]
+    rooms = torch.frombuffer(memory, dtype=torch.uint8)[_rooms_start(ranks) :].view(ranks, ROOMS, ROOM)
+    return [[{dtype: room.view(dtype) for dtype in WORD_TYPES} for room in of_rank] for of_rank in rooms]

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.shared import ROOM, Mailbox
+from moaic.runtime.shared import AHEAD, ROOM, Mailbox
 
 ONE_TURN: Final = 1 << 15
 """Bytes up to which every rank simply reads every other rank's tensor and adds all up itself."""
@@ -119,7 +119,7 @@ class SharedMemoryTransport:
         flat = tensor.contiguous().view(-1)
         for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
             if group.index == 0:
-                self._box.room(tensor.dtype)[:count].copy_(flat[at])
+                self._box.room(tensor.dtype, AHEAD)[:count].copy_(flat[at])
                 self._box.post(group.others)
             else:
                 flat[at].copy_(self._box.take(group.ranks[0], tensor.dtype)[:count])
