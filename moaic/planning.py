@@ -137,8 +137,8 @@ def _ways_out(
 ) -> str:
     """Ways out of too little memory; `left` says what of the room of a worker is left for plans."""
     machine = this_machine()
-    here = [flavor for flavor in flavors(os.environ) if not flavor.others]
-    others = [flavor for flavor in here if flavor != session.SESSION.flavor()]
+    now = session.SESSION.flavor()
+    others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
     rooms = [Room(flavor, left(memory_per_worker(flavor, _idle()))) for flavor in others]
     pool = _pool()
     try:

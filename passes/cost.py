@@ -8,7 +8,7 @@ carries the source of the worst number that it was made from.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -146,16 +146,27 @@ def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
 
 
 def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
-    """Of the kernels that were made of the function where there are any, else of those that `fusion` expects."""
+    """By the kernels that were made of the function, if there are any and they do no less than `fusion` expects."""
+    expected = _kernels(
+        len(fused.kernels),
+        [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None],
+        [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None],
+        machine,
+    )
     made = machine.made.get(key_of(fused.function)) if machine.made else None
     if made is None:
-        calls = len(fused.kernels)
-        heavy = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None]
-        light = [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None]
-    else:
-        calls = sum(kernel.calls for kernel in made)
-        heavy = [_made(kernel, machine) for kernel in made if kernel.heavy is not None]
-        light = [_made(kernel, machine) for kernel in made if kernel.heavy is None]
+        return expected
+    known = _kernels(
+        sum(kernel.calls for kernel in made),
+        [_made(kernel, machine) for kernel in made if kernel.heavy is not None],
+        [_made(kernel, machine) for kernel in made if kernel.heavy is None],
+        machine,
+    )
+    # Else what was made of a few functions could take a plan below its bound (`bound`).
+    return max(expected, known, key=lambda spent: total(spent.values()).value)
+
+
+def _kernels(calls: int, heavy: Sequence[Number], light: Sequence[Number], machine: Machine) -> dict[str, Number]:
     spent = {"heavy": total(heavy), "light": total(light)}
     if machine.launch.value:
         spent["launch"] = machine.launch.times(calls)

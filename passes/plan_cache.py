@@ -19,7 +19,7 @@ from moaic.passes.config import Request
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory
 from moaic.passes.pool import Pool, config_in, config_out, prediction_in, prediction_out
-from moaic.passes.search import Candidate, Fates, Selection, finish, search
+from moaic.passes.search import Candidate, Fates, Selection, again, search
 
 
 def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool, folder: Path | None) -> Selection:
@@ -28,7 +28,7 @@ def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool,
     known = None if path is None else _read(path)
     if known is not None:
         log.found_again()
-        return finish(step, where, known)
+        return again(step, where, known)
     found = search(step, where, request, pool=pool)
     # What a bug of ours left out may come out otherwise next time.
     if path is not None and not any(candidate.crash for candidate in found.fates.candidates):
@@ -54,14 +54,16 @@ def planner_version() -> str:
 
 
 def to_text(fates: Fates) -> str:
-    """JSON: the selected configuration, then one object per candidate."""
+    """JSON: the selected configuration, what it needs in halves, then one object per candidate."""
     rows = [_candidate_out(candidate) for candidate in fates.candidates]
-    return json.dumps({"selected": config_out(fates.selected), "candidates": rows}, indent=1)
+    known = {"selected": config_out(fates.selected), "apart": fates.apart, "candidates": rows}
+    return json.dumps(known, indent=1)
 
 
 def from_text(text: str) -> Fates:
     data = json.loads(text)
-    return Fates(tuple(_candidate_in(row) for row in data["candidates"]), config_in(data["selected"]))
+    candidates = tuple(_candidate_in(row) for row in data["candidates"])
+    return Fates(candidates, config_in(data["selected"]), data["apart"])
 
 
 def _candidate_out(candidate: Candidate) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Fates:
 
     candidates: tuple[Candidate, ...]
     selected: Config
+    apart: int = 0
+    """Bytes that a worker needs under the selected plan where forward and backward run apart."""
 
     def of(self, config: Config) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.config == config)
@@ -97,17 +99,16 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
     configs = candidates(step, machine.workers, wanted)
     log.candidates_counted(len(configs))
     workshop = pool if len(configs) > 1 else Here()
-    workshop.begin(step, machine)
-    found = _judged(configs, workshop, machine)
+    found = _judged(step, configs, workshop, machine)
     if all(candidate.dropped for candidate in found):
         raise _impossible(found, machine, wanted)
-    return finish(step, machine, _select(found))
+    return _finish(step, machine, _select(found))
 
 
-def _judged(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
+def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
     """Every candidate with its fate, said in the log."""
     log.compiling()
-    work = _Search(configs, pool, machine)
+    work = _Search(step, configs, pool, machine)
     found = work.run()
     log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
     _say_crashes(found)
@@ -119,23 +120,32 @@ def _judged(configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Can
     return found
 
 
-def finish(step: Module, machine: Machine, fates: Fates) -> Selection:
+def _finish(step: Module, machine: Machine, fates: Fates) -> Selection:
+    plan = build(step, fates.selected, prices_of(machine))
+    return _said(step, Selection(plan, replace(fates, apart=split_peak(plan, fused_functions())), machine))
+
+
+def again(step: Module, machine: Machine, fates: Fates) -> Selection:
     """The plan of a selection that was made before, said in the log."""
+    return _said(step, Selection(build(step, fates.selected, prices_of(machine)), fates, machine))
+
+
+def _said(step: Module, selection: Selection) -> Selection:
+    fates, memory = selection.fates, selection.machine.memory
     chosen = fates.of(fates.selected)
     assert chosen.memory is not None
     assert chosen.prediction is not None
-    plan = build(step, chosen.config, prices_of(machine))
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
-    apart = split_peak(plan, fused_functions())
-    if apart > machine.memory:
-        log.split_does_not_fit(apart, machine.memory)
-    return Selection(plan, fates, machine)
+    if fates.apart > memory:
+        log.split_does_not_fit(fates.apart, memory)
+    return selection
 
 
 class _Search:
     """Compiles what may be the best by and by: the less a plan takes at least, the earlier."""
 
-    def __init__(self, configs: Sequence[Config], pool: Pool, machine: Machine) -> None:
+    def __init__(self, step: Module, configs: Sequence[Config], pool: Pool, machine: Machine) -> None:
+        self.step = step
         self.configs = configs
         self.pool = pool
         self.machine = machine
@@ -146,7 +156,9 @@ class _Search:
         """Predicted seconds of the fastest plan so far."""
         self.compiling = self.costing = 0.0
         """Seconds spent on it."""
-        self.bounds = self._bounds()
+        self.bounds = self._bounds() if len(configs) > 1 else Bounds({})
+        if machine.made or len(configs) == 1:
+            pool.begin(step, machine)
 
     def run(self) -> list[Candidate]:
         """Every candidate with its fate."""
@@ -158,9 +170,8 @@ class _Search:
         return [self.found[config] for config in self.configs]
 
     def _bounds(self) -> Bounds:
-        """From the step on one device; none where there is no choice, or where only some functions were made."""
-        if len(self.configs) == 1 or self.machine.made:
-            return Bounds({})
+        """From the step on one device, with kernels as they are expected: those that were made do no less."""
+        self.pool.begin(self.step, replace(self.machine, made={}))
         alone = [Config(recompute=mode) for mode in get_args(Recompute)]
         memories = {config: made.memory for config, made in self._compiled(alone).items() if made.memory is not None}
         costs = self._costs(list(memories))

@@ -15,6 +15,7 @@ from moaic.passes.candidates import candidates
 from moaic.passes.config import Request
 from moaic.passes.context import follow_context
 from moaic.passes.solver_prices import Prices
+from moaic.passes.tensor import follow_tensor
 from tests.passes.models import LENGTH, config, proof
 from tests.passes.steps import dense
 from tests.passes.test_tensor import attention, prove
@@ -100,3 +101,9 @@ def test_candidates_split_short_sequences_only_where_rows_are_few() -> None:
     assert {config.cp for config in candidates(step, 4, Request(cp=2))} == {2}
     with pytest.raises(Diagnostic, match="cp=8 needs 8 workers, there are 4"):
         candidates(step, 4, Request(cp=8))
+
+
+def test_heads_that_another_axis_has_split_are_named() -> None:
+    split = follow_context(attention(8, 8), Axis("cp", 2), SLOW).module
+    with pytest.raises(Diagnostic, match=r"tp=16 cannot split the 8 heads of layers.* once more: cp splits them"):
+        follow_tensor(split, Axis("tp", 16))

@@ -99,6 +99,16 @@ def test_arithmetic_is_shared_out_and_small_steps_stay_on_one_device() -> None:
     assert search.search(dense(), machine(), SMALL, pool=Here()).plan.config == Config()
 
 
+def test_progress_counts_on_from_one_wave_to_the_next(pool: ProcessPool) -> None:
+    told: list[tuple[int, int]] = []
+    pool.begin(dense(), machine())
+    pool.progress = lambda done, total: told.append((done, total))
+    pool.compile([Config()])
+    pool.compile([Config(dp=2), Config(dp=2, distribute_param="use")])
+    pool.progress = None
+    assert told == [(1, 1), (2, 3), (3, 3)]
+
+
 def test_a_request_is_kept_to(pool: ProcessPool) -> None:
     found = search.search(dense(), machine(), Request(dp=2, micro_batches=2), pool=pool)
     assert (found.plan.config.dp, found.plan.config.micro_batches) == (2, 2)
