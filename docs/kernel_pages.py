@@ -74,11 +74,15 @@ def section(sample: Sample) -> str:
     return "\n".join(["", title, "", *table(found(sample, TARGET)), ""])
 
 
+def small_llama(sample: Sample) -> Module:
+    """The program of the small Llama's data-parallel plan."""
+    captured = take_model(Source("llama", SMALL_LLAMA), sample).captured
+    return program_of(run_passes(Module((captured.function,)), PASSES))
+
+
 def found(sample: Sample, target: Target) -> list[Beside]:
     """The functions of the small Llama's plan."""
-    captured = take_model(Source("llama", SMALL_LLAMA), sample).captured
-    program = program_of(run_passes(Module((captured.function,)), PASSES))
-    return [_beside(function, runs, target) for function, runs in called_in(program)]
+    return [_beside(function, runs, target) for function, runs in called_in(small_llama(sample))]
 
 
 def _beside(function: Function, runs: int, target: Target) -> Beside:

@@ -7,15 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kernel_pages import small_llama
 
-from moaic.capture.dry import Sample, Source, take_model
+from moaic.capture.dry import Sample
 from moaic.cli import main
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.kernels import Made, Row, lines, made_of, program_of, summary
 from moaic.made_kernels import MadeKernels
-from moaic.passes.registry import run_passes
 from moaic.runtime import absent_gpu
 from moaic.runtime.targets import TARGETS, target_of
 
@@ -32,15 +32,6 @@ func @square(%x: f32[64{dp}, 32] input "x", %w: f32[32, 48] param "w") -> (f32[6
 }
 """
 
-LLAMA = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 1024,
-}
-
 TRITON = {"layers.fwd.0": 4, "layers.fwd.1": 6, "layers.bwd": 11, "step.0": 7, "step.1": 3, "step.2": 6, "step.3": 2}
 """Calls of Triton kernels in each function of a small Llama's data-parallel plan; one layer stands for all."""
 
@@ -50,8 +41,7 @@ PRODUCTS = {"layers.fwd.0": 3, "layers.fwd.1": 6, "layers.bwd": 19, "step.2": 3}
 
 @pytest.fixture(scope="module")
 def llama() -> Module:
-    taken = take_model(Source("llama", LLAMA), Sample(batch=8, sequence=128))
-    return program_of(run_passes(Module((taken.captured.function,)), "zero,outline,dp=2"))
+    return small_llama(Sample(batch=8, sequence=128))
 
 
 EVERY = [pytest.param(name, marks=() if name in ("sm_90", "gfx942") else pytest.mark.exact) for name in sorted(TARGETS)]

@@ -113,15 +113,13 @@ def _forward(
     column = tl.arange(0, COLUMNS)
     inside = (row < length)[:, None] & (column < half)[None, :]
     at = x + batch * x_batch + head * x_head + row.to(tl.int64)[:, None] * x_row + column[None, :] * x_column
-    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(at + half * x_column, mask=inside, other=0.0).to(tl.float32)
+    a, b = _wide(at, inside), _wide(at + half * x_column, inside)
     if NORMED:
         by = _scale(a, b, half, eps)
-        a *= by * tl.load(weight + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
-        b *= by * tl.load(weight + half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+        a *= by * _wide(weight + column, column < half)[None, :]
+        b *= by * _wide(weight + half + column, column < half)[None, :]
     angle = batch * angle_batch + row[:, None] * half + column[None, :]
-    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    c, s = _wide(cos + angle, inside), _wide(sin + angle, inside)
     to = out + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
     tl.store(to, a * c - b * s, mask=inside)
     tl.store(to + half, b * c + a * s, mask=inside)
@@ -158,19 +156,16 @@ def _backward(
     column = tl.arange(0, COLUMNS)
     inside = (row < length)[:, None] & (column < half)[None, :]
     angle = batch * angle_batch + row[:, None] * half + column[None, :]
-    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    c, s = _wide(cos + angle, inside), _wide(sin + angle, inside)
     above = grad + batch * grad_batch + head * grad_head + row.to(tl.int64)[:, None] * grad_row
     above += column[None, :] * grad_column
-    first = tl.load(above, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(above + half * grad_column, mask=inside, other=0.0).to(tl.float32)
+    first, second = _wide(above, inside), _wide(above + half * grad_column, inside)
     # The turn back.
     da = first * c + second * s
     db = second * c - first * s
     if NORMED:
         at = x + batch * x_batch + head * x_head + row.to(tl.int64)[:, None] * x_row + column[None, :] * x_column
-        a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(at + half * x_column, mask=inside, other=0.0).to(tl.float32)
+        a, b = _wide(at, inside), _wide(at + half * x_column, inside)
         by = _scale(a, b, half, eps)
         a *= by
         b *= by
@@ -178,14 +173,20 @@ def _backward(
         place = parts + program * 2 * half + column
         tl.store(place, tl.sum(da * a, 0), mask=column < half)
         tl.store(place + half, tl.sum(db * b, 0), mask=column < half)
-        da *= tl.load(weight + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
-        db *= tl.load(weight + half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+        da *= _wide(weight + column, column < half)[None, :]
+        db *= _wide(weight + half + column, column < half)[None, :]
         mean = (tl.sum(da * a, 1) + tl.sum(db * b, 1))[:, None] / (2 * half)
         da = by * (da - a * mean)
         db = by * (db - b * mean)
     to = dx + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
     tl.store(to, da, mask=inside)
     tl.store(to + half, db, mask=inside)
+
+
+@triton.jit
+def _wide(at: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """What lies there, in f32; zero outside."""
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
