@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from moaic.check import Step as Given
 from moaic.check import in_halves, in_one
@@ -27,6 +28,7 @@ from moaic.passes.memory import fused_functions, program_peak
 from moaic.passes.program import lower
 from moaic.passes.simulate import simulate
 from moaic.runtime.interpreter import run_function
+from tests.passes.models import Proof
 from tests.passes.steps import dense
 
 
@@ -94,6 +96,23 @@ CASES = [(make, config) for config in CONFIGS for make in (dense, tied) if make 
 def test_a_pipeline_computes_the_graph(make: Callable[[], Module], config: Config) -> None:
     step = make()
     assert_computes(step, build(step, config))
+
+
+def test_a_weight_that_is_normalised_is_gathered_for_its_gradient_anew() -> None:
+    """Its gradient needs the sum over all micro-batches, and then nothing of any of them."""
+    proof = Proof(Normalised, lambda _, rows: {"x": torch.randn(rows, 6)})
+    proof.prove(Config(pp=2, dp=2, micro_batches=2, distribute_param="use"))
+
+
+class Normalised(nn.Module):
+    """A linear layer, and another whose rows have length one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(6, 6, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(torch.relu(self.first(x)), functional.normalize(self.second.weight)).square().mean()
 
 
 def home(value: Value) -> int | None:
