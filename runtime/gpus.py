@@ -58,7 +58,7 @@ def built_for() -> str:
 def narrowed(index: int, environment: Mapping[str, str]) -> dict[str, str]:
     """What a process has to have in its environment to see of the usable GPUs that of this index alone.
 
-    Nothing for AMD's: RCCL sends through the host what goes to a GPU that it does not see, which NCCL does not.
+    Nothing for AMD's: by its source RCCL takes no direct link to a GPU that the process does not see, as NCCL does.
     """
     built = built_for()
     if built == "hip":

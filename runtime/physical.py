@@ -91,7 +91,10 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`. Its memory is what the allocator counts."""
+    """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
+
+    Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
+    """
 
     device: torch.device
     sight: Mapping[str, str]
@@ -113,10 +116,10 @@ class Gpu:
         torch.cuda.synchronize(self.device)
 
     def resident(self) -> int:
-        return torch.cuda.memory_reserved(self.device)
+        return torch.cuda.memory_allocated(self.device)
 
     def taken(self) -> int:
-        return torch.cuda.memory_reserved(self.device)
+        return torch.cuda.memory_allocated(self.device)
 
     def free(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -12,8 +12,11 @@ import torch
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, whole
 from moaic.runtime.errors import WorkerError
+from moaic.runtime.group_transport import GroupTransport
 from moaic.runtime.launch import carrier_for, launch
-from moaic.runtime.transport import Carrier
+from moaic.runtime.moves import is_shared
+from moaic.runtime.physical import Processor
+from moaic.runtime.transport import Carrier, Group
 from tests.runtime.test_programs import MOVES, SUMS, run, up
 
 
@@ -87,6 +90,33 @@ def test_an_odd_count_and_moves(grouped: Accelerator) -> None:
     assert torch.equal(same, x)
     x = torch.randn(8, 12, 6)
     assert all(torch.equal(got, x) for got in run(grouped, MOVES.replace("N", "6"), x))
+
+
+class Slow:
+    """A process group whose peers take their time; they have all that was sent once somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.is_taken = False
+
+    def broadcast(self, tensors: list[torch.Tensor], options: object) -> Slow:
+        return self
+
+    def is_completed(self) -> bool:
+        return self.is_taken
+
+    def wait(self) -> None:
+        self.is_taken = True
+
+
+def test_what_is_on_its_way_is_seen_to_be_in_use() -> None:
+    slow, tensor = Slow(), torch.ones(4, 2)
+    transport = GroupTransport(lambda group: slow, Processor(), stages=False)
+    transport.broadcast(tensor, Group((0, 1), 0))
+    assert not slow.is_taken
+    assert is_shared(tensor)
+    transport.settle()
+    assert slow.is_taken
+    assert not is_shared(tensor)
 
 
 def test_a_lost_worker_is_the_cause_and_not_its_peers() -> None:
