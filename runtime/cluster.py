@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.memory import host_bytes
 from moaic.runtime.tables import Table, read_tables
 
 EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
@@ -25,22 +24,25 @@ class Listed:
     """Whether it is this host."""
 
 
-def listed_hosts(path: Path) -> list[Listed]:
-    """In the order of the file; none where there is no file. Raises Diagnostic for a broken one."""
+def listed_hosts(path: Path, memory: int) -> list[Listed]:
+    """In the order of the file; none where there is no file. Raises Diagnostic for a broken one.
+
+    `memory` are the bytes that this host has for workers.
+    """
     found: list[Listed] = []
     for table in read_tables(path, "host", EXAMPLE):
-        host = _listed(table)
+        host = _listed(table, memory)
         if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
             raise Diagnostic(f"host `{host.name}` is there twice", table.place("name"))
         found.append(host)
     return found
 
 
-def _listed(table: Table) -> Listed:
+def _listed(table: Table, memory: int) -> Listed:
     table.check_keys(("name", "workers", "memory"))
     name = table.name()
     is_here = _is_here(name)
-    return Listed(name, table.workers(), table.memory(host_bytes() if is_here else None), is_here)
+    return Listed(name, table.workers(), table.memory(memory if is_here else None), is_here)
 
 
 def _is_here(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -47,14 +48,20 @@ def compile_functions(functions: Sequence[Function], *, compiled: bool, device: 
     return [_compiled(kernel) for kernel in kernels]
 
 
-def load_compiler() -> None:
-    """Imports what compiling needs, and fills the tables that it makes when it is first used."""
+def import_compiler() -> None:
+    """Imports what compiling needs."""
     from torch import hub
-
-    from moaic.runtime.cpp import Batch
 
     # Else its progress bars start a thread, and whoever forks must have one alone.
     hub.tqdm.monitor_interval = 0  # pyright: ignore[reportPrivateImportUsage]
+    for name in ("torch._inductor.compile_fx", "torch.fx.experimental.proxy_tensor"):
+        import_module(name)
+
+
+def warm_compiler() -> None:
+    """Fills the tables that the compiler makes when it is first used."""
+    from moaic.runtime.cpp import Batch
+
     x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
     with Batch().collecting():
         _inductor(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), CPU)

@@ -5,31 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
-from moaic.ir.ops import SEND, attr_int, takes_part
+from moaic.ir.ops import SEND, attr_int
 from moaic.ir.parser import parse
 from moaic.ir.sums import ACCUMULATE, overwritten
+from moaic.runtime.arrange import SUM, arranged, as_written
 from moaic.runtime.compile import compile_functions
 from moaic.runtime.landings import Landings
-from moaic.runtime.moves import Seat, is_shared, move, own
+from moaic.runtime.moves import Seat, begun, is_shared, move, own
+from moaic.runtime.order import COLLECTIVES, own_order
+from moaic.runtime.physical import Physical
 from moaic.runtime.schema import DTYPES
-from moaic.runtime.shared import AHEAD, ROOM
+from moaic.runtime.station import Station
 from moaic.runtime.tiles import cut, join
 from moaic.runtime.to_fx import last_uses
-from moaic.runtime.transport import Group, SharedMemoryTransport
+from moaic.runtime.transport import Group
 
-Compute = Callable[[list[Tensor]], list[Tensor]]
-
-COLLECTIVES: Final = frozenset(
-    {"moai.all_reduce", "moai.reduce_scatter", "moai.all_gather", "moai.all_to_all", "moai.shard", "moai.first"}
-)
+Compute = Callable[[list[Tensor]], list[Any]]
 
 
 class Instruction(NamedTuple):
@@ -42,6 +41,8 @@ class Instruction(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     frees: tuple[int, ...]
+    awaits: tuple[int, ...]
+    """Slots that hold a collective on its way, which is waited for first."""
     communicates: bool
 
 
@@ -70,22 +71,25 @@ class Record:
 class Program:
     """One rank's part of a program, compiled."""
 
-    def __init__(
-        self, text: str, rank: int, transport: SharedMemoryTransport, *, compiled: bool, note: Callable[[int], None]
-    ) -> None:
+    def __init__(self, text: str, station: Station, *, compiled: bool, note: Callable[[int], None]) -> None:
         """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none."""
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
-        self.takes_part = rank < self.mesh.ranks
+        self.takes_part = station.rank < self.mesh.ranks
         self.makes_gradients = bool(self.main.gradients)
         self.record = Record()
         self._note = note
+        self._clock = time.perf_counter if compiled else partial(_settled_clock, station.physical)
         if not self.takes_part:
             return
-        seat = Seat(self.mesh, rank, transport)
-        self._numbers = own_order(self.main, self.mesh, self.mesh.coordinates(rank))
-        mine = [self.main.ops[index] for index in self._numbers]
+        self._station = station
+        seat = Seat(self.mesh, station)
+        arrange = arranged(self.main, self.mesh) if station.transport.runs_beside else as_written(self.main)
+        at = self.mesh.coordinates(station.rank)
+        steps = own_order(arrange, self.mesh, at, station.transport.rooms)
+        self._numbers = [step.position for step in steps]
+        mine = [step.op for step in steps]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
         own = {op.callee for op in mine if op.name == "call"}
@@ -108,10 +112,13 @@ class Program:
         """
         slots = self._fill(inputs, key)
         del inputs
-        clock = time.perf_counter
+        clock = self._clock
         start = before = clock()
-        for index, (run, reads, writes, frees, communicates) in zip(self._numbers, self._instructions, strict=True):
+        for index, instruction in zip(self._numbers, self._instructions, strict=True):
+            run, reads, writes, frees, awaits, communicates = instruction
             self._note(index)
+            for slot in awaits:
+                slots[slot] = slots[slot]()
             operands = [slots[slot] for slot in reads]
             for slot in frees:
                 slots[slot] = None
@@ -127,6 +134,7 @@ class Program:
             else:
                 self.record.compute += now - before
             before = now
+        self._station.transport.settle()
         self.record.runs += 1
         self.record.last_run = before - start
         return self._finish(slots, wanted)
@@ -144,11 +152,17 @@ class Program:
         slots: list[Any] = [None] * len(self._slots)
         rest = iter(inputs)
         for index in range(self._params):
-            slots[index] = torch.tensor(key, dtype=torch.int64) if index in self._keys else next(rest)
+            slots[index] = self._key(key) if index in self._keys else next(rest)
         return slots
+
+    def _key(self, key: Sequence[int] | None) -> Tensor:
+        return self._station.physical.taken_in(torch.tensor(key, dtype=torch.int64))
 
     def _finish(self, slots: list[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
         """Takes the results out; what shares memory with anything else, or with a larger whole, is copied."""
+        for slot in dict.fromkeys(self._results):
+            if callable(slots[slot]):
+                slots[slot] = slots[slot]()
         taken: list[Tensor | None] = [
             slots[slot] if want else None for slot, want in zip(self._results, wanted, strict=True)
         ]
@@ -161,6 +175,12 @@ class Program:
                 taken[index] = own(tensor)
             seen.add(slot)
         return taken
+
+
+def _settled_clock(physical: Physical) -> float:
+    """The time once all is done that was begun: what is measured is not compiled, and runs on a GPU behind our back."""
+    physical.synchronize()
+    return time.perf_counter()
 
 
 def describe(main: Function, index: int) -> str:
@@ -183,44 +203,6 @@ def _is_compact(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
-def own_order(main: Function, mesh: Mesh, at: dict[str, int]) -> list[int]:
-    """Positions of the instructions of the rank at these coordinates, in the order in which it does them.
-
-    What it is sent it takes in when it is needed, but before a collective, and before a send for which there may be no
-    room until others have taken what this rank sent before. So no two can wait for each other: all that comes before
-    the first instruction of the one list that is not done is done, thus that one can be done.
-    """
-    order: list[int] = []
-    arriving: list[int] = []
-    sent: list[int] = []
-    for index, op in enumerate(main.ops):
-        if not takes_part(op, at):
-            continue
-        if op.name == SEND and op.results[0].type.layout.holds(at):
-            arriving.append(index)
-            continue
-        before = index if op.name in COLLECTIVES else 0
-        if op.name == SEND:
-            sent.append(index)
-            before = _must_be_taken(main, mesh, sent)
-        wanted = set(op.inputs())
-        taken = [n for n, each in enumerate(arriving) if each < before or wanted & set(main.ops[each].results)]
-        count = max(taken, default=-1) + 1
-        order += [*arriving[:count], index]
-        del arriving[:count]
-    return order + arriving
-
-
-def _must_be_taken(main: Function, mesh: Mesh, sent: Sequence[int]) -> int:
-    """The last of a rank's sends that must be taken before there is surely room for the newest; 0 for none."""
-    room = len(AHEAD)
-    for index in reversed(sent):
-        room -= -(-main.ops[index].results[0].type.local_nbytes(mesh) // ROOM)
-        if room < 0:
-            return index
-    return 0
-
-
 def _compile_all(
     functions: Mapping[str, Function], own: Set[str], seat: Seat, record: Record, *, compiled: bool
 ) -> dict[str, Compute]:
@@ -232,7 +214,8 @@ def _compile_all(
 
     def build(names: Sequence[str]) -> None:
         start = time.perf_counter()
-        runs = compile_functions([functions[name] for name in names], compiled=compiled)
+        device = seat.station.device
+        runs = compile_functions([functions[name] for name in names], compiled=compiled, device=device)
         kernels.update(zip(names, runs, strict=True))
         record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
 
@@ -271,17 +254,23 @@ def _instructions(
 ) -> Iterator[Instruction]:
     params = set(main.params)
     at = seat.mesh.coordinates(seat.rank)
-    landings = Landings()
+    landings = Landings(seat.station.device)
+    under_way: set[Value] = set()
     for op, dying in zip(main.ops, last_uses(main), strict=True):
         dead = set(dying)
         held = [value for value in op.inputs() if value.type.layout.holds(at)]
         made = [value for value in op.results if value.type.layout.holds(at)]
         may_overwrite = {value for value in held if value in dead and value not in params}
+        begin = None if dead.intersection(made) else _begun(op, seat)
+        awaited = [value for value in held if value in under_way]
+        under_way.difference_update(awaited)
+        under_way.update(made if begin else ())
         yield Instruction(
-            run=_compute(op, seat, functions, kernels, landings, may_overwrite),
+            run=begin or _compute(op, seat, functions, kernels, landings, may_overwrite),
             reads=tuple(slots[value] for value in held),
             writes=tuple(-1 if value in dead else slots[value] for value in made),
             frees=tuple(slots[value] for value in held if value in dead),
+            awaits=tuple(slots[value] for value in dict.fromkeys(awaited)),
             communicates=_communicates(op),
         )
 
@@ -296,6 +285,8 @@ def _compute(
 ) -> Compute:
     if op.name == "call":
         return _called(op, functions[op.callee], kernels[op.callee], seat, may_overwrite)
+    if op.name == SUM and len(op.results) > 1:
+        return _bundle(op, seat, may_overwrite)
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
     if op.name == SEND:
@@ -303,13 +294,15 @@ def _compute(
     maker = _IN_TIME.get(op.name)
     if maker is None:
         raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
-    return maker(op, seat.mesh, may_overwrite)
+    return maker(op, seat, may_overwrite)
 
 
 def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwrite: set[Value]) -> Compute:
     """Supplies the rank's coordinates that a function asks for after its own parameters, and sums that are its own."""
     roles = [function.param_role(index) for index in range(len(function.params))]
-    at = [torch.tensor(seat.index(role.label), dtype=torch.int64) for role in roles if role.kind == "coordinate"]
+    taken_in = seat.station.physical.taken_in
+    coordinates = [seat.index(role.label) for role in roles if role.kind == "coordinate"]
+    at = [taken_in(torch.tensor(index, dtype=torch.int64)) for index in coordinates]
     given = list(op.inputs())
     sums = [(position, given[position] in may_overwrite) for position in overwritten(function)]
     if not at and not sums:
@@ -325,12 +318,46 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
     return run
 
 
+def _begun(op: Op, seat: Seat) -> Compute | None:
+    """A collective that is only begun, where that can be: what it gives is called when its result is wanted."""
+    if op.name not in COLLECTIVES or op.name == SUM or not seat.transport.runs_beside:
+        return None
+    before, after = (value.type.layout for value in (*op.inputs(), *op.results))
+    step = begun(seat, str(op.attrs["axis"]), before, after)
+    return None if step is None else lambda inputs: [step(inputs.pop())]
+
+
 def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     (operand,), (result,) = tuple(op.inputs()), op.results
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
     step = move(seat, axis, operand.type.layout, result.type.layout, in_place=operand in may_overwrite)
     return lambda inputs: [step(inputs.pop())]
+
+
+def _bundle(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    """Sums of equal groups and element type, of which there are several, in one."""
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    group, free = seat.group(axis), [value in may_overwrite for value in op.inputs()]
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        results = [
+            tensor if may and tensor.is_contiguous() and not is_shared(tensor) else own(tensor)
+            for tensor, may in zip(inputs, free, strict=True)
+        ]
+        flat = torch.cat([tensor.view(-1) for tensor in results])
+        seat.transport.all_reduce(flat, group)
+        torch.ops.aten._foreach_copy_(results, _unpacked(flat, results))
+        return results
+
+    return run
+
+
+def _unpacked(flat: Any, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat tensor, of the shapes of `like`."""
+    parts: Sequence[Tensor] = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
@@ -354,23 +381,23 @@ def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
     return send if group.index == 0 else receive
 
 
-def _part(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
+def _part(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
     return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
 
 
-def _join(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
+def _join(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
     return lambda inputs: [join(inputs, dim, stride)]
 
 
-def _accumulate(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
+def _accumulate(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     """The sum so far, if there is one, and one part more, added in the wider of their types; zeros where both lack."""
     values = list(op.inputs())
     dtype = DTYPES[op.results[0].type.dtype]
     if not values:
-        shape = op.results[0].type.local_shape(mesh)
-        return lambda inputs: [torch.zeros(shape, dtype=dtype)]
+        shape, device = op.results[0].type.local_shape(seat.mesh), seat.station.device
+        return lambda inputs: [torch.zeros(shape, dtype=dtype, device=device)]
     in_place = values[0] in may_overwrite
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
@@ -382,7 +409,7 @@ def _accumulate(op: Op, mesh: Mesh, may_overwrite: set[Value]) -> Compute:
     return run
 
 
-_IN_TIME: Final[Mapping[str, Callable[[Op, Mesh, set[Value]], Compute]]] = {
+_IN_TIME: Final[Mapping[str, Callable[[Op, Seat, set[Value]], Compute]]] = {
     "moai.part": _part,
     "moai.join": _join,
     ACCUMULATE: _accumulate,

@@ -93,7 +93,7 @@ def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[i
     with Path(path).open("wb") as file:
         for buffer_id, local, sizes in items:
             begin = file.tell()
-            box = _at(table[buffer_id], local, sizes)
+            box = _at(table[buffer_id], local, sizes).cpu()
             # torch saves storages: a part of one would be saved with all of it.
             is_all = box.is_contiguous() and box.untyped_storage().nbytes() == box.nbytes
             torch.save(box if is_all else box.clone(memory_format=torch.contiguous_format), file)
@@ -104,7 +104,7 @@ def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[i
 
 
 def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[Source]) -> Tensor:
-    """A worker's part of a value, read from those sources that it needs."""
+    """A worker's part of a value, on the host, read from those sources that it needs."""
     local = torch.empty(shape, dtype=DTYPES[dtype])
     for source in sources:
         found = [(box, common) for box in held if (common := _common(box, source)) is not None]

@@ -7,12 +7,13 @@ A cluster's flavors fill this host first, and the others in the order of `cluste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.cluster import Listed, listed_hosts
 from moaic.runtime.folders import config_folder
+from moaic.runtime.gpus import CPU, usable
 from moaic.runtime.memory import host_bytes
 from moaic.runtime.tables import GIB, Table, read_tables
 from moaic.runtime.threads import cores
@@ -38,6 +39,8 @@ class Flavor:
     """Bytes of all workers together."""
     others: str = ""
     """`node2, node3`: the other hosts that it needs, where no workers can be started yet."""
+    gpus: int = 0
+    """Whose memory it is; 0 where workers compute on the cores of the host."""
 
     @property
     def name(self) -> str:
@@ -50,6 +53,11 @@ class Flavor:
         """Bytes of one worker."""
         return self.memory // self.workers
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """That of each worker: a GPU of its own as far as there are as many."""
+        return tuple(f"cuda:{rank % self.gpus}" if self.gpus else CPU for rank in range(self.workers))
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -61,26 +69,31 @@ class Host:
     name: str = "localhost"
     in_cluster: bool = False
     """Where others have workers too, no host has more than it can compute with."""
+    gpus: int = 0
+    """Those that workers compute on, whose memory it then is; `cores` is as many."""
 
     @property
     def workers(self) -> int:
         """How many workers take the whole host, and are started when nobody says how many."""
-        return self.cores if self.in_cluster else min(self.cores, MOST_WORKERS)
+        return self.cores if self.in_cluster or self.gpus else min(self.cores, MOST_WORKERS)
 
     @property
     def most(self) -> int:
         """How many workers the largest of its usual sizes has."""
-        return self.cores if self.in_cluster else max(self.cores, MOST_WORKERS)
+        return self.cores if self.in_cluster or self.gpus else max(self.cores, MOST_WORKERS)
 
     def flavor(self, workers: int) -> Flavor:
         """Some workers with their share of the host's memory."""
         share = min(workers, self.workers) / self.workers
-        return Flavor(_size(workers), workers, int(share * self.memory))
+        return Flavor(_size(workers), workers, int(share * self.memory), gpus=min(workers, self.gpus))
 
 
-def this_host() -> Host:
-    """As it is, whatever `cluster.toml` says."""
-    return Host(cores(), host_bytes())
+def this_host(environment: Mapping[str, str]) -> Host:
+    """As it is, whatever `cluster.toml` says: a worker for each GPU, or for each core where there is none."""
+    found = usable(environment)
+    if not found:
+        return Host(cores(), host_bytes())
+    return Host(len(found), len(found) * min(gpu.memory for gpu in found), gpus=len(found))
 
 
 def hosts(environment: Mapping[str, str]) -> list[Host]:
@@ -88,10 +101,12 @@ def hosts(environment: Mapping[str, str]) -> list[Host]:
 
     Raises Diagnostic for a broken file.
     """
-    listed, here = listed_hosts(config_folder(environment) / "cluster.toml"), this_host()
+    here = this_host(environment)
+    listed = listed_hosts(config_folder(environment) / "cluster.toml", here.memory)
     if not listed:
         return [here]
-    ours = [_host(each) for each in listed if each.is_here] or [Host(here.workers, here.memory, in_cluster=True)]
+    ours = [replace(_host(each), gpus=min(each.workers, here.gpus)) for each in listed if each.is_here]
+    ours = ours or [replace(here, cores=here.workers, in_cluster=True)]
     return [*ours, *(_host(each) for each in listed if not each.is_here)]
 
 
@@ -168,7 +183,7 @@ def _spread(workers: int, here: Host, *others: Host) -> Flavor:
             f"the hosts of cluster.toml have {workers - left} workers together, and not {workers}",
             hint=f"ask for {here.workers} or less",
         )
-    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]))
+    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus))
 
 
 def _own(table: Table, here: Host) -> Flavor:
@@ -181,4 +196,5 @@ def _own(table: Table, here: Host) -> Flavor:
             table.place("workers"),
         )
     has_memory = "memory" in table.values
-    return Flavor(name, workers, table.memory(here.memory) if has_memory else here.flavor(workers).memory)
+    usual = here.flavor(workers)
+    return replace(usual, size=name, memory=table.memory(here.memory) if has_memory else usual.memory)

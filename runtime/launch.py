@@ -9,15 +9,17 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moaic.runtime.gpus import CPU
 from moaic.runtime.memory import oom_kills
-from moaic.runtime.shared import create_memory
+from moaic.runtime.shared import create_memory, create_store
 from moaic.runtime.status import Activity, Status
 from moaic.runtime.threads import cores, share_out
+from moaic.runtime.transport import Carrier
 from moaic.runtime.wire import Connection
 
 END_SECONDS: Final = 2.0
@@ -133,9 +135,20 @@ class LocalWorkers:
         self.status.close()
 
 
-def launch(count: int, environment: Mapping[str, str] | None = None) -> LocalWorkers:
-    """Starts `count` workers; returns at once, each says hello when it is ready. `environment` is added to ours."""
-    memory = create_memory(count)
+def launch(
+    count: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    devices: Sequence[str] = (),
+    carrier: Carrier | None = None,
+) -> LocalWorkers:
+    """Starts `count` workers; returns at once, each says hello when it is ready. `environment` is added to ours.
+
+    `devices` has one for each worker, else all compute on the CPU; `carrier` is the one for these devices, if none is
+    named.
+    """
+    devices = tuple(devices) or (CPU,) * count
+    memory, store = create_memory(count), create_store()
     lifelines = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
     pairs = [socket.socketpair() for _ in range(count)]
@@ -143,20 +156,22 @@ def launch(count: int, environment: Mapping[str, str] | None = None) -> LocalWor
     for end in (end for pair in pairs for end in pair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     threads = share_out(cores(), count)
-    numbers = {"memory": [memory], "reports": [reporter], "sockets": theirs, "lifelines": lifelines, "threads": threads}
+    numbers = {"memory": [memory], "store": [store], "reports": [reporter]}
+    numbers |= {"sockets": theirs, "lifelines": lifelines, "threads": list(threads)}
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.nursery"]
     for name, values in numbers.items():
         command += [f"--{name}", *(str(value) for value in values)]
+    command += ["--devices", *devices, "--carrier", carrier or carrier_for(devices)]
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(memory, reporter, *theirs, *lifelines),
-            env=_environment(max(threads), environment or {}),
+            pass_fds=(memory, store, reporter, *theirs, *lifelines),
+            env=_environment(max(threads), devices, environment or {}),
             start_new_session=True,
         )
     finally:
-        for descriptor in (reporter, *lifelines):
+        for descriptor in (store, reporter, *lifelines):
             os.close(descriptor)
         for _, their in pairs:
             their.close()
@@ -165,6 +180,13 @@ def launch(count: int, environment: Mapping[str, str] | None = None) -> LocalWor
     status = Status(memory, count)
     os.close(memory)
     return LocalWorkers(workers, nursery, status)
+
+
+def carrier_for(devices: Sequence[str]) -> Carrier:
+    """What carries data between workers of these devices; no two of what joins GPUs may be on one of them."""
+    if set(devices) == {CPU}:
+        return Carrier.MEMORY
+    return Carrier.NCCL if len(set(devices)) == len(devices) else Carrier.GLOO
 
 
 def _flags() -> list[str]:
@@ -181,11 +203,20 @@ KEEP_MEMORY: Final[Mapping[str, str]] = {
 the same peak. 32 MiB is the most that glibc takes as a threshold."""
 
 
-def _environment(threads: int, more: Mapping[str, str]) -> dict[str, str]:
+FOR_GPUS: Final[Mapping[str, str]] = {
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""PyTorch's allocator grows what it has instead of taking pieces that do not fit together later; who asks whether there
+are GPUs does not start them, after which no process may be forked."""
+
+
+def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
     count = str(threads)
     environment = {
         "TORCHINDUCTOR_COMPILE_THREADS": count,
         **KEEP_MEMORY,
+        **({} if set(devices) == {CPU} else FOR_GPUS),
         **os.environ,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": count,

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.flavors import Flavor
+from moaic.runtime.gpus import usable
 from moaic.runtime.memory import data_bytes, data_limit
 from moaic.runtime.threads import cores
 
@@ -35,6 +37,10 @@ AXIS: Final = "w"
 
 ROUNDS: Final = 3
 """Beside the first, in which libraries and memory are made ready."""
+
+GPU_SCALE: Final = 8
+"""How much longer the dims of what is measured on a GPU are, so that its work takes longer than its launch. Assumed: no
+GPU has been measured yet."""
 
 KINDS: Final = ("compute", "communicate")
 
@@ -79,7 +85,8 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     """Runs every probe on all workers; of each the slowest worker counts."""
     ranks = accelerator.flavor
     mesh = Mesh(((AXIS, ranks),))
-    probes = [*_arithmetic(), *_traffic()]
+    scale = GPU_SCALE if flavor.gpus else 1
+    probes = [*_arithmetic(scale), *_traffic(scale)]
     programs = [render(_called(probe, mesh)) for probe in probes]
     collectives = _collectives(ranks) if ranks > 1 else []
     programs += [render(_moved(probe, mesh)) for probe in collectives]
@@ -93,7 +100,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     ]
     idle = _idle(accelerator)
     return {
-        "name": _processor(),
+        "name": _device(flavor),
         "workers": ranks,
         "memory": memory_per_worker(flavor, idle),
         "idle": idle,
@@ -165,19 +172,19 @@ def _moved(probe: Probe, mesh: Mesh) -> Module:
     return Module((function, Function("main", (param,), tuple(ops), ops[-1].results)), mesh)
 
 
-def _arithmetic() -> list[Probe]:
-    tile = TensorType("f32", (256, 256))
+def _arithmetic(scale: int) -> list[Probe]:
+    tile = TensorType("f32", (256 * scale, 256 * scale))
     return [
         *(
-            _product(dtype, size, repeats)
+            _product(dtype, scale * size, repeats)
             for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f64", 512, 1))
         ),
-        *_attention("f32"),
-        *_attention("bf16"),
-        _convolution(),
+        *_attention("f32", scale),
+        *_attention("bf16", scale),
+        _convolution(scale),
         # What Inductor fuses is made of such ops.
-        Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), 256.0**2, 100),
-        Probe("costly.f32", "aten.exp", (tile,), (tile,), 256.0**2, 100),
+        Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), float(prod(tile.shape)), 100),
+        Probe("costly.f32", "aten.exp", (tile,), (tile,), float(prod(tile.shape)), 100),
     ]
 
 
@@ -186,8 +193,8 @@ def _product(dtype: str, size: int, repeats: int) -> Probe:
     return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
 
 
-def _attention(dtype: str) -> list[Probe]:
-    batch, heads, rows, width = 2, 8, 256, 64
+def _attention(dtype: str, scale: int) -> list[Probe]:
+    batch, heads, rows, width = 2, 8, 256 * scale, 64
     whole, sums = TensorType(dtype, (batch, heads, rows, width)), TensorType("f32", (batch, heads, rows))
     scores = float(batch * heads * rows * rows)
     # Causal attention does half of the work, as its FLOPs say.
@@ -207,19 +214,20 @@ def _attention(dtype: str) -> list[Probe]:
     ]
 
 
-def _convolution() -> Probe:
-    image, weight = TensorType("f32", (8, 64, 28, 28)), TensorType("f32", (64, 64, 3, 3))
+def _convolution(scale: int) -> Probe:
+    image, weight = TensorType("f32", (8 * scale, 64, 28, 28)), TensorType("f32", (64, 64, 3, 3))
     one, none = (1, 1), (0, 0)
     attrs: dict[str, Attr] = {"stride": one, "padding": one, "dilation": one, "output_padding": none}
     attrs |= {"transposed": False, "groups": 1}
-    flops = 2.0 * 8 * 28 * 28 * 64 * 64 * 9
+    flops = 2.0 * 8 * scale * 28 * 28 * 64 * 64 * 9
     return Probe("convolution.f32", "aten.convolution", (image, weight), (image,), flops, 1, attrs)
 
 
-def _traffic() -> list[Probe]:
-    large, small = TensorType("f32", (4 << 20,)), TensorType("f32", (1,))
+def _traffic(scale: int) -> list[Probe]:
+    count = scale * scale * (4 << 20)
+    large, small = TensorType("f32", (count,)), TensorType("f32", (1,))
     return [
-        Probe("bandwidth", "aten.neg", (large,), (large,), 2.0 * 4 * (4 << 20), 4),
+        Probe("bandwidth", "aten.neg", (large,), (large,), 2.0 * 4 * count, 4),
         Probe("calls", "aten.neg", (small,), (small,), 1.0, 100),
     ]
 
@@ -276,7 +284,7 @@ def _measured(value: float) -> list[Any]:
 def memory_per_worker(flavor: Flavor, idle: Mapping[str, int]) -> int:
     """Bytes that one worker of a flavor can give to tensors: its share less what a worker holds beside them."""
     share = int(USABLE * flavor.per_worker) - idle["pss"]
-    most = data_limit()
+    most = None if flavor.gpus else data_limit()
     return share if most is None else min(share, int(USABLE * (most - idle["data"])))
 
 
@@ -293,8 +301,13 @@ def _fingerprint(flavor: Flavor) -> str:
     """Names the machine, as far as the numbers depend on it."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     size = [flavor.workers, flavor.memory]
-    facts: list[Any] = [VERSION, _processor(), cores(), size, torch.__version__, threads, data_limit()]
+    facts: list[Any] = [VERSION, _device(flavor), cores(), size, torch.__version__, threads, data_limit()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _device(flavor: Flavor) -> str:
+    """What the workers compute on, by name."""
+    return ", ".join(gpu.name for gpu in usable(os.environ)[: flavor.gpus]) if flavor.gpus else _processor()
 
 
 def _processor() -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 from moaic.ir.layout import PENDING, REPLICATED, WHOLE, Layout, Mesh, Split
 from moaic.runtime.placement import Placement
 from moaic.runtime.schema import DTYPES
+from moaic.runtime.station import Station
 from moaic.runtime.tiles import cut, join
-from moaic.runtime.transport import Group, SharedMemoryTransport
+from moaic.runtime.transport import Group, Transport
 
 Move = Callable[[Tensor], Tensor]
 """From a rank's local tensor to its local tensor afterwards. May be, or share memory with, its argument."""
@@ -27,8 +28,15 @@ class Seat:
     """One rank of a mesh, and how it talks to the others."""
 
     mesh: Mesh
-    rank: int
-    transport: SharedMemoryTransport
+    station: Station
+
+    @property
+    def rank(self) -> int:
+        return self.station.rank
+
+    @property
+    def transport(self) -> Transport:
+        return self.station.transport
 
     def group(self, axis: str) -> Group:
         return Group.of(self.mesh.group(self.rank, axis), self.rank)
@@ -55,6 +63,21 @@ def move(seat: Seat, axis: str, before: Layout, after: Layout, *, in_place: bool
     if new == PENDING:
         raise ValueError(f"no move makes a split value a pending sum over {axis}")
     return _all_to_all(seat, axis, before, after)
+
+
+def begun(seat: Seat, axis: str, before: Layout, after: Layout) -> Callable[[Tensor], Callable[[], Tensor]] | None:
+    """The same move in two halves, the second of which waits; None for one that is not made of a single collective."""
+    old, new = before.state(axis), after.state(axis)
+    if seat.mesh.size(axis) == 1 or old in (new, WHOLE):
+        return None
+    if new == WHOLE and old != PENDING:
+        collective, (split, stride) = seat.transport.begin_all_gather, _split(before, axis, seat.mesh)
+    elif old == PENDING and new != WHOLE:
+        collective, (split, stride) = seat.transport.begin_reduce_scatter, _split(after, axis, seat.mesh)
+    else:
+        return None
+    group = seat.group(axis)
+    return lambda tensor: collective(tensor, group, split.dim, stride)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -153,18 +176,16 @@ class Conversion:
         return Conversion(dtype, tuple(shape), _decode(before), _decode(after))
 
 
-def convert(
-    conversion: Conversion, rank: int, transport: SharedMemoryTransport
-) -> Callable[[Tensor | None], Tensor | None]:
-    """What worker `rank` does: from its part before, if it has one, to its part after, if it gets one."""
+def convert(conversion: Conversion, station: Station) -> Callable[[Tensor | None], Tensor | None]:
+    """What one worker does: from its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
     if before.mesh == after.mesh and before.layout.home == after.layout.home:
-        steps = _changes(before, before.layout, after.layout, rank, transport)
+        steps = _changes(before, before.layout, after.layout, station)
         return lambda tensor: _apply(steps, tensor)
-    gather = _changes(before, before.layout, REPLICATED, rank, transport)
-    spread = _spread(conversion, rank, transport)
-    cutting = _changes(after, REPLICATED, after.layout, rank, transport)
-    keeps = rank in after.holders
+    gather = _changes(before, before.layout, REPLICATED, station)
+    spread = _spread(conversion, station)
+    cutting = _changes(after, REPLICATED, after.layout, station)
+    keeps = station.rank in after.holders
 
     def run(tensor: Tensor | None) -> Tensor | None:
         whole = spread(_apply(gather, tensor))
@@ -173,34 +194,31 @@ def convert(
     return run
 
 
-def _spread(
-    conversion: Conversion, rank: int, transport: SharedMemoryTransport
-) -> Callable[[Tensor | None], Tensor | None]:
+def _spread(conversion: Conversion, station: Station) -> Callable[[Tensor | None], Tensor | None]:
     """Brings a value that its holders have whole to those that are to hold it and do not."""
     have = conversion.before.holders
     new = [each for each in conversion.after.holders if each not in have]
-    if not new or (rank != have[0] and rank not in new):
+    if not new or (station.rank != have[0] and station.rank not in new):
         return lambda tensor: tensor
-    group = Group.of((have[0], *new), rank)
+    group, dtype = Group.of((have[0], *new), station.rank), DTYPES[conversion.dtype]
 
     def run(tensor: Tensor | None) -> Tensor:
-        out = torch.empty(conversion.shape, dtype=DTYPES[conversion.dtype]) if tensor is None else tensor
-        transport.broadcast(out, group)
+        out = torch.empty(conversion.shape, dtype=dtype, device=station.device) if tensor is None else tensor
+        station.transport.broadcast(out, group)
+        station.transport.settle()
         return out
 
     return run
 
 
-def _changes(
-    place: Placement, before: Layout, after: Layout, rank: int, transport: SharedMemoryTransport
-) -> list[Move]:
+def _changes(place: Placement, before: Layout, after: Layout, station: Station) -> list[Move]:
     """Moves among the holders of `place` from one layout to another.
 
     One if one axis changes, else first all that changes is gathered, then cut.
     """
-    if rank not in place.holders:
+    if station.rank not in place.holders:
         return []
-    seat = Seat(place.mesh, rank, transport)
+    seat = Seat(place.mesh, station)
     changing = [axis for axis, size in seat.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
     if len(changing) == 1:
         return [move(seat, changing[0], before, after)]

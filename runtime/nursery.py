@@ -13,6 +13,8 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 
+from moaic.runtime.gpus import CPU
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
@@ -20,23 +22,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Nothing of all that is made here is garbage, and to find that out again and again takes a fifth of the time.
     gc.disable()
     from moaic.runtime import worker
-    from moaic.runtime.compile import load_compiler, precompile_headers
 
     prepare = _nothing
     if os.environ.get("MOAI_COMPILE", "").lower() not in ("0", "false"):
-        load_compiler()
-        prepare = precompile_headers
+        prepare = _compiler(options.devices)
     # What is here now is for good: no worker's collector has to touch these pages, which all of them share.
     gc.freeze()
     ranks = range(len(options.sockets))
     pids = {_fork(lambda rank=rank: _start(worker.work, options, rank, prepare)): rank for rank in ranks}
-    for descriptor in (options.memory, *options.sockets, *options.lifelines):
+    for descriptor in (options.memory, options.store, *options.sockets, *options.lifelines):
         os.close(descriptor)
     with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:
         for pid, rank in pids.items():
             reports.write(f"{rank} pid {pid}\n")
         _watch(pids, lambda rank, word, number: reports.write(f"{rank} {word} {number}\n"))
     os.killpg(0, signal.SIGKILL)
+
+
+def _compiler(devices: Sequence[str]) -> Callable[[], None]:
+    """Loads what compiling needs; what is left to be done by the workers themselves.
+
+    Where there are GPUs nothing is compiled here: that would look at them, and who has done so must not fork.
+    """
+    from moaic.runtime.compile import import_compiler, precompile_headers, warm_compiler
+
+    import_compiler()
+    if any(device != CPU for device in devices):
+        return _nothing
+    warm_compiler()
+    return precompile_headers
 
 
 def _nothing() -> None:
@@ -68,7 +82,8 @@ def _start(work: Callable[..., None], options: argparse.Namespace, rank: int, pr
     for descriptor in (options.reports, readers[rank], *others):
         os.close(descriptor)
     peers = [reader for peer, reader in enumerate(readers) if peer != rank]
-    work(rank, options.sockets[rank], options.memory, writers[rank], peers, options.threads[rank], prepare)
+    means = options.threads[rank], options.devices[rank], options.carrier, options.store
+    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *means, prepare)
 
 
 def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> None:
@@ -89,10 +104,12 @@ def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> N
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="moaic.runtime.nursery", description="workers; started by a launcher")
-    for name in ("memory", "reports"):
+    for name in ("memory", "store", "reports"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("sockets", "lifelines", "threads"):
         parser.add_argument(f"--{name}", type=int, nargs="+", required=True)
+    parser.add_argument("--devices", nargs="+", required=True)
+    parser.add_argument("--carrier", required=True)
     return parser.parse_args(arguments)
 
 

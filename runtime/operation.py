@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moaic.runtime.reduction import Combination, Combiner
 from moaic.runtime.schema import DTYPES, signature
-from moaic.runtime.transport import SharedMemoryTransport
+from moaic.runtime.station import Station
 
 Part = tuple[Any, ...]
 """One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor by value,
@@ -68,12 +68,15 @@ def _part(data: Any) -> Part:
 class Operator:
     """An operation, ready to be run by one worker on its table of buffers."""
 
-    def __init__(self, operation: Operation, rank: int, transport: SharedMemoryTransport) -> None:
+    def __init__(self, operation: Operation, station: Station) -> None:
         self._operation = operation
         plan = operation.combination
-        self._combiner = None if plan is None else Combiner(plan, rank, transport)
-        self._call: Callable[..., Any] = signature(operation.op).overload
-        self._present = [rank in ranks for ranks in operation.ranks]
+        self._combiner = None if plan is None else Combiner(plan, station)
+        called = signature(operation.op)
+        self._call: Callable[..., Any] = called.overload
+        self._device = station.device
+        self._made_on = {"device": station.device} if called.nullary and called.takes_device else {}
+        self._present = [station.rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
         self._here = _positions_here(operation, self._present)
         self.name = operation.op
@@ -101,9 +104,10 @@ class Operator:
 
     def _result(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any]) -> Any:
         tensors = [table[buffer_id] for buffer_id in ids] if self._is_plain else self._views(table, ids)
-        supply = _Supply(iter(tensors), iter(scalars), self._here)
+        supply = _Supply(iter(tensors), iter(scalars), self._here, self._device)
         args = [_argument(part, supply) for part in self._operation.args]
         kwargs = {name: _argument(part, supply) for name, part in self._operation.kwargs}
+        kwargs |= self._made_on
         return self._call(*args, **kwargs)
 
     def _views(self, table: dict[int, Tensor], ids: Sequence[int]) -> list[Tensor | None]:
@@ -141,6 +145,7 @@ class _Supply(NamedTuple):
     tensors: Iterator[Tensor | None]
     scalars: Iterator[Any]
     here: Sequence[bool]
+    device: torch.device
 
 
 def _argument(part: Part, supply: _Supply) -> Any:
@@ -160,12 +165,17 @@ def _scalars_argument(part: Part, supply: _Supply) -> list[Any]:
     return [scalar for scalar, here in zip(taken, supply.here, strict=True) if here]
 
 
+def _number_argument(part: Part, supply: _Supply) -> Tensor:
+    """Filled where it is, as copying it from the host would wait for all that a GPU has to do before."""
+    return torch.full((), next(supply.scalars), dtype=DTYPES[part[1]], device=supply.device)
+
+
 _ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
     "view": lambda _, supply: next(supply.tensors),
     "views": _views_argument,
     "scalar": lambda _, supply: next(supply.scalars),
     "scalars": _scalars_argument,
-    "number": lambda part, supply: torch.tensor(next(supply.scalars), dtype=DTYPES[part[1]]),
+    "number": _number_argument,
     "dtype": lambda part, _: DTYPES[part[1]],
     "literal": lambda part, _: part[1],
     "list": lambda part, supply: [_argument(each, supply) for each in part[1]],
@@ -176,7 +186,7 @@ def view(table: dict[int, Tensor], buffer_id: int, geometry: Geometry) -> Tensor
     """A view into a whole buffer, which is given the memory order that the geometry counts on where it has another."""
     tensor = table[buffer_id]
     if not _lies_so(tensor, geometry.base):
-        ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype)
+        ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype, device=tensor.device)
         tensor = table[buffer_id] = ordered.copy_(tensor)
     return tensor.as_strided(geometry.shape, geometry.strides, geometry.offset)
 

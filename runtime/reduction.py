@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.schema import DTYPES
-from moaic.runtime.transport import Group, SharedMemoryTransport
+from moaic.runtime.station import Station
+from moaic.runtime.transport import Group
 
 REDUCTIONS: Final[Mapping[str, str]] = {
     "aten.sum": "sum",
@@ -77,11 +78,11 @@ class Combination:
 class Combiner:
     """One worker's side of a combination."""
 
-    def __init__(self, plan: Combination, rank: int, transport: SharedMemoryTransport) -> None:
-        group = next((ranks for ranks in plan.groups if rank in ranks), None)
-        self._group = None if group is None else Group.of(group, rank)
-        self._transport = transport
-        self._owned = [rank in owners for owners in plan.owners]
+    def __init__(self, plan: Combination, station: Station) -> None:
+        group = next((ranks for ranks in plan.groups if station.rank in ranks), None)
+        self._group = None if group is None else Group.of(group, station.rank)
+        self._transport, self._device = station.transport, station.device
+        self._owned = [station.rank in owners for owners in plan.owners]
         self._shapes = plan.shapes
         self._counts = [prod(shape) for shape in plan.shapes]
         self._dtypes = [DTYPES[name] for name in plan.dtypes]
@@ -96,7 +97,7 @@ class Combiner:
     def run(self, found: Sequence[Tensor]) -> list[Tensor]:
         """All results; `found` holds those of the parts that this rank owns."""
         assert self._group is not None
-        mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide)
+        mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
         rest = iter(found)
         for room, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
             if is_owned:

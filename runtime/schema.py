@@ -57,6 +57,10 @@ class Signature:
     def operands(self) -> tuple[Argument, ...]:
         return tuple(argument for argument in self.arguments if argument.kind in ("tensor", "tensors"))
 
+    @property
+    def takes_device(self) -> bool:
+        return any(argument.kind == "placement" and argument.name == "device" for argument in self.arguments)
+
 
 def op_name(overload: OpOverload[..., Any]) -> str:
     """`aten.mm` for a default overload, else `aten.sum.dim_IntList`."""

@@ -13,11 +13,12 @@ from moaic.runtime import startup
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.choice import current, current_flavor
 from moaic.runtime.flavors import Flavor, asked_for
+from moaic.runtime.gpus import usable
 from moaic.runtime.jobs import Job, begin, jobs
 from moaic.runtime.launch import launch
 
 OTHERS_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-"""Variables by which people choose among physical devices."""
+"""Variables by which people choose among GPUs; where there are none they choose nothing."""
 
 
 class Session:
@@ -74,11 +75,11 @@ class Session:
 
     def _start(self) -> None:
         startup.requesting()
-        for variable in OTHERS_DEVICES & os.environ.keys():
+        for variable in () if usable({}) else OTHERS_DEVICES & os.environ.keys():
             startup.without_effect(variable, os.environ[variable])
         flavor = self._flavor = self.flavor()
         self._job = _begun(flavor)
-        workers = launch(flavor.workers)
+        workers = launch(flavor.workers, devices=flavor.devices)
         startup.initializing()
         accelerator = self._accelerator = Accelerator(workers)
         atexit.register(self.close)

@@ -69,6 +69,11 @@ def create_memory(ranks: int) -> int:
     return descriptor
 
 
+def create_store() -> int:
+    """Descriptor of an empty file, for workers to find each other in; it is gone with the last descriptor."""
+    return os.memfd_create("moaic-store", os.MFD_CLOEXEC)
+
+
 class Mailbox:
     """One worker's side of the shared memory."""
 

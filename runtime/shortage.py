@@ -6,12 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from moaic.runtime.memory import data_bytes, free_bytes
+import torch
 
-ASKED: Final = re.compile(r"tried to allocate (\d+) bytes|unable to allocate (\d+) bytes", re.IGNORECASE)
+from moaic.runtime.physical import Physical
+
+ASKED: Final = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
+
+UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 SIGNS: Final = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
-"""How PyTorch and the libraries below it say so."""
+"""How PyTorch and the libraries below it say so on a CPU."""
 
 MIB: Final = 1 << 20
 
@@ -29,14 +33,14 @@ class Shortage:
         return f"it holds {self.held / MIB:.0f} MiB, asked for {wanted}, and {self.free / MIB:.0f} MiB were free"
 
 
-def shortage_of(error: BaseException, idle: int) -> Shortage | None:
+def shortage_of(error: BaseException, physical: Physical, idle: int) -> Shortage | None:
     """What an error says of memory, if that is what it is about; to be asked where and when it was raised.
 
-    `idle` are the bytes of private memory that the process had when it was ready.
+    `idle` are the bytes of `physical` that the process had for itself when it was ready.
     """
     text = str(error)
-    if not isinstance(error, MemoryError) and not any(sign in text for sign in SIGNS):
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in text for sign in SIGNS):
         return None
     found = ASKED.search(text)
-    asked = int(found[1] or found[2]) if found else 0
-    return Shortage(asked, free_bytes(), max(0, data_bytes("self") - idle))
+    asked = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    return Shortage(asked, physical.free(), max(0, physical.taken() - idle))

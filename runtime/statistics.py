@@ -29,6 +29,8 @@ class WorkerStatistics:
     buffers: int
     bytes: int
     programs: Mapping[int, ProgramStatistics]
+    peak: int = 0
+    """Most bytes of tensors at a time, where the device's allocator counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,4 @@ def statistics(answers: Mapping[int, Any], messages: int, commands: int) -> Stat
 
 def _worker(report: Any) -> WorkerStatistics:
     programs = {number: ProgramStatistics(**program) for number, program in report["programs"].items()}
-    return WorkerStatistics(report["pid"], report["pss"], report["buffers"], report["bytes"], programs)
+    return WorkerStatistics(report["pid"], report["pss"], report["buffers"], report["bytes"], programs, report["peak"])

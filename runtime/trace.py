@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ class Span:
 class Trace:
     """The spans of one worker; nothing is kept while `on` is false."""
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[], None]) -> None:
+        """`settle` returns once all that was begun is done: on a GPU a span is to last as long as what it names."""
+        self._settle = settle
         self.on = False
         self._spans: list[Span] = []
         self._open: tuple[str, str, int] | None = None
@@ -30,10 +32,12 @@ class Trace:
     def begin(self, name: str, kind: str) -> None:
         """What was done before has ended."""
         self.end()
+        self._settle()
         self._open = name, kind, time.perf_counter_ns()
 
     def end(self) -> None:
         if self._open is not None:
+            self._settle()
             self._spans.append(Span(*self._open, time.perf_counter_ns()))
             self._open = None
 

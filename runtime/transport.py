@@ -1,28 +1,25 @@
-"""Collectives between the workers of one host, over their shared memory.
+"""What workers do together: the collectives that programs, moves and reductions are made of, whoever carries the data.
 
 Every rank of a group calls the same collective with tensors of equal shape. Sums are taken in the order of the group,
-once per element, so all ranks hold the same bits; sums of 16-bit floats are taken in float32 and rounded once. Data
-passes through rooms of bounded size: what does not fit goes in turns.
+once per element, so all ranks hold the same bits, and the same whatever carries the data; sums of 16-bit floats are
+taken in float32 and rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import prod
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-
-from moaic.runtime.shared import AHEAD, ROOM, Mailbox
 
 ONE_TURN: Final = 1 << 15
 """Bytes up to which every rank simply reads every other rank's tensor and adds all up itself."""
 
 NARROW: Final = frozenset({torch.float16, torch.bfloat16})
-
-ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,136 +42,84 @@ class Group:
         return self.ranks[: self.index] + self.ranks[self.index + 1 :]
 
 
-class SharedMemoryTransport:
+class Carrier(StrEnum):
+    """What carries data between workers."""
+
+    MEMORY = "memory"
+    """Memory of the host that they share: for tensors that lie in it."""
+    GLOO = "gloo"
+    """Sockets of the host, to which tensors of GPUs are copied first: for several workers on one GPU, too."""
+    NCCL = "nccl"
+    """What GPUs are joined by: for one worker on each. PyTorch calls RCCL, for AMD's, by the same name."""
+
+
+class Transport(Protocol):
     """The collectives of one worker. A group of one is left to the caller."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._box = mailbox
+    @property
+    def rooms(self) -> int:
+        """How many of the rooms that sends go through can be full before anybody takes what is in them."""
+        ...
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether data is on its way while the worker goes on, and many small sums are better one."""
+        ...
 
     def barrier(self, group: Group) -> None:
         """Returns once every rank of the group is here."""
-        self._box.room(torch.uint8)
-        self._box.post(group.others)
-        for peer in group.others:
-            self._box.take(peer, torch.uint8)
-        self._box.give_back(group.others)
+        ...
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         """Replaces a contiguous tensor by the sum over the group."""
-        flat = tensor.view(-1)
-        if flat.numel() * flat.element_size() <= ONE_TURN:
-            self._sum_everywhere(flat, group)
-        else:
-            self._sum_in_segments(flat, group)
+        ...
 
     def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         """This rank's part along the digit of local weight `stride` of `dim` of the sum over the group."""
-        shape, rows, columns = _digits(tensor.shape, dim, stride, group.size)
-        whole = tensor.contiguous().view(rows, group.size, columns)
-        out = torch.empty(rows, columns, dtype=tensor.dtype)
-        for at, count in _blocks(rows, columns, _capacity(tensor, group.size - 1)):
-            room = self._box.room(tensor.dtype)
-            for i, index in enumerate(i for i in range(group.size) if i != group.index):
-                room[i * count : (i + 1) * count].view(out[at].shape).copy_(whole[at[0], index, at[1]])
-            self._box.post(group.others)
-            self._add(out[at], whole[at[0], group.index, at[1]], group, count)
-            self._box.give_back(group.others)
-        return out.view(shape)
+        ...
 
     def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         """The tensor of which each rank holds the part along the digit of local weight `stride` of `dim`."""
-        rows, columns = prod(tensor.shape[:dim]) * (tensor.shape[dim] // stride), stride * prod(tensor.shape[dim + 1 :])
-        shape = (*tensor.shape[:dim], tensor.shape[dim] * group.size, *tensor.shape[dim + 1 :])
-        mine = tensor.contiguous().view(rows, columns)
-        whole = torch.empty(rows, group.size, columns, dtype=tensor.dtype)
-        for at, count in _blocks(rows, columns, _capacity(tensor, 1)):
-            self._box.room(tensor.dtype)[:count].view(mine[at].shape).copy_(mine[at])
-            self._box.post(group.others)
-            whole[at[0], group.index, at[1]].copy_(mine[at])
-            for index, peer in enumerate(group.ranks):
-                if index != group.index:
-                    room = self._box.take(peer, tensor.dtype)
-                    whole[at[0], index, at[1]].copy_(room[:count].view(mine[at].shape))
-            self._box.give_back(group.others)
-        return whole.view(shape)
+        ...
+
+    def begin_reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
+        """Begins a reduce_scatter; what comes back waits for it. Until then the memory of `tensor` is shared."""
+        ...
+
+    def begin_all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
+        """Begins an all_gather; what comes back waits for it. Until then the memory of `tensor` is shared."""
+        ...
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
         """Gives part i to rank i of the group; the result holds what each rank gave to this one."""
-        sent = [part.contiguous().view(-1) for part in parts]
-        received = [torch.empty_like(sent[0]) for _ in parts]
-        received[group.index] = sent[group.index]
-        for (_, at), count in _blocks(1, sent[0].numel(), _capacity(sent[0], group.size - 1)):
-            room = self._box.room(sent[0].dtype)
-            for i, index in enumerate(i for i in range(group.size) if i != group.index):
-                room[i * count : (i + 1) * count].copy_(sent[index][at])
-            self._box.post(group.others)
-            for index, peer in enumerate(group.ranks):
-                if index != group.index:
-                    received[index][at].copy_(self._slot(peer, index, group, sent[0].dtype, count))
-            self._box.give_back(group.others)
-        return [tensor.view(parts[0].shape) for tensor in received]
+        ...
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
-        """Replaces the others' contiguous tensors by that of the group's first rank, which does not wait for them."""
-        flat = tensor.contiguous().view(-1)
-        for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
-            if group.index == 0:
-                self._box.room(tensor.dtype, AHEAD)[:count].copy_(flat[at])
-                self._box.post(group.others)
-            else:
-                flat[at].copy_(self._box.take(group.ranks[0], tensor.dtype)[:count])
-                self._box.give_back(group.ranks[:1])
+        """Replaces the others' contiguous tensors by that of the group's first rank, which does not wait for them.
 
-    def _sum_everywhere(self, flat: Tensor, group: Group) -> None:
-        count = flat.numel()
-        self._box.room(flat.dtype)[:count].copy_(flat)
-        self._box.post(group.others)
-        terms = [flat if peer == self._box.rank else self._box.take(peer, flat.dtype)[:count] for peer in group.ranks]
-        flat.copy_(_sum(terms))
-        self._box.give_back(group.others)
+        Until `settle` its memory is shared with what is on its way, so nobody who asks `is_shared` overwrites it.
+        """
+        ...
 
-    def _sum_in_segments(self, flat: Tensor, group: Group) -> None:
-        """Each rank sums one segment of each turn and shows the others the result."""
-        even = -(-flat.numel() // group.size)
-        most = -(-even * flat.element_size() // ALIGNMENT) * ALIGNMENT // flat.element_size()
-        length = min(most, _capacity(flat, group.size - 1))
-        for start in range(0, flat.numel(), length * group.size):
-            segments = [flat[start + i * length : start + (i + 1) * length] for i in range(group.size)]
-            self._show_terms(segments, group, length)
-            mine = segments[group.index]
-            result = self._box.room(flat.dtype)[: mine.numel()]
-            self._add(result, mine, group, length)
-            self._box.give_back(group.others)
-            self._box.post(group.others)
-            mine.copy_(result)
-            for index, peer in enumerate(group.ranks):
-                if index != group.index:
-                    segments[index].copy_(self._box.take(peer, flat.dtype)[: segments[index].numel()])
-            self._box.give_back(group.others)
-
-    def _show_terms(self, segments: Sequence[Tensor], group: Group, length: int) -> None:
-        room = self._box.room(segments[0].dtype)
-        for i, index in enumerate(i for i in range(group.size) if i != group.index):
-            room[i * length : i * length + segments[index].numel()].copy_(segments[index])
-        self._box.post(group.others)
-
-    def _add(self, out: Tensor, mine: Tensor, group: Group, length: int) -> None:
-        """Writes the sum of `mine` and of what the others show of the same segment into `out`."""
-        terms = [
-            mine
-            if index == group.index
-            else self._slot(peer, index, group, mine.dtype, length)[: mine.numel()].view(mine.shape)
-            for index, peer in enumerate(group.ranks)
-        ]
-        _sum(terms, out)
-
-    def _slot(self, peer: int, index: int, group: Group, dtype: torch.dtype, length: int) -> Tensor:
-        """What rank `index` of the group shows to this one: rooms have one slot per reader, in the group's order."""
-        slot = group.index - (group.index > index)
-        return self._box.take(peer, dtype)[slot * length : (slot + 1) * length]
+    def settle(self) -> None:
+        """Returns once what this rank has sent may be overwritten."""
+        ...
 
 
-def _sum(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+def digits(shape: Sequence[int], dim: int, stride: int, count: int) -> tuple[tuple[int, ...], int, int]:
+    """Shape of one of `count` parts, and the whole seen as (rows, count, columns)."""
+    part = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
+    columns = stride * prod(shape[dim + 1 :])
+    return part, prod(part) // columns if columns else 0, columns
+
+
+def gathered_digits(shape: Sequence[int], dim: int, stride: int, count: int) -> tuple[tuple[int, ...], int, int]:
+    """Shape of the whole of `count` parts of this shape, and a part seen as (rows, columns)."""
+    rows, columns = prod(shape[:dim]) * (shape[dim] // stride), stride * prod(shape[dim + 1 :])
+    return (*shape[:dim], shape[dim] * count, *shape[dim + 1 :]), rows, columns
+
+
+def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """The sum in order. `out` must not be one of the terms."""
     first, second, *rest = terms
     if rest and first.dtype in NARROW:
@@ -186,27 +131,3 @@ def _sum(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     for term in rest:
         total += term
     return total
-
-
-def _capacity(tensor: Tensor, slots: int) -> int:
-    """Elements of `tensor` in one of `slots` equal slots of a room."""
-    return ROOM // max(1, slots) // ALIGNMENT * ALIGNMENT // tensor.element_size()
-
-
-def _digits(shape: Sequence[int], dim: int, stride: int, count: int) -> tuple[tuple[int, ...], int, int]:
-    """Shape of one of `count` parts, and the whole seen as (rows, count, columns)."""
-    part = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    columns = stride * prod(shape[dim + 1 :])
-    return part, prod(part) // columns if columns else 0, columns
-
-
-def _blocks(rows: int, columns: int, capacity: int) -> Iterator[tuple[tuple[slice, slice], int]]:
-    """Rectangles of at most `capacity` elements that tile rows x columns, with their number of elements."""
-    if rows * columns == 0:
-        return
-    wide = min(columns, capacity)
-    high = max(1, capacity // columns)
-    for row in range(0, rows, high):
-        for column in range(0, columns, wide):
-            tall, broad = min(high, rows - row), min(wide, columns - column)
-            yield (slice(row, row + tall), slice(column, column + broad)), tall * broad

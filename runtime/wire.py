@@ -62,8 +62,8 @@ def memory(block: Tensor) -> memoryview:
 
 
 def as_block(tensor: Tensor) -> Tensor:
-    """The elements of `tensor` in row-major order as bytes, without a copy where they lie so already."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    """The elements of `tensor` in row-major order as bytes of the host, without a copy where they lie so already."""
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
     # One element counts as contiguous whatever its stride, and no view of another type takes that.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
@@ -73,15 +73,20 @@ def from_block(block: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tenso
     return block.view(dtype).view(tuple(shape))
 
 
+def _unpinned(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
 class Connection:
     """One end of a socket. Sending and receiving survive an interrupt (Ctrl-C) between any two system calls."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, room: Callable[[int], Tensor] = _unpinned) -> None:
+        """`room` gives the memory for a block of so many bytes."""
         sock.setblocking(False)
         self._socket = sock
         self._outbox: deque[memoryview] = deque()
         self._inbox: deque[Message] = deque()
-        self._reader = _frames(self._inbox.append)
+        self._reader = _frames(self._inbox.append, room)
         self._target: memoryview = next(self._reader)
         self.closed = False
 
@@ -165,7 +170,7 @@ class Connection:
         return True
 
 
-def _frames(deliver: Callable[[Message], None]) -> Generator[memoryview, None, None]:
+def _frames(deliver: Callable[[Message], None], room: Callable[[int], Tensor]) -> Generator[memoryview, None, None]:
     """Yields the memory to be filled next, never empty; delivers each message once all of it is there."""
     while True:
         prefix = bytearray(PREFIX.size)
@@ -175,7 +180,7 @@ def _frames(deliver: Callable[[Message], None]) -> Generator[memoryview, None, N
         yield memoryview(head)
         blocks: list[Tensor | None] = []
         for size in struct.unpack_from(f"<{count}q", head):
-            block = None if size < 0 else torch.empty(size, dtype=torch.uint8)
+            block = None if size < 0 else room(size)
             if size > 0 and block is not None:
                 yield memory(block)
             blocks.append(block)

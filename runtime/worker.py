@@ -20,15 +20,18 @@ from torch import Tensor
 from moaic.runtime import files
 from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
 from moaic.runtime.execute import Program
-from moaic.runtime.memory import data_bytes, proportional_bytes
+from moaic.runtime.group_transport import group_transport
+from moaic.runtime.memory_transport import SharedMemoryTransport
 from moaic.runtime.moves import Conversion, convert
 from moaic.runtime.operation import Geometry, Operation, Operator, view
+from moaic.runtime.physical import Physical, physical_of
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
 from moaic.runtime.shared import SPINS, Mailbox, PeerLost
 from moaic.runtime.shortage import shortage_of
+from moaic.runtime.station import Station
 from moaic.runtime.threads import cores
 from moaic.runtime.trace import Trace
-from moaic.runtime.transport import SharedMemoryTransport
+from moaic.runtime.transport import Carrier, Transport
 from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block, memory
 
 Converter = Callable[[Tensor | None], Tensor | None]
@@ -37,16 +40,16 @@ Converter = Callable[[Tensor | None], Tensor | None]
 class Worker:
     """The buffers of one device and what can be done with them."""
 
-    def __init__(self, rank: int, mailbox: Mailbox) -> None:
-        self.rank = rank
+    def __init__(self, station: Station, mailbox: Mailbox) -> None:
+        self.rank = station.rank
+        self.station = station
         self._mailbox = mailbox
-        self._transport = SharedMemoryTransport(mailbox)
         self.table: dict[int, Tensor] = {}
-        self.idle_bytes = data_bytes("self")
+        self.idle_bytes = station.physical.taken()
         self._operators: dict[int, Operator] = {}
         self._paths: dict[int, tuple[str, Converter]] = {}
         self._programs: dict[int, Program] = {}
-        self._trace = Trace()
+        self._trace = Trace(station.physical.synchronize)
         self._step = -1
         self._step_end: float | None = None
         self._commands: Mapping[int, Callable[..., None]] = {
@@ -64,7 +67,7 @@ class Worker:
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,
-            Code.SYNCHRONIZE: lambda: (None, None),
+            Code.SYNCHRONIZE: self._synchronize,
             Code.REPORT: self._report,
             Code.LIST: self._list,
             Code.STORE: self._store,
@@ -105,15 +108,15 @@ class Worker:
 
     def _put(self, buffer_id: int, dtype: str, shape: Sequence[int], block: Tensor | None) -> None:
         if block is not None:
-            self.table[buffer_id] = from_block(block, DTYPES[dtype], shape)
+            self.table[buffer_id] = self.station.physical.taken_in(from_block(block, DTYPES[dtype], shape))
 
     def _fill(self, buffer_id: int, dtype: str, shape: Sequence[int], ranks: Sequence[int], value: Any) -> None:
         if self.rank in ranks:
-            empty = torch.empty(tuple(shape), dtype=DTYPES[dtype])
+            empty = torch.empty(tuple(shape), dtype=DTYPES[dtype], device=self.station.device)
             self.table[buffer_id] = empty if value is None else empty.fill_(value)
 
     def _define(self, number: int, operation: Any) -> None:
-        self._operators[number] = Operator(Operation.decoded(operation), self.rank, self._transport)
+        self._operators[number] = Operator(Operation.decoded(operation), self.station)
 
     def _operate(self, number: int, ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         self._operators[number].run(self.table, ids, scalars, outputs)
@@ -121,7 +124,7 @@ class Worker:
     def _path(self, number: int, conversion: Any) -> None:
         decoded = Conversion.decoded(conversion)
         name = f"{decoded.before.mesh} to {decoded.after.mesh}"
-        self._paths[number] = (name, convert(decoded, self.rank, self._transport))
+        self._paths[number] = (name, convert(decoded, self.station))
 
     def _move(self, number: int, source: int, target: int) -> None:
         old = self.table.get(source)
@@ -135,7 +138,7 @@ class Worker:
 
     def _load(self, number: int, text: str, compiled: bool) -> None:
         note = partial(self._note, number)
-        self._programs[number] = Program(text, self.rank, self._transport, compiled=compiled, note=note)
+        self._programs[number] = Program(text, self.station, compiled=compiled, note=note)
 
     def _note(self, number: int, index: int) -> None:
         self._step = index
@@ -184,7 +187,12 @@ class Worker:
     ) -> None:
         if (mine := held[self.rank]) is not None:
             given = [files.Source(*source) for source in sources]
-            self.table[buffer_id] = files.read(tuple(shape), dtype, [files.Box(*box) for box in mine], given)
+            read = files.read(tuple(shape), dtype, [files.Box(*box) for box in mine], given)
+            self.table[buffer_id] = self.station.physical.taken_in(read)
+
+    def _synchronize(self) -> tuple[None, None]:
+        self.station.physical.synchronize()
+        return None, None
 
     def _report(self) -> tuple[Any, None]:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.table.values())
@@ -193,10 +201,11 @@ class Worker:
         }
         report = {
             "pid": os.getpid(),
-            "pss": proportional_bytes("self"),
+            "pss": self.station.physical.resident(),
             "buffers": len(self.table),
             "bytes": size,
             "programs": programs,
+            "peak": self.station.physical.peak(),
         }
         return report, None
 
@@ -276,7 +285,7 @@ def _serve_message(worker: Worker, connection: Connection, message: Message) -> 
 def _failure(worker: Worker, command: Sequence[Any], error: BaseException) -> list[Any]:
     what = worker.what(command) if command[0] >= 0 else "receiving a value"
     text = f"{type(error).__name__}: {error}"
-    short = shortage_of(error, worker.idle_bytes)
+    short = shortage_of(error, worker.station.physical, worker.idle_bytes)
     missing = None if short is None else [short.asked, short.free, short.held]
     trace = "".join(traceback.format_exception(error))
     return [command[1], what, text, trace, isinstance(error, PeerLost), missing]
@@ -298,6 +307,10 @@ def watch(descriptor: int, mailbox: Mailbox) -> None:
     end()
 
 
+def _transport(carrier: Carrier, mailbox: Mailbox, store: int, physical: Physical) -> Transport:
+    return SharedMemoryTransport(mailbox) if carrier is Carrier.MEMORY else group_transport(carrier, store, physical)
+
+
 def work(
     rank: int,
     descriptor: int,
@@ -305,24 +318,30 @@ def work(
     lifeline: int,
     peers: Sequence[int],
     threads: int,
+    device: str,
+    carrier: str,
+    store: int,
     prepare: Callable[[], None],
 ) -> None:
     """Is worker `rank` until the socket ends.
 
-    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`. What `prepare`
-    does takes a while and is worth doing before the first program comes.
+    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`. At `store` they
+    find each other. What `prepare` does takes a while and is worth doing before the first program comes.
     """
-    for inherited in (descriptor, memory, lifeline, *peers):
+    for inherited in (descriptor, memory, lifeline, store, *peers):
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
     threading.Thread(target=watch, args=(descriptor, mailbox), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    connection = Connection(socket.socket(fileno=descriptor))
+    physical = physical_of(device)
+    physical.begin()
+    connection = Connection(socket.socket(fileno=descriptor), physical.room)
     try:
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
-        serve(Worker(rank, mailbox), mailbox, connection)
+        transport = _transport(Carrier(carrier), mailbox, store, physical)
+        serve(Worker(Station(rank, physical, transport), mailbox), mailbox, connection)
     except Closed:
         end()

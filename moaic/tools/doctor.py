@@ -20,6 +20,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.choice import current, current_flavor
 from moaic.runtime.flavors import GIB, flavors
 from moaic.runtime.folders import config_folder, runtime_folder, state_folder
+from moaic.runtime.gpus import built_for, usable, variable
 from moaic.runtime.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.threads import cores, share_out
 from moaic.runtime.version import VERSION
@@ -167,12 +168,24 @@ def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """The GPUs that workers compute on; else those that are here, and why they do not."""
+    used = usable(environment)
+    for gpu in used:
+        text = f"{gpu.name} with {gpu.memory / GIB:.0f} GiB: a worker computes on it"
+        yield Finding(State.NOTE, f"{text}, which this version has not been tried with")
+    if used:
+        return
+    built = built_for()
     nvidia = Path("/proc/driver/nvidia/gpus").glob("*/information")
     names = [line.split(":", 1)[1].strip() for path in nvidia for line in _lines(path) if line.startswith("Model:")]
     vendors = Path("/sys/class/drm").glob("card[0-9]/device/vendor")
     names += ["AMD GPU" for path in vendors if "0x1002" in _lines(path)]
     for name in names:
-        yield Finding(State.NOTE, f"{name}: not used, workers of this version compute on the CPU")
+        if built:
+            hidden = variable(built, environment)
+            yield Finding(State.NOTE, f"{name}: not used; PyTorch is for {built}, and its driver or {hidden} hides it")
+        else:
+            yield Finding(State.NOTE, f"{name}: not used; this PyTorch is for CPUs", "install a PyTorch for it")
     if not names:
         yield Finding(State.FOUND, "no GPU, and none is needed")
 

@@ -13,22 +13,27 @@ import pytest
 
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.launch import launch
+from moaic.runtime.transport import Carrier
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Accelerator]:
-    yield from _accelerator(2)
+CARRIERS = [Carrier.MEMORY, pytest.param(Carrier.GLOO, marks=pytest.mark.exact)]
+"""What carries data between the workers: every test of them is run over each."""
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Accelerator]:
-    yield from _accelerator(4)
+@pytest.fixture(scope="module", params=CARRIERS)
+def two(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
+    yield from _accelerator(2, request.param)
 
 
-def _accelerator(workers: int) -> Iterator[Accelerator]:
-    accelerator = Accelerator(launch(workers, {"MOAI_COMPILE": "0"}))
+@pytest.fixture(scope="module", params=CARRIERS)
+def four(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
+    yield from _accelerator(4, request.param)
+
+
+def _accelerator(workers: int, carrier: Carrier) -> Iterator[Accelerator]:
+    accelerator = Accelerator(launch(workers, {"MOAI_COMPILE": "0"}, carrier=carrier))
     yield accelerator
     accelerator.close()
 

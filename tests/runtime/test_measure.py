@@ -7,7 +7,7 @@ from moaic.runtime import measure
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.flavors import this_host
 
-FLAVOR = this_host().flavor(2)
+FLAVOR = this_host({}).flavor(2)
 COLLECTIVES = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +13,8 @@ from moaic.ir.graph import Module
 from moaic.ir.ops import SEND
 from moaic.passes.build import build
 from moaic.passes.config import Config
-from moaic.runtime import execute
-from moaic.runtime.execute import own_order
+from moaic.runtime.arrange import as_written
+from moaic.runtime.order import own_order
 from tests.passes.steps import dense
 from tests.passes.test_stage import tied
 
@@ -26,7 +25,8 @@ class Workers:
     def __init__(self, program: Module, rooms: int, size: int) -> None:
         self.main, self.mesh, self.rooms, self.size = program.main, program.mesh, rooms, size
         places = {rank: program.mesh.coordinates(rank) for rank in range(program.mesh.ranks)}
-        self.left = {rank: deque(own_order(self.main, self.mesh, at)) for rank, at in places.items()}
+        steps = as_written(self.main)
+        self.left = {rank: deque(own_order(steps, self.mesh, at, rooms, size)) for rank, at in places.items()}
         self.free = dict.fromkeys(places, rooms)
         self.posted: dict[int, int] = {}
         self.taken: dict[int, int] = {}
@@ -40,8 +40,7 @@ class Workers:
         """One instruction, or one room of it; false where the worker has to wait, or is done."""
         if not self.left[rank]:
             return False
-        index = self.left[rank][0]
-        op = self.main.ops[index]
+        index, op = self.left[rank][0]
         if op.name != SEND:
             self.left[rank].popleft()
             return True
@@ -64,10 +63,9 @@ class Workers:
         if self.posted.get(index, 0) == self.taken.get(index, 0):
             return False
         self.taken[index] = self.taken.get(index, 0) + 1
-        at = self.mesh.coordinates(rank)
         home = next(self.main.ops[index].inputs()).type.layout.home_on("pp")
         assert home is not None
-        self.free[self.mesh.rank({**at, "pp": home})] += 1
+        self.free[self.mesh.rank({"pp": home})] += 1
         if self.taken[index] == turns:
             self.left[rank].popleft()
         return True
@@ -88,9 +86,6 @@ def test_no_number_of_rooms_is_too_few(
         program = build(make(), Config(pp=workers, micro_batches=micro_batches, schedule=schedule)).programs.joint
     except Diagnostic:
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "AHEAD", range(rooms))
-        patch.setattr(execute, "ROOM", size)
-        running = Workers(program, rooms, size)
+    running = Workers(program, rooms, size)
     running.run()
     assert not any(running.left.values())

@@ -58,7 +58,7 @@ def test_a_host_has_all_the_workers_that_the_file_gives_it() -> None:
 
 def test_a_host_that_is_not_listed_is_there_as_it_is(person: Person) -> None:
     person.cluster_file.write_text('[[host]]\nname = "node2"\nworkers = 64\nmemory = "1TB"\n', encoding="utf-8")
-    here, found = this_host(), flavors(person.environment)
+    here, found = this_host({}), flavors(person.environment)
     whole = next(flavor for flavor in found if flavor.workers == here.workers)
     assert whole == here.flavor(here.workers)
     assert all((flavor.others == "node2") == (flavor.workers > here.workers) for flavor in found)
@@ -138,7 +138,7 @@ def test_this_host_is_known_by_its_names(person: Person) -> None:
     name = os.uname().nodename
     for mine in ("localhost", name, name.partition(".")[0]):
         person.cluster_file.write_text(f'[[host]]\nname = "{mine}"\nworkers = 1\nmemory = "1GB"\n', encoding="utf-8")
-        assert [host.is_here for host in listed_hosts(person.cluster_file)] == [True]
+        assert [host.is_here for host in listed_hosts(person.cluster_file, 8 * GIB)] == [True]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_flavor_is_asked_for_by_name_by_size_and_by_workers(tmp_path: Path) ->
 
 def test_the_environment_wins_over_the_choice(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path)}
-    assert current_flavor(environment).workers == this_host().workers
+    assert current_flavor(environment).workers == this_host({}).workers
     keep(environment, choice(environment).with_flavor(0, asked_for("4", environment)))
     assert current_flavor(environment).size == "Large"
     assert current_flavor({**environment, "MOAI_FLAVOR": "3"}).workers == 3

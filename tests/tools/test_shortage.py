@@ -108,7 +108,7 @@ memory = "4TB"
 
 def test_a_worker_that_runs_out_of_memory_is_named_with_ways_out(person: Person) -> None:
     """A flavor of other hosts would do, and is none, since nothing can be started there."""
-    person.cluster_file.write_text(CLUSTER.format(this_host().memory // MIB), encoding="utf-8")
+    person.cluster_file.write_text(CLUSTER.format(this_host({}).memory // MIB), encoding="utf-8")
     kind, first, plan, *hints, _ = tried(person, 1 << 19)
     assert kind == "OutOfMemory"
     what = r"worker \d of 2 ran out of memory in .*, asked for at \S*train.py:\d+: "

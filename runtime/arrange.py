@@ -1,0 +1,115 @@
+"""A program's instructions arranged for transports that carry data while the worker computes.
+
+Gathers of parameters come one function earlier than they are written, so that they are on their way while it runs;
+small sums that stand next to each other go in one. Both are read off the one list that all ranks share: they agree on
+it without a word, and still communicate in the order of one list, which is why no two can wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.layout import Home, Mesh
+
+SUM: Final = "moai.all_reduce"
+
+GATHER: Final = "moai.all_gather"
+
+BUNDLE: Final = 32 << 20
+"""Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
+
+Key = tuple[str, Home, str]
+"""Axis, home and element type: sums that are alike in these are taken by the same groups of ranks."""
+
+
+class Step(NamedTuple):
+    """An instruction and where it is written; where the first is, of several that go in one and have many operands."""
+
+    position: int
+    op: Op
+
+
+def as_written(main: Function) -> list[Step]:
+    return [Step(position, op) for position, op in enumerate(main.ops)]
+
+
+def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Step]:
+    """The instructions of `main`; bundles have at most `most` bytes.
+
+    Legal as parameters are there from the start, a bundle stands before whoever reads one of its sums, and all else
+    keeps its order.
+    """
+    return _bundled(_fetched_ahead(as_written(main), set(main.params)), mesh, most)
+
+
+def _fetched_ahead(steps: Sequence[Step], params: set[Value]) -> list[Step]:
+    """Gathers of parameters before the last function that the ranks which need them run before."""
+    moved: list[Step] = []
+    for step in steps:
+        if step.op.name == GATHER and params.issuperset(step.op.inputs()):
+            home = step.op.results[0].type.layout.home
+            calls = (i for i in reversed(range(len(moved))) if moved[i].op.name == "call" and _meet(home, moved[i].op))
+            moved.insert(next(calls, len(moved)), step)
+        else:
+            moved.append(step)
+    return moved
+
+
+def _bundled(steps: Sequence[Step], mesh: Mesh, most: int) -> list[Step]:
+    """Sums that stand next to each other as one instruction, at the place of the last of them."""
+    bundles = {indices[-1]: [steps[index] for index in indices] for indices in _bundles(steps, mesh, most)}
+    inside = {step.position for bundle in bundles.values() for step in bundle}
+    kept = [(index, step) for index, step in enumerate(steps) if index in bundles or step.position not in inside]
+    return [_joined(bundles.get(index, [step])) for index, step in kept]
+
+
+@dataclass(slots=True)
+class _Bundle:
+    nbytes: int = 0
+    indices: list[int] = field(default_factory=list[int])
+    values: set[Value] = field(default_factory=set[Value])
+    """Operands and results: nothing that is summed is summed once more, or read by whoever comes between."""
+
+
+def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]]:
+    """Where the sums of each bundle are, in order."""
+    open_: dict[Key, _Bundle] = {}
+    for index, (_, op) in enumerate(steps):
+        key = _key(op) if op.name == SUM and mesh.size(str(op.attrs["axis"])) > 1 else None
+        nbytes = op.results[0].type.local_nbytes(mesh)
+        for other, bundle in list(open_.items()):
+            is_full = other == key and bundle.nbytes + nbytes > most
+            # Ranks that go on to something else have their sums first, so that these are on their way meanwhile.
+            is_over = key is None and _meet(other[1], op)
+            if is_full or is_over or not bundle.values.isdisjoint(op.inputs()):
+                yield open_.pop(other).indices
+        if key is not None and nbytes <= most:
+            bundle = open_.setdefault(key, _Bundle())
+            bundle.nbytes += nbytes
+            bundle.indices.append(index)
+            bundle.values.update(op.inputs(), op.results)
+    yield from (bundle.indices for bundle in open_.values())
+
+
+def _key(op: Op) -> Key:
+    kind = op.results[0].type
+    return str(op.attrs["axis"]), kind.layout.home, kind.dtype
+
+
+def _meet(home: Home, op: Op) -> bool:
+    """Whether some rank of a home has something to do with an op."""
+    here = dict(home)
+    homes = [value.type.layout.home for value in (*op.inputs(), *op.results)]
+    return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    first, *rest = steps
+    if not rest:
+        return first
+    operands = tuple(value for step in steps for value in step.op.inputs())
+    results = tuple(value for step in steps for value in step.op.results)
+    return Step(first.position, replace(first.op, operands=operands, results=results))

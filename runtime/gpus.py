@@ -1,0 +1,147 @@
+"""The GPUs that workers of this host may have, found without starting them: who has looked at a GPU must not fork.
+
+NVIDIA's are asked for in the driver's management library, AMD's are read in the file system. PyTorch is not loaded for
+it: what it was built for stands in one of its files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+CPU: Final = "cpu"
+"""The device of a worker that computes on cores of the host. That of one that has a GPU is `cuda:N`."""
+
+NVML: Final = "libnvidia-ml.so.1"
+
+KFD: Final = Path("/sys/class/kfd/kfd/topology/nodes")
+
+VISIBLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Variables by which people choose among GPUs, by what PyTorch was built for; the first that is set counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One of them; its memory in bytes."""
+
+    name: str
+    memory: int
+
+
+def usable(environment: Mapping[str, str]) -> list[Gpu]:
+    """Those that PyTorch here was built for, as far as the environment lets it see them."""
+    built = built_for()
+    if not built:
+        return []
+    found = nvidia() if built == "cuda" else amd()
+    chosen = chosen_of(environment.get(variable(built, environment)))
+    return found if chosen is None else _chosen(found, chosen)
+
+
+def built_for() -> str:
+    """`cuda` or `hip`; nothing where the PyTorch that is installed is for CPUs alone."""
+    spec = find_spec("torch")
+    path = None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
+    text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+    lines = re.findall(r"^(cuda|hip)\b[^=]*= *['\"]", text, re.MULTILINE)
+    return next((name for name in ("hip", "cuda") if name in lines), "")
+
+
+def narrowed(index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a process has to have in its environment to see of the usable GPUs that of this index alone.
+
+    Nothing for AMD's: by its source RCCL takes no direct link to a GPU that the process does not see, as NCCL does.
+    """
+    built = built_for()
+    if built == "hip":
+        return {}
+    name = variable(built, environment)
+    chosen = chosen_of(environment.get(name))
+    return {name: str(index) if chosen is None else chosen[index]}
+
+
+def variable(built: str, environment: Mapping[str, str]) -> str:
+    """By which variable the GPUs of such a PyTorch are chosen here."""
+    names = VISIBLE.get(built, VISIBLE["cuda"])
+    return next((name for name in names if name in environment), names[0])
+
+
+def chosen_of(text: str | None) -> list[str] | None:
+    """The indices and names in the value of such a variable, in order; None where it is not set."""
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def _chosen(found: Sequence[Gpu], words: Sequence[str]) -> list[Gpu]:
+    """As the driver does: nothing counts from the first word on that names no GPU."""
+    chosen: list[Gpu] = []
+    for word in words:
+        if word.isdecimal() and int(word) < len(found):
+            chosen.append(found[int(word)])
+        elif word.startswith(("GPU-", "MIG-")) and found:
+            # Which one it is only the driver knows; they are counted on to be alike.
+            chosen.append(found[0])
+        else:
+            break
+    return chosen
+
+
+def nvidia(library: str = NVML) -> list[Gpu]:
+    """All of NVIDIA's that the driver shows to this host or container."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2():
+        return []
+    try:
+        count = ctypes.c_uint()
+        return [] if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) else _each(nvml, count.value)
+    finally:
+        nvml.nvmlShutdown()
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def _each(nvml: Any, count: int) -> list[Gpu]:
+    found: list[Gpu] = []
+    for index in range(count):
+        handle, memory, name = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(96)
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        failed = failed or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        if failed or nvml.nvmlDeviceGetName(handle, name, len(name)):
+            break
+        found.append(Gpu(name.value.decode(), memory.total))
+    return found
+
+
+def amd(nodes: Path = KFD) -> list[Gpu]:
+    """All of AMD's that the kernel driver shows, in its order."""
+    found: list[Gpu] = []
+    for node in sorted(nodes.glob("[0-9]*"), key=lambda path: int(path.name)):
+        facts = _facts(node / "properties")
+        if facts.get("simd_count"):
+            banks = [_facts(path) for path in node.glob("mem_banks/*/properties")]
+            version = facts.get("gfx_target_version", 0)
+            arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            found.append(Gpu(f"AMD {arch}", sum(bank.get("size_in_bytes", 0) for bank in banks)))
+    return found
+
+
+def _facts(path: Path) -> dict[str, int]:
+    """`name number` in each line."""
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    words = [line.split() for line in lines]
+    return {line[0]: int(line[1]) for line in words if len(line) == 2 and line[1].isdecimal()}

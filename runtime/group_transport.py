@@ -1,0 +1,237 @@
+"""Collectives between workers over process groups of torch.distributed: NCCL or RCCL between GPUs, gloo over the host.
+
+A group of ranks has a process group of its own, made when it is first used: by then every rank of it is on its way
+there, as all ranks communicate in the order of one list. Backends only carry bytes. Sums are taken here, in the order
+of the group, because theirs follow their rings and trees: two groups that sum the same copies would not round alike.
+A sum sends what a ring's does: each rank gets one segment from all others and gives its sum to all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed
+
+from moaic.runtime.gpus import CPU
+from moaic.runtime.moves import own
+from moaic.runtime.physical import Physical
+from moaic.runtime.shared import PeerLost
+from moaic.runtime.transport import ONE_TURN, Carrier, Group, digits, gathered_digits, summed
+
+TURN: Final = 64 << 20
+"""Bytes that are summed at a time: what a sum needs beside its operand."""
+
+PATIENCE: Final = timedelta(days=1)
+"""Whoever started the workers ends them when one is lost; a backend need not guess."""
+
+
+Maker = Callable[[Group], Any]
+"""Makes a process group, together with the other ranks of the group."""
+
+
+class GroupTransport:
+    """The collectives of one worker."""
+
+    def __init__(self, make: Maker, physical: Physical, *, stages: bool) -> None:
+        """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
+        self._make = make
+        self._physical = physical
+        self._stages = stages
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+
+    @property
+    def rooms(self) -> int:
+        # Two ranks that send to each other first would each wait for the other in the making of its own group.
+        return 0
+
+    @property
+    def runs_beside(self) -> bool:
+        return True
+
+    def barrier(self, group: Group) -> None:
+        self._begin_gather(torch.zeros(1, device=self._physical.device), group)()
+        self._physical.synchronize()
+
+    def all_reduce(self, tensor: Tensor, group: Group) -> None:
+        flat = tensor.view(-1)
+        if flat.numel() * flat.element_size() <= ONE_TURN:
+            flat.copy_(summed(self._begin_gather(flat, group)().unbind(0)))
+            return
+        most = TURN // flat.element_size()
+        for start in range(0, flat.numel(), most):
+            piece = flat.narrow(0, start, min(most, flat.numel() - start))
+            length = -(-piece.numel() // group.size)
+            segments = _padded(piece, group.size * length).view(group.size, length)
+            mine = summed(self._begin_exchange(segments, group)().unbind(0))
+            piece.copy_(self._begin_gather(mine, group)().view(-1).narrow(0, 0, piece.numel()))
+
+    def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
+        return self.begin_reduce_scatter(tensor, group, dim, stride)()
+
+    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
+        return self.begin_all_gather(tensor, group, dim, stride)()
+
+    def begin_reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
+        shape, rows, columns = digits(tensor.shape, dim, stride, group.size)
+        parts = _dense(_dense(tensor).view(rows, group.size, columns).transpose(0, 1))
+        received = self._begin_exchange(parts, group)
+        return lambda: summed(received().unbind(0)).view(shape)
+
+    def begin_all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
+        shape, rows, columns = gathered_digits(tensor.shape, dim, stride, group.size)
+        received = self._begin_gather(_dense(tensor), group)
+        return lambda: _dense(received().view(group.size, rows, columns).transpose(0, 1)).view(shape)
+
+    def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
+        return list(self._begin_exchange(torch.stack(list(parts)), group)().unbind(0))
+
+    def broadcast(self, tensor: Tensor, group: Group) -> None:
+        block = _bytes(_dense(tensor))
+        if not block.numel():
+            return
+        is_first = group.index == 0
+        carried = self._physical.room(block.numel()) if self._stages else block
+        if self._stages and is_first:
+            carried.copy_(block)
+        with _together():
+            work = self._group(group).broadcast([carried], _from_the_first())
+            if not is_first:
+                work.wait()
+        if is_first:
+            # What is kept shares the memory of `tensor`, so that nobody who asks takes it for unused.
+            self._sending.append((work, carried))
+            self._forget_done()
+        elif self._stages:
+            block.copy_(carried)
+
+    def settle(self) -> None:
+        while self._sending:
+            work, _ = self._sending.popleft()
+            with _together():
+                work.wait()
+
+    def _forget_done(self) -> None:
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+
+    def _begin_gather(self, mine: Tensor, group: Group) -> Callable[[], Tensor]:
+        """What the ranks of the group have, each of the shape of `mine`, along a new first dim."""
+        whole = mine.new_empty(group.size, *mine.shape)
+        return self._begin(whole, mine, lambda out, given: self._group(group)._allgather_base(out, given))
+
+    def _begin_exchange(self, parts: Tensor, group: Group) -> Callable[[], Tensor]:
+        """Gives part i along the first dim to rank i of the group; what each rank gave to this one."""
+        whole = torch.empty_like(parts)
+        return self._begin(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
+
+    def _begin(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Callable[[], Tensor]:
+        """Has a collective of contiguous tensors begin; what comes back waits until `out` is filled."""
+        if not out.numel():
+            return lambda: out
+        theirs, mine = _bytes(out), _bytes(given)
+        landing = self._physical.room(theirs.numel()) if self._stages else theirs
+        sent = mine.cpu() if self._stages else mine
+        with _together():
+            work = start(landing, sent)
+        return partial(self._finish, work, out, landing, sent)
+
+    def _finish(self, work: Any, out: Tensor, landing: Tensor, sent: Tensor) -> Tensor:
+        """`sent` is held until here, and by that seen to be in use."""
+        with _together():
+            work.wait()
+        if self._stages:
+            _bytes(out).copy_(landing)
+        return out
+
+    def _group(self, group: Group) -> Any:
+        found = self._groups.get(group.ranks)
+        if found is None:
+            found = self._groups[group.ranks] = self._make(group)
+        return found
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Itself where it is contiguous, else a copy that is."""
+    return tensor if tensor.is_contiguous() else own(tensor)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes."""
+    flat = tensor.detach().view(-1)
+    # One element counts as contiguous whatever its stride, and no view of another type takes that.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
+def _padded(flat: Tensor, count: int) -> Tensor:
+    """Memory of `count` elements that begins with these."""
+    if flat.numel() == count:
+        return flat
+    padded = flat.new_zeros(count)
+    padded.narrow(0, 0, flat.numel()).copy_(flat)
+    return padded
+
+
+def _from_the_first() -> Any:
+    options = distributed.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    return options
+
+
+@contextmanager
+def _together() -> Generator[None]:
+    """What backends raise where a peer is gone is a consequence of that."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
+
+
+def group_transport(carrier: Carrier, store: int, physical: Physical) -> GroupTransport:
+    """The transport over a backend; `store` is the descriptor of a file, empty at first, where all workers meet."""
+    # A path of this kind opens the file anew, so that its locks hold between workers.
+    stores: Any = distributed
+    meeting = stores.FileStore(f"/proc/self/fd/{store}")
+    meeting.set_timeout(PATIENCE)
+    make = _MAKERS[carrier]()
+
+    def made(group: Group) -> Any:
+        with _together():
+            return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
+
+    stages = carrier is Carrier.GLOO and physical.device.type != CPU
+    return GroupTransport(made, physical, stages=stages)
+
+
+def _gloo() -> Callable[[Any, int, int], Any]:
+    backend: Any = distributed.ProcessGroupGloo
+    # Nothing of it is to be reached from elsewhere.
+    device = backend.create_device(hostname="127.0.0.1")
+
+    def make(store: Any, rank: int, size: int) -> Any:
+        options = backend._Options()
+        options._devices, options._threads, options._timeout = [device], 1, PATIENCE
+        return backend(store, rank, size, options)
+
+    return make
+
+
+def _nccl() -> Callable[[Any, int, int], Any]:
+    # A build for CPUs has no such name.
+    backend: Any = vars(distributed)["ProcessGroupNCCL"]
+
+    def make(store: Any, rank: int, size: int) -> Any:
+        options = backend.Options(is_high_priority_stream=True)
+        options._timeout = PATIENCE
+        return backend(store, rank, size, options)
+
+    return make
+
+
+_MAKERS: Final = {Carrier.GLOO: _gloo, Carrier.NCCL: _nccl}

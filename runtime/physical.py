@@ -1,0 +1,139 @@
+"""The physical device of a worker: what is done otherwise on a GPU than on a CPU, in one place.
+
+It is handed to whoever makes tensors or asks for memory. No GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.gpus import CPU, narrowed
+from moaic.runtime.memory import data_bytes, free_bytes, proportional_bytes
+
+
+class Physical(Protocol):
+    """One device, of which a worker makes all its tensors."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin(self) -> None:
+        """Makes it this process's device, before anything is made on it."""
+        ...
+
+    def room(self, size: int) -> Tensor:
+        """Memory of the host for so many bytes that are on their way to the device."""
+        ...
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host on the device; itself where that is the same."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns once all that was begun here is done."""
+        ...
+
+    def resident(self) -> int:
+        """Bytes of the device's memory that this process has, shared ones by their share."""
+        ...
+
+    def taken(self) -> int:
+        """Bytes of the device's memory that are this process's alone."""
+        ...
+
+    def free(self) -> int:
+        """Bytes that this process can still get."""
+        ...
+
+    def peak(self) -> int:
+        """Most bytes that tensors took at a time, where the allocator counts them, else 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """Cores of the host, and its memory."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(CPU)
+
+    def begin(self) -> None:
+        pass
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def synchronize(self) -> None:
+        pass
+
+    def resident(self) -> int:
+        return proportional_bytes("self")
+
+    def taken(self) -> int:
+        return data_bytes("self")
+
+    def free(self) -> int:
+        return free_bytes()
+
+    def peak(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
+
+    Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
+    """
+
+    device: torch.device
+    sight: Mapping[str, str]
+    """What the environment has to say before it is touched."""
+
+    def begin(self) -> None:
+        os.environ.update(self.sight)
+        torch.cuda.set_device(self.device)
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy runs beside what the host does; the allocator keeps that memory until it is done.
+        staged = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return staged.to(self.device, non_blocking=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def resident(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
+
+    def taken(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
+
+    def free(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+def physical_of(name: str) -> Physical:
+    """The device called `cpu` or `cuda:N`."""
+    if name == CPU:
+        return Processor()
+    index = int(name.removeprefix("cuda:"))
+    # Where each worker sees its own GPU alone, as the first, what one of them compiles is found by all.
+    sight = narrowed(index, os.environ)
+    return Gpu(torch.device("cuda", 0 if sight else index), sight)
