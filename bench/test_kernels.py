@@ -17,7 +17,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, gated, merge, norm, rotary
+from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
@@ -217,6 +217,22 @@ def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (into.clone(), *(each.clone() for each in tensors)), ())
 
 
+def exchanged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    """Heads of a rank's tokens into a part for each rank, and parts from each rank into one tensor."""
+    count, runs, run = shape
+    x = normal(runs, count * run, device=device)
+
+    def ours() -> Results:
+        parts = exchange.pack(x, 1, run, count, tile)
+        return parts, exchange.unpack(parts, 1, run, tile)
+
+    def plain(x: Tensor) -> Results:
+        parts = exchange.reference(x, 1, run, count)
+        return parts, exchange.reference_join(parts, 1, run)
+
+    return Peers(ours, plain, (x,), ())
+
+
 PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "linear_cross_entropy": linear_cross_entropy,
     "adamw": adamw_step,
@@ -226,6 +242,7 @@ PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "dropout": dropped,
     "merge": merged,
     "bucket": packed,
+    "exchange": exchanged,
 }
 
 
