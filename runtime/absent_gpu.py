@@ -80,8 +80,10 @@ class Generated:
 def generated(function: Function, target: Target) -> list[Generated]:
     """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
     _check()
+    from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+
     with _answering(target) as kernels:
-        return _counted(_lowered(function, kernels))
+        return _counted(_lowered(with_kernels(function, measured_on(target.name)), kernels))
 
 
 def _check() -> None:
