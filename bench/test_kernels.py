@@ -19,6 +19,7 @@ from torch import Tensor
 
 from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.operators import target_of
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
 
@@ -253,15 +254,6 @@ def agree(peers: Peers) -> None:
         torch.testing.assert_close(ours.float(), theirs.detach().float(), rtol=0.03, atol=0.03 * scale)
 
 
-def target() -> str:
-    """This machine's GPU, as the tables call it."""
-    if torch.version.hip:
-        properties = cast("Any", torch.cuda.get_device_properties(0))
-        return str(properties.gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
-
-
 def seconds(run: Callable[[], Any]) -> float:
     testing: Any = importlib.import_module("triton.testing")
     return float(testing.do_bench(run)) / 1e3
@@ -306,9 +298,10 @@ def compare(name: str, shape: Shape, tile: Tile) -> dict[str, dict[str, float]]:
 def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: Shape) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here: kernels are timed on one; tests/kernels checks them without")
-    tile = tile_of(name, target(), shape, torch.bfloat16)
+    target = target_of(torch.device("cuda", 0))
+    tile = tile_of(name, target, shape, torch.bfloat16)
     if tile is None:
-        pytest.skip(f"{name} is not cut for {target()} at {shape}: runtime/kernels/tiles.py says for what it is")
+        pytest.skip(f"{name} is not cut for {target} at {shape}: runtime/kernels/tiles.py says for what it is")
     found = cast(
         "dict[str, dict[str, float]]", benchmark.pedantic(compare, args=(name, shape, tile), rounds=1, iterations=1)
     )
@@ -316,4 +309,4 @@ def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str],
     benchmark.extra_info.update({"figures": found, "gain": gain, "elements": prod(shape)})
     rows = (f"{peer} {1e3 * each['seconds']:.3f} ms, {each['bytes'] / 1e6:.0f} MB" for peer, each in found.items())
     with capsys.disabled():
-        print(f"\n{name} {shape}: {'; '.join(rows)}\ngains: {target()!r}: {{{shape}: {gain:.2f}}}")
+        print(f"\n{name} {shape}: {'; '.join(rows)}\ngains: {target!r}: {{{shape}: {gain:.2f}}}")
