@@ -17,8 +17,9 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, gated, merge, norm, rotary
+from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.operators import target_of
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
 
@@ -217,6 +218,22 @@ def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (into.clone(), *(each.clone() for each in tensors)), ())
 
 
+def exchanged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+    """Heads of a rank's tokens into a part for each rank, and parts from each rank into one tensor."""
+    count, runs, run = shape
+    x = normal(runs, count * run, device=device)
+
+    def ours() -> Results:
+        parts = exchange.pack(x, 1, run, count, tile)
+        return parts, exchange.unpack(parts, 1, run, tile)
+
+    def plain(x: Tensor) -> Results:
+        parts = exchange.reference(x, 1, run, count)
+        return parts, exchange.reference_join(parts, 1, run)
+
+    return Peers(ours, plain, (x,), ())
+
+
 PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "linear_cross_entropy": linear_cross_entropy,
     "adamw": adamw_step,
@@ -226,6 +243,7 @@ PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
     "dropout": dropped,
     "merge": merged,
     "bucket": packed,
+    "exchange": exchanged,
 }
 
 
@@ -234,15 +252,6 @@ def agree(peers: Peers) -> None:
     for ours, theirs in zip(peers.ours(), trained(peers.plain, peers.inputs, peers.grads), strict=True):
         scale = float(theirs.detach().abs().max())
         torch.testing.assert_close(ours.float(), theirs.detach().float(), rtol=0.03, atol=0.03 * scale)
-
-
-def target() -> str:
-    """This machine's GPU, as the tables call it."""
-    if torch.version.hip:
-        properties = cast("Any", torch.cuda.get_device_properties(0))
-        return str(properties.gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -289,9 +298,10 @@ def compare(name: str, shape: Shape, tile: Tile) -> dict[str, dict[str, float]]:
 def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: Shape) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here: kernels are timed on one; tests/kernels checks them without")
-    tile = tile_of(name, target(), shape, torch.bfloat16)
+    target = target_of(torch.device("cuda", 0))
+    tile = tile_of(name, target, shape, torch.bfloat16)
     if tile is None:
-        pytest.skip(f"{name} is not cut for {target()} at {shape}: runtime/kernels/tiles.py says for what it is")
+        pytest.skip(f"{name} is not cut for {target} at {shape}: runtime/kernels/tiles.py says for what it is")
     found = cast(
         "dict[str, dict[str, float]]", benchmark.pedantic(compare, args=(name, shape, tile), rounds=1, iterations=1)
     )
@@ -299,4 +309,4 @@ def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str],
     benchmark.extra_info.update({"figures": found, "gain": gain, "elements": prod(shape)})
     rows = (f"{peer} {1e3 * each['seconds']:.3f} ms, {each['bytes'] / 1e6:.0f} MB" for peer, each in found.items())
     with capsys.disabled():
-        print(f"\n{name} {shape}: {'; '.join(rows)}\ngains: {target()!r}: {{{shape}: {gain:.2f}}}")
+        print(f"\n{name} {shape}: {'; '.join(rows)}\ngains: {target!r}: {{{shape}: {gain:.2f}}}")

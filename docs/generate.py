@@ -160,6 +160,11 @@ Compute is compiled by Inductor. The kernels in `runtime/kernels/` do in one pas
 is for those GPUs and sizes on which it was measured to be faster than Inductor's version: the table says by how much.
 What nobody has measured on a GPU is off there. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
 
+`runtime/kernels/rewrite.py` puts `linear_cross_entropy`, `norm` (RMSNorm) and `gated` (SwiGLU) where the ops of a
+function are what they stand for. It sees one function at a time: the loss of a plan, whose labels are counted in an
+earlier function, and the backward of layers, which reads what the forward kept, stay Inductor's. Nothing launches the
+other kernels yet.
+
 Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
 shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
 """

@@ -18,7 +18,10 @@ from moaic.runtime.absent_gpu import generated
 from moaic.runtime.folders import write_whole
 from moaic.runtime.targets import Target
 
-MAKERS = ("absent_gpu.py", "grouped.py", "schema.py", "to_fx.py")
+MAKERS = (
+    *("absent_gpu.py", "attention.py", "grouped.py", "schema.py", "to_fx.py"),
+    *(f"kernels/{name}.py" for name in ("match", "operators", "registry", "rewrite", "tiles")),
+)
 """Of `runtime/`: what decides which kernels a function becomes, beside PyTorch and Triton."""
 
 Kernels = Mapping[str, tuple[MadeKernel, ...]]

@@ -9,9 +9,10 @@ from functools import cache
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
+from moaic.ir.needed import needed
 from moaic.ir.ops import SEND, Kind, kind_of
 from moaic.ir.types import TensorType
-from moaic.passes.dead import needed, needed_forward
+from moaic.passes.dead import needed_forward
 from moaic.passes.schedule import Schedule
 from moaic.passes.stage import AXIS
 from moaic.passes.timed import Timed

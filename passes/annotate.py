@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, check_known, flops_of, kind_of, rule_of
 from moaic.ir.rules import Rule, Strategy, fits
-from moaic.passes.dead import needed, without_dead_ops
+from moaic.passes.dead import without_dead_ops
 
 LATE: State = (-2,)
 """State on a time axis of a whole value that is finished only after the last micro-batch."""

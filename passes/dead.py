@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from moaic.ir.graph import Function, Module, Value
-
-
-def needed(function: Function, targets: Iterable[Value]) -> set[int]:
-    """Positions of the ops that the targets depend on."""
-    wanted = set(targets)
-    found: set[int] = set()
-    for index in range(len(function.ops) - 1, -1, -1):
-        op = function.ops[index]
-        if any(result in wanted for result in op.results):
-            found.add(index)
-            wanted.update(op.inputs())
-    return found
+from moaic.ir.graph import Function, Module
+from moaic.ir.needed import needed
 
 
 def needed_forward(function: Function) -> set[int]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from moaic.ir.graph import Function, Module, Op, Role, Value
+from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
-from moaic.passes.dead import needed
 from moaic.passes.outline import spelled_out
 from moaic.passes.segment import Segments, segment
 from moaic.passes.sums import added_inside

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
-from moaic.passes.dead import needed
 from moaic.passes.outline import fresh
 from moaic.passes.timed import finishes
 

@@ -36,6 +36,7 @@ NEEDED: Final = (
     "torch._inductor.fx_passes.joint_graph:joint_graph_passes",
     "torch._inductor.graph:GraphLowering.codegen",
     "torch._inductor.scheduler:has_triton",
+    "torch._inductor.ir:MultiOutput",
     "torch._inductor.scheduler:ExternKernelSchedulerNode",
     "torch._inductor.codegen.triton:TritonScheduling.define_kernel",
     "torch._inductor.codecache:PyCodeCache.load",
@@ -51,7 +52,11 @@ NEEDED: Final = (
 )
 """Everything private that is used here, and by `gpu_binary` on what is made here, as `module:name`."""
 
-HEAVY: Final = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+ATTENTION: Final = frozenset(
+    f"_scaled_dot_product_{kind}_attention{way}" for kind in ("flash", "efficient") for way in ("", "_backward")
+)
+
+HEAVY: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", *ATTENTION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,10 @@ class Generated:
 def generated(function: Function, target: Target) -> list[Generated]:
     """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
     _check()
+    from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+
     with _answering(target) as kernels:
-        return _counted(_lowered(function, kernels))
+        return _counted(_lowered(with_kernels(function, measured_on(target.name)), kernels))
 
 
 def _check() -> None:
@@ -212,19 +219,22 @@ def _lowered(function: Function, kernels: Mapping[Any, tuple[str, str]]) -> list
 
 def _kernel(node: Any, kernels: Mapping[Any, tuple[str, str]]) -> Generated | None:
     """What one node of the schedule became; None for one that runs nothing."""
+    from torch._inductor.ir import MultiOutput
     from torch._inductor.scheduler import ExternKernelSchedulerNode
 
     parts: list[Any] = node.get_nodes()
     name, source = next((kernels[part] for part in parts if part in kernels), ("", None))
     if not name:
-        if not isinstance(node, ExternKernelSchedulerNode):
+        # Each of several results of a call is a node too.
+        if not isinstance(node, ExternKernelSchedulerNode) or isinstance(node.node, MultiOutput):
             return None
         name = str(parts[0].node.python_kernel_name or parts[0].node.op_overload)
     origins: list[Any] = [origin for part in parts for origin in part.node.get_origins()]
     computed = [origin for origin in dict.fromkeys(origins) if _flops(origin)]
     products = [origin for origin in computed if _packet(origin) in HEAVY] if source is None else []
-    # What else such a call is said to come from, its operands were made of by other kernels.
-    computed = products or computed
+    # What else such a call is said to come from, its operands were made of by other kernels; and these are said to come
+    # from it too.
+    computed = products or [origin for origin in computed if _packet(origin) not in ATTENTION]
     return Generated(
         name,
         source,
@@ -251,7 +261,16 @@ def _packet(node: Any) -> str:
 
 
 def _dtype(node: Any) -> str:
-    return DTYPE_NAMES[node.meta["val"].dtype]
+    """Of the (first) result."""
+    first, *_ = tree_leaves(node.meta["val"])
+    return DTYPE_NAMES[first.dtype]
+
+
+def _is_causal(node: Any) -> bool:
+    if _packet(node) not in ATTENTION:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    return bool(dict(zip(names, node.args, strict=False)).get("is_causal", False))
 
 
 def _example(value: Any) -> Any:
@@ -267,6 +286,7 @@ def _flops(node: Any) -> float:
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is not None:
         given, named = tree_map(_example, (node.args, node.kwargs))
-        return float(count(*given, **named, out_val=value))
+        # Causal attention does half of the work; the registry counts all of it.
+        return float(count(*given, **named, out_val=value)) / (2 if _is_causal(node) else 1)
     values: list[Any] = [each.meta["val"] for each in (*node.all_input_nodes, node)]
     return float(max(prod(each.shape) for each in tree_leaves(values) if isinstance(each, Tensor)))

@@ -93,6 +93,16 @@ def _compiled(kernel: Any) -> Run:
     return run
 
 
+def _with_kernels(function: Function, device: torch.device) -> Function:
+    """With kernels of our own where they were measured to win on this GPU."""
+    if device.type != "cuda":
+        return function
+    from moaic.runtime.kernels.operators import target_of
+    from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+
+    return with_kernels(function, measured_on(target_of(device)))
+
+
 def _inductor(function: Function, device: torch.device) -> Any:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -100,6 +110,7 @@ def _inductor(function: Function, device: torch.device) -> Any:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
+    function = _with_kernels(function, device)
     with config.patch(dict(SETTINGS)), torch.no_grad():
         graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()})
         with tracing(TracingContext(fake_mode)), fake_mode:

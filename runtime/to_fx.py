@@ -21,6 +21,7 @@ from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime import grouped, schema
+from moaic.runtime.attention import Attention, library_for
 from moaic.runtime.products import product
 
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -127,6 +128,9 @@ def _sdpa(op: Op, operands: Sequence[Any], device: torch.device) -> tuple[Tensor
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
         return out, logsumexp
+    asked = Attention(query, key, value, mask, causal, scale)
+    if library := library_for(asked, device):
+        return library.forward(asked)
     scores = _scores(query, key, mask, causal, scale)
     logsumexp = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - _finite(logsumexp).unsqueeze(-1))
@@ -141,6 +145,9 @@ def _sdpa_backward(op: Op, operands: Sequence[Any], device: torch.device) -> tup
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=mask, scale=scale
         )
+    asked = Attention(query, key, value, mask, causal, scale)
+    if library := library_for(asked, device):
+        return library.backward(asked, grad, out, logsumexp)
     weights = torch.exp(_scores(query, key, mask, causal, scale) - _finite(logsumexp).unsqueeze(-1))
     wide = weights.dtype
     grad_weights = grad.to(wide) @ value.to(wide).transpose(-1, -2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, gated, merge, norm, rotary
+from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Program, Tile
 
 Shape = tuple[int, ...]
@@ -118,6 +118,17 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             bucket.programs,
             "elements",
             ((1 << 24,), (1 << 26,)),
+        ),
+        Kernel(
+            "exchange",
+            "a tensor cut along a digit of a dim into parts that lie one after another, for an all-to-all, and put "
+            "together again",
+            exchange.pack,
+            exchange.unpack,
+            exchange.reference,
+            exchange.programs,
+            "parts, runs in each, elements of a run",
+            ((8, 512, 256), (8, 512, 512)),
         ),
     )
 }

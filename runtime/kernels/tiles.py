@@ -52,6 +52,11 @@ _HALVES: Final[Cuts] = tuple(Cut(Tile(rows=1024 // half, columns=half), 2 * half
 _STREAM: Final[Cuts] = (Cut(Tile(columns=1024)),)
 """Of what reads each element once and needs no neighbor."""
 
+_RUNS: Final[Cuts] = (
+    *(Cut(Tile(rows=1024 // run, columns=run), run) for run in (16, 128)),
+    Cut(Tile(columns=1024)),
+)
+
 
 def _by_maker(nvidia: Cuts, amd: Cuts) -> Mapping[str, Cuts]:
     return {"sm_90": nvidia, "sm_80": nvidia, "gfx942": amd, "gfx90a": amd}
@@ -66,6 +71,7 @@ TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
     "rotary": _by_maker(_HALVES, _HALVES),
     "dropout": _by_maker(_STREAM, _STREAM),
     "merge": _by_maker(_HEADS, _HEADS),
+    "exchange": _by_maker(_RUNS, _RUNS),
 }
 """By kernel and target."""
 

@@ -33,7 +33,9 @@ def fits(kernel: str, target: Target, cut: Cut, element: str) -> Iterator[str]:
             yield f"{name} is no binary"
 
 
-ONCE = dict(zip(KERNELS, ("sm_90", "gfx942", "sm_80", "gfx90a", "gfx942", "sm_90", "gfx942", "gfx90a"), strict=True))
+ONCE = dict(
+    zip(KERNELS, ("sm_90", "gfx942", "sm_80", "gfx90a", "gfx942", "sm_90", "gfx942", "gfx90a", "sm_80"), strict=True)
+)
 """The GPU that each kernel is compiled for in every run of the tests."""
 
 

@@ -1,0 +1,19 @@
+"""Which ops some values depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moaic.ir.graph import Function, Value
+
+
+def needed(function: Function, targets: Iterable[Value]) -> set[int]:
+    """Positions of the ops that the targets depend on."""
+    wanted = set(targets)
+    found: set[int] = set()
+    for index in range(len(function.ops) - 1, -1, -1):
+        op = function.ops[index]
+        if any(result in wanted for result in op.results):
+            found.add(index)
+            wanted.update(op.inputs())
+    return found

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.operators import OPERATORS, Operator
+from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source
+
+TILE = Tile(rows=16, columns=16, inner=16, programs=2)
+CLASSES = 19
+
+
+@dataclass(frozen=True)
+class Case:
+    leading: tuple[int, ...]
+    width: int
+    dtype: torch.dtype
+    optional: bool
+    """Whether there is what need not be."""
+    seed: int
+
+
+CASES = st.builds(
+    Case,
+    st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple),
+    st.integers(1, 16),
+    DTYPES,
+    st.booleans(),
+    SEEDS,
+)
+
+
+def operands_of(operator: Operator, case: Case) -> list[Any]:
+    """By the names of the schema."""
+    source = Source(case.seed)
+    is_loss = operator.kernel == "linear_cross_entropy"
+    tokens = case.leading[:1] if is_loss else case.leading
+    x = source.normal((*tokens, case.width), case.dtype)
+    labels = torch.arange(tokens[0]) * 7 % (CLASSES + 1)
+    labels = torch.where(labels == CLASSES, -100, labels)
+    weight = source.normal((CLASSES, case.width) if is_loss else (case.width,), case.dtype)
+    named: dict[str, Any] = {
+        **dict.fromkeys(("x", "total", "gate"), x),
+        **{name: source.normal(x.shape, case.dtype) for name in ("residual", "up")},
+        "through": source.normal(x.shape, case.dtype) if case.optional else None,
+        "grad": source.normal(tokens, torch.float32) if is_loss else source.normal(x.shape, case.dtype),
+        "scale": (x.float().square().mean(-1, keepdim=True) + 1e-3).rsqrt(),
+        "weight": weight,
+        "labels": labels,
+        "logsumexp": (x.float() @ weight.float().T).logsumexp(-1) if is_loss else None,
+        "eps": 1e-3,
+    }
+    words = operator.schema.partition("(")[2].partition(")")[0].split(", ")
+    return [named[word.rpartition(" ")[2]] for word in words]
+
+
+def results_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+@given(case=CASES)
+def check_both_forms_give_the_same(operator: Operator, case: Case) -> None:
+    """In numbers, shapes, types and strides: a graph that was made with one is run with the other."""
+    operands = operands_of(operator, case)
+    ours, plain = operator.triton(TILE, *operands), results_of(operator.in_plain(*operands))
+    assert len(ours) == len(plain)
+    for one, other in zip(ours, plain, strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        near = 4 * ROUNDING[case.dtype]
+        torch.testing.assert_close(one, other, rtol=near, atol=16 * near)

@@ -1,0 +1,255 @@
+"""Kernels in the place of ops: what is found in captured steps, when it is used, and that it computes the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from moaic.capture.dry import Sample, Source, take_model
+from moaic.ir.graph import Attr, Function, Module, Value
+from moaic.ir.verify import load
+from moaic.kernels import called_in, program_of
+from moaic.passes.registry import run_passes
+from moaic.runtime.absent_gpu import generated
+from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+from moaic.runtime.schema import DTYPES
+from moaic.runtime.targets import TARGETS
+from moaic.runtime.to_fx import run_ops
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+"""Inductor imports what warns of itself."""
+
+VOCABULARY = 40
+
+LLAMA = Source(
+    "llama",
+    {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+    },
+)
+GPT2 = Source(
+    "gpt2",
+    {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": VOCABULARY,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+)
+SAMPLE = Sample(batch=2, sequence=9)
+TOKENS = SAMPLE.batch * SAMPLE.sequence
+
+LOSS = {"moai.linear_cross_entropy": 1, "moai.linear_cross_entropy_backward": 1}
+EXPECTED = {
+    "llama": {
+        **LOSS,
+        "moai.rms_norm": 1,
+        "moai.rms_norm_of_sum": 4,
+        "moai.rms_norm_backward": 5,
+        "moai.swiglu": 2,
+        "moai.swiglu_backward": 2,
+    },
+    "gpt2": LOSS,
+}
+
+
+def always(name: str, shape: Shape, element: str) -> bool:
+    return True
+
+
+@pytest.fixture(scope="module")
+def llama() -> Function:
+    return without_logits(LLAMA)
+
+
+def without_logits(source: Source) -> Function:
+    """A step of which nobody reads the logits."""
+    function = take_model(source, SAMPLE).captured.function
+    kept = [at for at, result in enumerate(function.results) if not is_logits(result)]
+    results, roles = (tuple(some[at] for at in kept) for some in (function.results, function.result_roles))
+    (alone,) = run_passes(Module((replace(function, results=results, result_roles=roles),)), "zero").functions
+    return alone
+
+
+def widened(function: Function) -> Function:
+    """The function with float64 in the place of float32."""
+
+    def wide(attr: Attr) -> Attr:
+        return "f64" if attr == "f32" else attr
+
+    values = {
+        value: replace(value, type=replace(value.type, dtype=str(wide(value.type.dtype))))
+        for value in function.values()
+    }
+    ops = [
+        replace(
+            op.with_operands(values),
+            results=tuple(values[result] for result in op.results),
+            attrs={name: wide(attr) for name, attr in op.attrs.items()},
+        )
+        for op in function.ops
+    ]
+    params, results = (tuple(values[value] for value in some) for some in (function.params, function.results))
+    return replace(function, params=params, ops=tuple(ops), results=results)
+
+
+def inputs_of(function: Function, most: int) -> list[Tensor]:
+    """Drawn numbers; whole ones below `most`, of which every third is no label."""
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(value: Value) -> Tensor:
+        dtype, shape = DTYPES[value.type.dtype], value.type.shape
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+        if dtype == torch.bool:
+            return torch.rand(shape, generator=random) > 0.5
+        whole = torch.randint(most, shape, generator=random)
+        is_labels = "labels" in value.name
+        return torch.where(torch.arange(whole.numel()).view(shape) % 3 == 0, -100, whole) if is_labels else whole
+
+    return [drawn(param) for param in function.params]
+
+
+def is_logits(value: Value) -> bool:
+    return value.type.elements() == TOKENS * VOCABULARY and value.type.shape[-1] == VOCABULARY
+
+
+def kernels_in(function: Function) -> Counter[str]:
+    names = (op.name for op in function.ops if op.name.startswith("moai."))
+    return Counter(name for name in names if "sdpa" not in name)
+
+
+def assert_same(function: Function, rewritten: Function, most: int = VOCABULARY) -> None:
+    inputs = inputs_of(function, most)
+    for got, want in zip(run_ops(rewritten, inputs), run_ops(function, inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_with_kernels_computes_the_same(llama: Function) -> None:
+    check_step("llama", llama)
+
+
+@pytest.mark.exact
+def test_so_does_one_whose_first_matrix_is_its_last() -> None:
+    check_step("gpt2", without_logits(GPT2))
+
+
+def check_step(name: str, step: Function) -> None:
+    function = widened(step)
+    rewritten = with_kernels(function, always)
+    assert kernels_in(rewritten) == EXPECTED[name]
+    assert not any(is_logits(value) for op in rewritten.ops for value in op.results), "logits are never in memory"
+    assert_same(function, rewritten)
+
+
+def functions_of(step: Function) -> list[Function]:
+    """What one of two workers runs, in float64."""
+    return [widened(function) for function, _ in called_in(program_of(run_passes(Module((step,)), "outline,dp=2")))]
+
+
+def test_so_do_the_functions_of_a_plan(llama: Function) -> None:
+    """Where a function has all that a kernel stands for: not what reads values that another one made and kept."""
+    found = Counter[str]()
+    for function in functions_of(llama):
+        rewritten = with_kernels(function, always)
+        if rewritten is not function:
+            # Of what lies on one rank, the only row is asked for.
+            assert_same(function, rewritten, most=1)
+        found += kernels_in(rewritten)
+    assert {*found} == {"moai.rms_norm", "moai.rms_norm_of_sum", "moai.rms_norm_backward", "moai.swiglu"}
+
+
+def test_a_kernel_is_used_where_it_was_measured_to_win(llama: Function) -> None:
+    function, asked = llama, list[tuple[str, Shape, str]]()
+
+    def norms_win(name: str, shape: Shape, element: str) -> bool:
+        asked.append((name, shape, element))
+        return name == "norm"
+
+    found = kernels_in(with_kernels(function, norms_win))
+    assert found == {name: count for name, count in EXPECTED["llama"].items() if "norm" in name}
+    assert {*asked} == {
+        ("linear_cross_entropy", (TOKENS, VOCABULARY, 16), "f32"),
+        ("norm", (TOKENS, 16), "f32"),
+        ("gated", (TOKENS, 24), "f32"),
+    }
+
+
+def test_the_table_is_of_16_bits_on_one_gpu_and_of_shapes_that_a_tile_is_for() -> None:
+    norm = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 1.2}})
+    wins = measured_on("sm_90", {"norm": norm})
+    assert wins("norm", (2048, 4096), "bf16")
+    assert not wins("norm", (2048, 4096), "f32")
+    assert not wins("norm", (512, 4096), "bf16")
+    assert not wins("norm", (2048, 1 << 20), "bf16")
+    assert not measured_on("sm_80", {"norm": norm})("norm", (2048, 4096), "bf16")
+
+
+def test_nothing_is_used_that_nobody_measured(llama: Function) -> None:
+    for target in TARGETS:
+        if not any(target in kernel.gains for kernel in KERNELS.values()):
+            assert with_kernels(llama, measured_on(target)) is llama
+
+
+def test_logits_that_somebody_reads_are_made(llama: Function) -> None:
+    function = llama
+    logits = next(result for op in function.ops for result in op.results if op.name == "aten.mm" and is_logits(result))
+    read = replace(function, results=(*function.results, logits))
+    assert not kernels_in(with_kernels(read, always)).keys() & LOSS.keys()
+
+
+NORM = """\
+func @norm(%x: f64[3, 4], %residual: f64[3, 4], %w: f64[4]) -> (f64[3, 4], f64[3, 4], f64[3, 4]) {
+  %h = aten.add.Tensor %x, %residual : f64[3, 4]
+  %square = aten.pow.Tensor_Scalar %h {exponent = 2} : f64[3, 4]
+  %sum = aten.sum.dim_IntList %square {dim = [1], keepdim = true} : f64[3, 1]
+  %mean = aten.div.Tensor %sum, _ {other = 4} : f64[3, 1]
+  %more = aten.add.Tensor %mean, _ {other = 1e-05} : f64[3, 1]
+  %scale = aten.rsqrt %more : f64[3, 1]
+  %normed = aten.mul.Tensor %h, %scale : f64[3, 4]
+  %y = aten.mul.Tensor %w, %normed : f64[3, 4]
+  %z = aten.mul.Tensor %h, %y : f64[3, 4]
+  return %y, %normed, %z
+}
+"""
+
+
+def test_what_else_is_read_stays() -> None:
+    function = load(NORM).main
+    rewritten = with_kernels(function, always)
+    assert [op.name for op in rewritten.ops] == ["moai.rms_norm_of_sum", *["aten.mul.Tensor"] * 2]
+    assert_same(function, rewritten)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{other = 4}", "{other = 5}"),
+        ("{exponent = 2}", "{exponent = 3}"),
+        ("%w, %normed", "%x, %normed"),
+    ],
+)
+def test_what_is_made_otherwise_is_left(old: str, new: str) -> None:
+    assert old in NORM
+    function = load(NORM.replace(old, new)).main
+    assert with_kernels(function, always) is function
+
+
+@pytest.mark.exact
+def test_inductor_takes_kernels_for_a_gpu_that_is_not_here(llama: Function) -> None:
+    """Each is one call, of which the fake tensors of a GPU say what it gives."""
+    rewritten = with_kernels(llama, always)
+    made = Counter(kernel.name for kernel in generated(rewritten, TARGETS["sm_90"]) for _ in range(kernel.calls))
+    for name, count in EXPECTED["llama"].items():
+        assert made[f"torch.ops.{name}.default"] == count
