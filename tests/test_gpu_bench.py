@@ -155,7 +155,7 @@ def test_the_page_says_that_nothing_is_measured_or_what_is(tmp_path: Path) -> No
 
 
 @pytest.mark.exact
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     done = subprocess.run(
@@ -178,9 +178,9 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     }
     for part in (small, large):
         assert {"moaic", "torch.compile", "eager", "moaic / torch.compile"} == {each.way for each in part.figures}
-        assert all(each.value > 0 for each in part.figures if each.name != "memory held")
+        assert all(each.value > 0 for each in part.figures)
         names = {each.name for each in part.figures if each.way == "moaic"}
-        assert {"tokens per second", "step", "peak memory", "memory held", "controller's CPU time of the step"} <= names
+        assert {"tokens per second", "step", "peak memory", "controller's CPU time of the step"} <= names
     assert "layers" in large.left_out[0].name
     assert {each.way for each in timed.figures} >= {"ours", "inductor", "inductor / ours"}
     assert done.stdout.count("\n### ") == len(gpu.PARTS)
