@@ -183,6 +183,17 @@ def kernels_page() -> str:
     return f"{KERNELS_HEAD}{used}\n{_table(('kernel', 'what it computes', 'sizes', *gpus), rows)}\n"
 
 
+# What was measured on GPUs
+
+
+def gpus_page() -> str:
+    """From what `bench/gpu.py` has written."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    from gpu_report import page
+
+    return page(ROOT / "docs" / "measured")
+
+
 # The text
 
 TEXT_HEAD = """\
@@ -296,6 +307,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "gpus.md": gpus_page,
     "reference/ops.md": ops_page,
     "reference/passes.md": passes_page,
     "reference/own-kernels.md": kernels_page,

@@ -18,6 +18,7 @@ from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planning import Planning, compiles, measure, prepare, request_of
+from moaic.precision import takes_precision
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
@@ -25,6 +26,7 @@ from moaic.runtime.buffer import Buffer, row_major, whole
 from moaic.step import Call, Key, Step
 
 
+@takes_precision
 @captures_whole
 def moai(
     graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None
@@ -32,8 +34,9 @@ def moai(
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
     Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, distribute_param and distribute_low_prec_param;
-    all "auto" by default, and MOAI_PLAN in the environment names them too. `compile=False`, or MOAI_COMPILE=0, has the
-    workers run op by op what they would compile. Raises Diagnostic for what no plan can do.
+    all "auto" by default, and MOAI_PLAN in the environment names them too. With `precision="bf16"` a model computes as
+    under autocast, and what it holds keeps its type. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op
+    what they would compile. Raises Diagnostic for what no plan can do.
     """
     request, compiled = request_of(options or {}), compiles(options or {})
     prepare()

@@ -25,6 +25,7 @@ from moaic.passes.room import Sized
 from moaic.passes.search import NoPlanFits
 from moaic.passes.solver_prices import prices_of
 from moaic.planner_pool import ProcessPool
+from moaic.precision import PRECISION
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.flavors import flavors
@@ -34,7 +35,9 @@ from moaic.runtime.threads import cores
 from moaic.shortage import MIB, Need, Room, ways_out
 
 COMPILE = "compile"
-"""The option that is no decision of the plan: whether its programs are compiled."""
+
+NO_DECISIONS = (COMPILE, PRECISION)
+"""Options that are no decisions of the plan: whether its programs are compiled, and in which types it computes."""
 
 CAUTION = 0.7
 """Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
@@ -52,7 +55,7 @@ def compiles(options: Mapping[str, object]) -> bool:
 
 def request_of(options: Mapping[str, object]) -> Request:
     """What the person fixed: options of `torch.compile`, and MOAI_PLAN for what they leave open."""
-    given = request_from({name: value for name, value in options.items() if name != COMPILE})
+    given = request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
     ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
     asked = {field.name: getattr(given, field.name) for field in fields(Request)}
     return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})

@@ -17,6 +17,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
 from moaic.ir.errors import Diagnostic
+from moaic.precision import takes_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,18 @@ def _record(graph_module: Any, examples: Sequence[Any], **options: object) -> Ca
     return capture_backend(graph_module, examples, _Recorder)
 
 
-def take_call(model: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Taken:
-    """The step that a call of `model` would run, as one graph."""
+def _recorder() -> Callable[..., Any]:
+    return takes_precision(captures_whole(_record))
+
+
+def take_call(
+    model: Callable[..., Any], inputs: Mapping[str, Tensor], options: Mapping[str, object] | None = None
+) -> Taken:
+    """The step that a call of `model` would run, as one graph; `options` as `torch.compile` takes them."""
     from torch._dynamo.exc import TorchDynamoException
 
-    compiled: Any = torch.compile(model, backend=captures_whole(_record), fullgraph=True)
+    settings: Any = dict(options or {})
+    compiled: Any = torch.compile(model, backend=_recorder(), fullgraph=True, options=settings)
     try:
         compiled(**inputs)
     except _TakenError as one:
@@ -135,7 +143,7 @@ def take_script(path: str, arguments: Sequence[str]) -> Taken:
 
     if not Path(path).is_file():
         raise Diagnostic(f"cannot read {path}: there is no such file")
-    register_backend(captures_whole(_record), name="moai")
+    register_backend(_recorder(), name="moai")
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:

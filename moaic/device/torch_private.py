@@ -270,6 +270,11 @@ def accelerator_seams(name: str) -> tuple[Seam, ...]:
     return tuple(Seam(module, name) for module in modules if hasattr(module, name))
 
 
+def dynamo_optimize() -> Seam:
+    """What `torch.compile` calls, with a backend that knows its options, before a model is given to it."""
+    return Seam(importlib.import_module("torch._dynamo"), "optimize")
+
+
 def device_context() -> Seam:
     """Behind `with torch.device(...)` and `torch.set_default_device`."""
     return Seam(importlib.import_module("torch.utils._device").DeviceContext, "__init__")

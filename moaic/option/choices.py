@@ -11,9 +11,9 @@ import torch
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request, request_from
+from moaic.precision import PRECISION, precision_of
 
 COMPILE: Final = "compile"
-MIXED_PRECISION: Final = "mixed_precision"
 PIPELINE: Final = "pipeline_parallel"
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
@@ -21,20 +21,15 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "num_micro_batches": "micro_batches",
     "activation_recomputation": "recompute",
     "distribute_parameter": "distribute_param",
+    "mixed_precision": PRECISION,
 }
-"""What a decision of the plan is called elsewhere."""
+"""What an option of the backend is called elsewhere."""
 
 _OWN: Final = tuple(decision.name for decision in fields(Request))
-KNOWN: Final = (*_OWN, COMPILE, MIXED_PRECISION, PIPELINE, *OTHER_NAMES)
+KNOWN: Final = (*_OWN, COMPILE, PRECISION, PIPELINE, *OTHER_NAMES)
 
 _TRUE: Final = ("true", "1")
 _FALSE: Final = ("false", "0", "no", "none")
-_PRECISIONS: Final[Mapping[str, torch.dtype]] = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +38,11 @@ class Choices:
 
     backend: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options of the backend."""
-    autocast: torch.dtype | None = None
-    """The type in which autocast runs the forward; None leaves it as the program has it."""
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The type in which autocast runs the forward; None leaves it as the program has it."""
+        return precision_of(self.backend.get(PRECISION))
 
 
 def choices_from(options: Mapping[str, object]) -> Choices:
@@ -52,15 +50,17 @@ def choices_from(options: Mapping[str, object]) -> Choices:
     backend: dict[str, object] = {}
     for name, value in options.items():
         _check_name(name)
-        if name in (MIXED_PRECISION, PIPELINE):
+        if name == PIPELINE:
             continue
         own = OTHER_NAMES.get(name, name)
         if own in backend:
             raise Diagnostic(f"`{name}` is another name for `{own}`, and both are given", hint="leave one of them out")
+        if own == PRECISION:
+            precision_of(value, name)
         backend[own] = value
     _apply_pipeline(backend, options.get(PIPELINE))
-    request_from({name: value for name, value in backend.items() if name != COMPILE})
-    return Choices(backend, _autocast(options.get(MIXED_PRECISION)))
+    request_from({name: value for name, value in backend.items() if name not in (COMPILE, PRECISION)})
+    return Choices(backend)
 
 
 def _check_name(name: str) -> None:
@@ -87,14 +87,3 @@ def _is_true(name: str, value: object) -> bool:
     if word not in (*_TRUE, *_FALSE):
         raise Diagnostic(f"{name}={value} is not known", hint="choose True or False")
     return word in _TRUE
-
-
-def _autocast(value: object) -> torch.dtype | None:
-    word = str(value).lower().removeprefix("torch.")
-    if word in _PRECISIONS:
-        return _PRECISIONS[word]
-    if word in _TRUE:
-        return torch.bfloat16
-    if word in _FALSE:
-        return None
-    raise Diagnostic(f"mixed_precision={value} is not known", hint=f"choose True, False, {', '.join(_PRECISIONS)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import count
 from typing import Any, Final
 from weakref import WeakSet
@@ -20,6 +19,7 @@ from torch import nn
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
 from moaic.option.choices import Choices
+from moaic.precision import PRECISION, narrowed
 
 
 class _Root(threading.local):
@@ -57,8 +57,8 @@ class CompiledCall:
 
     def __init__(self, module: nn.Module, choices: Choices) -> None:
         self._module = module
-        self._autocast = choices.autocast
-        options: Any = dict(choices.backend)
+        self._precision = choices.precision
+        options: Any = {name: value for name, value in choices.backend.items() if name != PRECISION}
         self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ class CompiledCall:
             return torch_private.call_of(self._module)(*args, **kwargs)
         _ROOT.entered = True
         try:
-            with torch.autocast(NAME, self._autocast) if self._autocast else nullcontext():
+            with narrowed(self._precision, [NAME]):
                 return self._compiled(*args, **kwargs)
         finally:
             _ROOT.entered = False

@@ -86,10 +86,10 @@ def test_every_option_of_a_plan_is_documented() -> None:
     from dataclasses import fields
 
     from moaic.passes.config import Request
-    from moaic.planning import COMPILE
+    from moaic.planning import NO_DECISIONS
 
     options = re.findall(r"^\| `([a-z_]+)` \|", page("plans"), re.MULTILINE)
-    assert set(options) == {*(field.name for field in fields(Request)), COMPILE}
+    assert set(options) == {*(field.name for field in fields(Request)), *NO_DECISIONS}
 
 
 def test_pages_lead_to_files_that_exist() -> None:

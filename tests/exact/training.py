@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
 from moaic.planning import prepare, request_of
+from moaic.precision import takes_precision
 from tests.exact.models import Batch, Example
 
 GRADIENT_TOLERANCE = 1e-5
@@ -156,16 +157,17 @@ class Reference:
 class Trainee:
     """A model on the workers, captured once and run under one plan after the other, op by op."""
 
-    def __init__(self, example: Example) -> None:
+    def __init__(self, example: Example, **options: object) -> None:
         prepare()
         self.example = example
         self.model = example.model().to("moai")
-        self.compiled: Any = torch.compile(self.model, backend=captures_whole(partial(self._capture)), fullgraph=True)
+        backend, settings = takes_precision(captures_whole(partial(self._capture))), cast("Any", options)
+        self.compiled: Any = torch.compile(self.model, backend=backend, fullgraph=True, options=settings)
         self.plan = "one"
         self.planted: Planted = lambda grads: grads
         """What becomes of the gradients: a bug, where the tests themselves are tested."""
 
-    def _capture(self, graph_module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
+    def _capture(self, graph_module: Any, examples: Sequence[Any], **_: object) -> Callable[..., Any]:
         return capture_backend(graph_module, examples, lambda program: Switch(program, self))
 
     def use(self, plan: str) -> None:

@@ -28,10 +28,13 @@ ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0
 
 
 class Source:
-    """Tensors of random numbers in random layouts, from one seed: whole, every other element, or with dims swapped."""
+    """Tensors of random numbers in random layouts, from one seed: whole, every other element, or with dims swapped.
+
+    They lie on the default device: the CPU, or the GPU of `bench/gpu.py`.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.random = torch.Generator().manual_seed(seed)
+        self.random = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         layout = int(torch.randint(4, (), generator=self.random)) if shape else 0

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+FOLDER = "tests/kernels/interpreted"
 CHECKS = ["-o", "python_files=check_*.py", "-o", "python_functions=check_*", "-p", "no:cacheprovider", "-q"]
 
 
 def interpreted(*options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/kernels/interpreted", *CHECKS, *options],
+        [sys.executable, "-m", "pytest", FOLDER, *CHECKS, *options],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -40,7 +40,8 @@ def test_without_a_pipeline() -> None:
     [(True, torch.bfloat16), ("bf16", torch.bfloat16), (torch.float16, torch.float16), (False, None), (None, None)],
 )
 def test_mixed_precision(value: object, dtype: torch.dtype | None) -> None:
-    assert choices_from({"mixed_precision": value}).autocast == dtype
+    for name in ("mixed_precision", "precision"):
+        assert choices_from({name: value}).precision == dtype
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,8 @@ def test_mixed_precision(value: object, dtype: torch.dtype | None) -> None:
         ({"pipeline_parallel": False, "num_stages": 2}, "rules out the pipeline of 2 stages"),
         ({"pipeline_parallel": "perhaps"}, "pipeline_parallel=perhaps is not known"),
         ({"mixed_precision": "fp8"}, "mixed_precision=fp8 is not known\nhint: choose True, False, bf16"),
+        ({"precision": "fp8"}, "precision=fp8 is not known\nhint: choose True, False, bf16"),
+        ({"precision": True, "mixed_precision": True}, "`mixed_precision` is another name for `precision`, and both"),
         ({"num_micro_batches": 0}, "micro_batches=0 is not a positive whole number"),
     ],
 )

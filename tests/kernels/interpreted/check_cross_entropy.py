@@ -45,7 +45,7 @@ CASES = st.builds(
 
 def labels_of(case: Case) -> Tensor:
     """About every fourth token is ignored."""
-    random = torch.Generator().manual_seed(case.seed)
+    random = torch.Generator(torch.get_default_device()).manual_seed(case.seed)
     labels = torch.randint(sum(case.ranks), (case.tokens,), generator=random)
     return torch.where(torch.rand(case.tokens, generator=random) < 0.25, -100, labels)
 

@@ -20,7 +20,6 @@ from moaic.runtime.to_fx import run_op
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, spoiled
 
 TILE = Tile(columns=16)
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,12 @@ def uniform(case: Case, key: Tensor, coordinates: list[Tensor]) -> Tensor:
     values = [Value(TensorType("i64", tuple(each.shape))) for each in (key, *coordinates)]
     attrs: dict[str, Any] = {"global_shape": list(case.global_shape), "splits": case.splits}
     op = Op("moai.rand", tuple(values), (Value(TensorType("f32", case.shape)),), attrs)
-    return run_op(op, [key, *coordinates])[0]
+    return run_op(op, [key, *coordinates], key.device)[0]
 
 
 def holds(kernel: Any, case: Case) -> None:
     key, coordinates = torch.tensor(case.key), [torch.tensor(each) for each in case.at]
-    place = kernel.place_of(case.shape, case.global_shape, case.splits, coordinates, CPU)
+    place = kernel.place_of(case.shape, case.global_shape, case.splits, coordinates, key.device)
     drawn = uniform(case, key, coordinates)
     assert torch.equal(kernel.numbers(key, place, TILE).view(case.shape), drawn)
     x = Source(case.seed).normal(case.shape, case.dtype)
@@ -88,16 +87,17 @@ def check_dropout(case: Case) -> None:
 
 @given(cases())
 def check_ranks_share_the_numbers_of_one(case: Case) -> None:
+    device = torch.get_default_device()
     whole = tuple(a * b for a, b in zip(case.shape, case.ranks, strict=True))
     places = [
-        dropout.place_of(case.shape, whole, case.splits, [torch.tensor(each) for each in at], CPU)
+        dropout.place_of(case.shape, whole, case.splits, [torch.tensor(each) for each in at], device)
         for at in product(*map(range, case.ranks))
     ]
     held = torch.cat([(place.rows[:, None] + place.columns).flatten() for place in places])
     assert torch.equal(held.sort().values, torch.arange(prod(whole)))
 
     key = torch.tensor(case.key)
-    one = dropout.numbers(key, dropout.place_of(whole, whole, [], [], CPU), TILE).flatten()
+    one = dropout.numbers(key, dropout.place_of(whole, whole, [], [], device), TILE).flatten()
     drawn = torch.cat([dropout.numbers(key, place, TILE).flatten() for place in places])
     assert torch.equal(drawn, one[held])
 

@@ -1,0 +1,99 @@
+"""A part of `bench/gpu.py`: small models train on several workers of one GPU as they do in plain PyTorch on the CPU.
+
+First every plan op by op, then some of them compiled. The accelerator is that of MOAI_FLAVOR.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from gpu_findings import Check, Finding, LeftOut, Task, parser, task_of
+
+from tests.exact.models import EXAMPLES
+from tests.exact.training import (
+    PLANS,
+    Reference,
+    Trainee,
+    check_gradients,
+    check_run,
+    compiled,
+    gradients,
+)
+
+MODEL = EXAMPLES["llama"]
+
+COMPILED = ("dp2", "tp2", "pp2", "use", "dp2_mb2")
+
+HERE, COMPILED_HERE = ("dp2", "tp2", "pp2"), ("dp2",)
+
+CONTEXT = 1 << 26
+"""Bytes of a GPU that a worker takes at least, as soon as it computes there."""
+
+
+class Proofs:
+    """Runs of one model under plan after plan, each beside the same run in plain PyTorch."""
+
+    def __init__(self) -> None:
+        self.reference = Reference(MODEL)
+        self.trainee = Trainee(MODEL)
+
+    def op_by_op(self, plan: str) -> None:
+        """Gradients, and a training with AdamW. Raises AssertionError."""
+        self.trainee.use(plan)
+        check_gradients(self.trainee.gradients(), self.reference.gradients)
+        check_run(self.trainee.run("adamw"), self.reference.run("adamw"))
+
+    def compiled(self, plan: str) -> None:
+        """Gradients. Raises AssertionError."""
+        torch.compiler.reset()
+        model = MODEL.model().to("moai")
+        call = compiled(model, PLANS[plan], compile=True)
+        check_gradients(gradients(model, call, MODEL.batch()), self.reference.gradients)
+
+
+def cases(proofs: Proofs, *, here: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+    plain = HERE if here else [name for name in PLANS if name != "ep2"]
+    for plan in plain:
+        yield f"{plan}, op by op", lambda plan=plan: proofs.op_by_op(plan)
+    for plan in COMPILED_HERE if here else COMPILED:
+        yield f"{plan}, compiled", lambda plan=plan: proofs.compiled(plan)
+
+
+def verdict(name: str, prove: Callable[[], None]) -> Check:
+    """Whatever goes wrong is the verdict on this plan, and the others are still to be judged."""
+    try:
+        prove()
+    except Exception as error:
+        return Check(name, passed=False, detail=f"{type(error).__name__}: {str(error).strip()[:400]}")
+    return Check(name, passed=True)
+
+
+def prove_all(task: Task, proofs: Proofs) -> None:
+    """One after the other, until the next might not end in time."""
+    longest = 0.0
+    for name, prove in cases(proofs, here=task.here):
+        if task.seconds_left < longest:
+            task.say(LeftOut(name, f"{task.seconds_left:.0f} s were left, and one has taken {longest:.0f} s"))
+            continue
+        start = time.monotonic()
+        task.say(verdict(name, prove))
+        longest = max(longest, time.monotonic() - start)
+
+
+def workers_on_the_gpu(free: int) -> Finding:
+    """Whether workers have taken memory of the GPU, of which `free` bytes were free before they computed."""
+    taken = free - torch.cuda.mem_get_info()[0]
+    return Check("workers are on the GPU", passed=taken > CONTEXT, detail=f"they take {taken / 1e6:.0f} MB of it")
+
+
+def main() -> None:
+    task = task_of(parser(__doc__).parse_args())
+    free = 0 if task.here else torch.cuda.mem_get_info()[0]
+    prove_all(task, Proofs())
+    task.say(LeftOut("workers are on the GPU", "there is none") if task.here else workers_on_the_gpu(free))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the parts of `bench/gpu.py` find: a line each in a file, so that it outlives the part that found it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that must hold."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its unit: what was measured of which way of doing something."""
+
+    subject: str
+    """What is done, such as a kernel at a shape."""
+    way: str
+    """Who does it."""
+    name: str
+    value: float
+    unit: str
+    wanted: str = ""
+    """`>= 1.05`: what the project wants of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was not done, and why."""
+
+    name: str
+    reason: str
+
+
+Finding = Check | Figure | LeftOut
+
+KINDS: Mapping[str, type[Check] | type[Figure] | type[LeftOut]] = {
+    "check": Check,
+    "figure": Figure,
+    "left out": LeftOut,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a part is asked to do: until when, where to write, and whether on the CPU at tiny sizes."""
+
+    findings: Path
+    deadline: float
+    """Of `time.monotonic`."""
+    here: bool
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.here else "cuda"
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def say(self, *found: Finding) -> None:
+        """Written down at once."""
+        with self.findings.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(encoded(each)) + "\n" for each in found)
+
+
+def encoded(finding: Finding) -> dict[str, Any]:
+    """As JSON has it."""
+    kind = next(name for name, kind in KINDS.items() if isinstance(finding, kind))
+    return {"kind": kind, **asdict(finding)}
+
+
+def decoded(fields: Mapping[str, Any]) -> Finding:
+    """The inverse."""
+    return KINDS[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
+
+
+def findings_in(path: Path) -> Iterator[Finding]:
+    """What a part has written; a last line that was cut off with it is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return (decoded(json.loads(line)) for line in lines)
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """What every part takes."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("findings", type=Path, help="file that findings are added to")
+    made.add_argument("--seconds", type=float, required=True, help="time that the part has")
+    made.add_argument("--here", action="store_true", help="on the CPU, at tiny sizes")
+    return made
+
+
+def task_of(args: argparse.Namespace) -> Task:
+    return Task(args.findings, time.monotonic() + args.seconds, args.here)

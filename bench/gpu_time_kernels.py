@@ -1,0 +1,104 @@
+"""A part of `bench/gpu.py`: our own kernels beside Inductor's version of their references and Liger-Kernel's.
+
+Forward and backward together, in rounds, in each of which every peer runs in turn; figures are medians of rounds. What
+is timed is first seen to compute the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
+from test_kernels import PEERS, agree, peak, runs_of, seconds, target
+
+from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.tiles import tile_of
+
+ROUNDS = 3
+
+HERE: Mapping[str, Shape] = {"norm": (8, 64), "gated": (8, 64)}
+"""Kernels that Triton's interpreter runs at tiny shapes; the others would show no more of this script."""
+
+TARGET_HERE = "sm_90"
+
+OURS, INDUCTOR = "ours", "inductor"
+
+
+def shapes(*, here: bool) -> Iterator[tuple[str, Shape]]:
+    """The first shape of every kernel, then the others: what is left out for want of time is the larger."""
+    if here:
+        yield from HERE.items()
+        return
+    for place in range(max(len(kernel.shapes) for kernel in KERNELS.values())):
+        yield from ((kernel.name, kernel.shapes[place]) for kernel in KERNELS.values() if place < len(kernel.shapes))
+
+
+def timed_here(run: Callable[[], Any]) -> float:
+    """Seconds of one run: there is no GPU whose clock could be asked."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def time_kernel(task: Task, name: str, shape: Shape) -> None:
+    """Raises what the kernel or its peers raise."""
+    subject = f"{name} {' x '.join(map(str, shape))}"
+    tile = tile_of(name, TARGET_HERE if task.here else target(), shape, torch.bfloat16)
+    if tile is None:
+        task.say(LeftOut(subject, "it is not cut for this GPU: runtime/kernels/tiles.py says for what it is"))
+        return
+    # Of sizes that were seen before, Dynamo would make symbols.
+    torch.compiler.reset()
+    peers = PEERS[name](shape, torch.device(task.device), tile)
+    agree(peers)
+    runs = runs_of(peers)
+    for run in runs.values():
+        run()
+    clock = timed_here if task.here else seconds
+    times = {peer: list[float]() for peer in runs}
+    for _ in range(ROUNDS):
+        for peer, run in runs.items():
+            times[peer].append(clock(run))
+    task.say(Check(subject, passed=True), *figures(subject, times))
+    if not task.here:
+        task.say(*(Figure(subject, peer, "peak memory", peak(run) / 1e6, "MB") for peer, run in runs.items()))
+
+
+def figures(subject: str, times: Mapping[str, list[float]]) -> Iterator[Figure]:
+    medians = {peer: median(each) for peer, each in times.items()}
+    for peer, each in medians.items():
+        yield Figure(subject, peer, "time", 1e3 * each, "ms")
+        if peer != OURS:
+            yield Figure(
+                subject, f"{peer} / {OURS}", "time", each / medians[OURS], "x", "> 1" if peer == INDUCTOR else ""
+            )
+
+
+def attempt(task: Task, name: str, shape: Shape, do: Callable[[], None]) -> None:
+    """Whatever goes wrong is a failed check of this kernel, and the others are still to be timed."""
+    try:
+        do()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {str(error).strip()[:400]}"
+        task.say(Check(f"{name} {' x '.join(map(str, shape))}", passed=False, detail=detail))
+
+
+def main() -> None:
+    task = task_of(parser(__doc__).parse_args())
+    longest = 0.0
+    for name, shape in shapes(here=task.here):
+        if task.seconds_left < longest:
+            task.say(LeftOut(f"{name} {' x '.join(map(str, shape))}", "no time was left"))
+            continue
+        start = time.monotonic()
+        attempt(task, name, shape, partial(time_kernel, task, name, shape))
+        longest = max(longest, time.monotonic() - start)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""`bench/gpu.py`: parts that end in every way, what becomes of their findings, and all of it on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import generate
+import gpu
+import gpu_llama
+import gpu_report
+import pytest
+import torch
+from gpu_findings import Check, Figure, LeftOut, Task, findings_in
+from gpu_report import DONE, Ended, Report
+
+ROOT = Path(__file__).parent.parent
+
+HEAD = """
+import sys, time
+sys.path.insert(0, "bench")
+from gpu_findings import Check, Figure, LeftOut, parser, task_of
+task = task_of(parser(__doc__).parse_args())
+"""
+"""How every part begins."""
+
+GOOD = """
+task.say(Check("one is one", True), Figure("norm", "ours", "time", 0.5, "ms", "< 1"), LeftOut("two", "no time"))
+"""
+
+WRONG = 'task.say(Check("one is two", False, "off by\\n1"), Check("one is one", True))'
+
+CRASHED = 'task.say(Figure("norm", "ours", "time", 1234.5, "ms")); raise RuntimeError("this part is broken")'
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+HANGING = 'task.say(Check("begun", True)); time.sleep(600)'
+
+FOUND = {"gpu": {"name": "a GPU", "memory_bytes": 8 * 10**10}, "versions": {"torch": "2.13.0", "triton": "3.7.1"}}
+
+
+def part(folder: Path, name: str, text: str, share: float = 1.0) -> gpu.Part:
+    script = folder / f"{name}.py"
+    script.write_text(HEAD + text, encoding="utf-8")
+    return gpu.Part(name, script, share)
+
+
+def test_what_one_part_does_to_itself_leaves_the_others_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "LIMIT", 20.0)
+    monkeypatch.setattr(gpu, "GRACE", 0.2)
+    texts = {"wrong": WRONG, "crashed": CRASHED, "killed": KILLED, "hanging": HANGING, "good": GOOD}
+    shares = {"hanging": 0.1}
+    parts = [part(tmp_path, name, text, shares.get(name, 1.0)) for name, text in texts.items()]
+    path = tmp_path / "kept" / "gpu.json"
+    start = time.monotonic()
+    assert gpu.measure(parts, FOUND, path, start, here=False) == 1
+    assert time.monotonic() - start < 20
+    report = gpu_report.from_json(path.read_text(encoding="utf-8"))
+    ends = {each.name: each for each in report.parts}
+    assert [name for name, each in ends.items() if each.passed] == ["good"]
+    assert ends["wrong"].failed == [Check("one is two", passed=False, detail="off by\n1")]
+    assert ends["crashed"].end == "it ended with exit code 1"
+    assert "RuntimeError: this part is broken" in ends["crashed"].log
+    assert ends["crashed"].figures == [Figure("norm", "ours", "time", 1234.5, "ms")]
+    assert ends["killed"].end == "it was ended by SIGSEGV"
+    assert ends["hanging"].end == "it had not ended 0 s after its time"
+    assert ends["hanging"].checks == [Check("begun", passed=True)]
+    assert ends["good"].left_out == [LeftOut("two", "no time")]
+    printed = capsys.readouterr().out
+    assert "* FAILED one is two: off by 1" in printed
+    assert "| norm | ours | 1,234 ms |" in printed
+    assert "| norm | ours | 0.5 ms (wanted < 1) |" in printed
+    assert "**FAILED: wrong, crashed, killed, hanging**" in printed
+
+
+def test_what_parts_start_ends_with_them(tmp_path: Path) -> None:
+    text = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.exit(1)"
+    ended = gpu.run(part(tmp_path, "parent", text), 30.0, tmp_path, here=False)
+    child = Path(f"/proc/{int(ended.log)}/cmdline")
+    late = time.monotonic() + 10
+    while child.exists() and child.read_bytes() and time.monotonic() < late:
+        time.sleep(0.02)
+    assert not child.exists() or not child.read_bytes()
+
+
+def test_all_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpu.json"
+    assert gpu.measure([part(tmp_path, "good", GOOD)], FOUND, path, time.monotonic(), here=False) == 0
+    printed = capsys.readouterr().out
+    assert "## a GPU, 80 GB" in printed
+    assert "torch 2.13.0, triton 3.7.1" in printed
+    assert "Everything that was checked holds." in printed
+    report = gpu_report.from_json(path.read_text(encoding="utf-8"))
+    assert gpu_report.to_json(report) == path.read_text(encoding="utf-8")
+
+
+def test_time_that_is_left_over_is_the_others() -> None:
+    assert sum(each.share for each in gpu.PARTS) <= gpu.LIMIT
+    assert gpu.allotted(gpu.PARTS[-1:], 100.0) == 100.0
+    assert gpu.allotted(gpu.PARTS, gpu.LIMIT) >= gpu.PARTS[0].share
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu() -> None:
+    done = subprocess.run([sys.executable, "bench/gpu.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"error: there is no GPU here that this PyTorch ({torch.__version__}) can use\nhint: "
+    )
+    assert done.stdout == ""
+
+
+def test_layers_are_cut_to_fit() -> None:
+    """About what is known of such models: bytes of parameters, gradients, state, activations and logits."""
+    small, large = gpu_llama.LLAMAS["1B"], gpu_llama.LLAMAS["8B"]
+    assert small.cut(80 * 10**9) == small
+    assert large.cut(10**9).layers == 1
+    half = large.cut(32 * 10**9)
+    assert 1 < half.layers < 32
+    assert half.bytes_around + half.layers * half.bytes_of_a_layer <= 32 * 10**9
+    assert half.bytes_around + (half.layers + 1) * half.bytes_of_a_layer > 32 * 10**9
+
+
+def test_a_run_that_lost_a_way_reports_the_others(tmp_path: Path) -> None:
+    task = Task(tmp_path / "findings", time.monotonic() + 60, here=True)
+    ours = gpu_llama.Run(9.0, 12.0, [0.4, 0.5, 0.6], [0.001, 0.001, 0.002], 11.0, 10**9)
+    eager = gpu_llama.Run(3.0, 12.1, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 12.5, 2 * 10**9)
+    gpu_llama.report(task, "1B", gpu_llama.LLAMAS["1B"], {"moaic": ours, "eager": eager})
+    said = list(findings_in(task.findings))
+    assert Figure("1B", "moaic", "tokens per second", 8192.0, "1/s") in said
+    assert Figure("1B", "moaic", "controller's CPU time of the step", 0.2, "%", "<= 1") in said
+    failed = [each for each in said if isinstance(each, Check) and not each.passed]
+    assert [each.name for each in failed] == ["1B: the loss of eager falls"]
+    both = gpu_llama.ratios("1B", ours, eager)
+    assert [(each.value, each.wanted) for each in both] == [(2.0, ">= 1.05"), (0.5, "<= 0.8")]
+
+
+def test_the_page_says_that_nothing_is_measured_or_what_is(tmp_path: Path) -> None:
+    assert "**No GPU has been measured yet.**" in gpu_report.page(tmp_path)
+    done = Ended("timed", 60.0, 50.0, DONE, "", (Figure("norm", "ours", "time", 0.5, "ms"),))
+    for name, here in (("one", False), ("two", True)):
+        report = Report("2030-01-01", f"GPU {name}", {"torch": "2.13.0"}, here, 480.0, 50.0, (done,))
+        (tmp_path / f"{name}.json").write_text(gpu_report.to_json(report), encoding="utf-8")
+    page = gpu_report.page(tmp_path)
+    assert "## GPU one" in page
+    assert "GPU two" not in page
+    assert "| norm | ours | 0.5 ms |" in page
+    assert "No GPU has been measured yet" not in page
+    assert generate.PAGES["gpus.md"]().startswith("# Measured on GPUs")
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    done = subprocess.run(
+        [sys.executable, "bench/gpu.py", "--here", "--json", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(path.read_text(encoding="utf-8"))["here"] is True
+    report = gpu_report.from_json(path.read_text(encoding="utf-8"))
+    kernels, plans, small, large, timed = report.parts
+    assert {"check_norm", "check_adamw", "check_cross_entropy"} <= {each.name for each in kernels.checks}
+    assert {each.name for each in plans.checks} == {
+        "dp2, op by op",
+        "tp2, op by op",
+        "pp2, op by op",
+        "dp2, compiled",
+    }
+    for part in (small, large):
+        assert {"moaic", "torch.compile", "eager", "moaic / torch.compile"} == {each.way for each in part.figures}
+        assert all(each.value > 0 for each in part.figures)
+        names = {each.name for each in part.figures if each.way == "moaic"}
+        assert {"tokens per second", "step", "peak memory", "controller's CPU time of the step"} <= names
+    assert "layers" in large.left_out[0].name
+    assert {each.way for each in timed.figures} >= {"ours", "inductor", "inductor / ours"}
+    assert done.stdout.count("\n### ") == len(gpu.PARTS)
