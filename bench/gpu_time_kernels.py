@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
-from test_kernels import PEERS, agree, peak, runs_of, seconds, target
+from test_kernels import PEERS, agree, peak, runs_of, seconds
 
+from moaic.runtime.kernels.operators import target_of
 from moaic.runtime.kernels.registry import KERNELS, Shape
 from moaic.runtime.kernels.tiles import tile_of
 
@@ -48,7 +49,8 @@ def timed_here(run: Callable[[], Any]) -> float:
 def time_kernel(task: Task, name: str, shape: Shape) -> None:
     """Raises what the kernel or its peers raise."""
     subject = f"{name} {' x '.join(map(str, shape))}"
-    tile = tile_of(name, TARGET_HERE if task.here else target(), shape, torch.bfloat16)
+    target = TARGET_HERE if task.here else target_of(torch.device(task.device))
+    tile = tile_of(name, target, shape, torch.bfloat16)
     if tile is None:
         task.say(LeftOut(subject, "it is not cut for this GPU: runtime/kernels/tiles.py says for what it is"))
         return
