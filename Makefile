@@ -26,7 +26,7 @@ test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest $(ALONE:%=--ignore=%)
 
 exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
-	$(BIN)/python -m pytest tests/models tests/exact tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_gpu_bench.py tests/test_kernels.py tests/kernels -m exact
+	$(BIN)/python -m pytest tests/models tests/exact tests/runtime tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_gpu_bench.py tests/test_kernels.py tests/kernels -m exact
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .

@@ -293,11 +293,11 @@ class Accelerator:
             self._bury()
             self._ask_all(Code.SYNCHRONIZE)
 
-    def stats(self) -> Statistics:
-        """Memory and timings of the workers, once they have done all that was asked for."""
+    def stats(self, *, forget_peak: bool = False) -> Statistics:
+        """Memory and timings of the workers, once they have done all that was asked for; peaks count from then on."""
         with self._lock:
             self._bury()
-            answers = self._ask_all(Code.REPORT)
+            answers = self._ask_all(Code.REPORT, forget_peak)
             return statistics(answers, self._pool.messages, self._pool.commands)
 
     def trace(self, *, on: bool) -> dict[int, list[Span]]:

@@ -35,7 +35,7 @@ class Code(IntEnum):
     SYNCHRONIZE = 10
     """request: every worker answers."""
     REPORT = 11
-    """request: every worker answers with its statistics."""
+    """request, forget_peak: every worker answers with its statistics."""
     LIST = 12
     """request: every worker answers with [id, dtype, shape, digest] of each buffer."""
     FORGET = 13

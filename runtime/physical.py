@@ -55,6 +55,10 @@ class Physical(Protocol):
         """Most bytes that tensors took at a time, where the allocator counts them, else 0."""
         ...
 
+    def forget_peak(self) -> None:
+        """The peak is what is taken now."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Processor:
@@ -87,6 +91,9 @@ class Processor:
 
     def peak(self) -> int:
         return 0
+
+    def forget_peak(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,9 @@ class Gpu:
 
     def peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device)
+
+    def forget_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def physical_of(name: str) -> Physical:

@@ -194,7 +194,7 @@ class Worker:
         self.station.physical.synchronize()
         return None, None
 
-    def _report(self) -> tuple[Any, None]:
+    def _report(self, forget_peak: bool) -> tuple[Any, None]:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.table.values())
         programs = {
             number: program.record.encoded() for number, program in self._programs.items() if program.takes_part
@@ -207,6 +207,8 @@ class Worker:
             "programs": programs,
             "peak": self.station.physical.peak(),
         }
+        if forget_peak:
+            self.station.physical.forget_peak()
         return report, None
 
     def _take_trace(self, on: bool) -> tuple[Any, None]:

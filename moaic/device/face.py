@@ -223,7 +223,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The largest value that any question about memory has been answered with."""
+    """What GPUs' allocators counted at most; of CPU workers the largest answer to any question about memory."""
     _check(device)
     return int(memory_stats().get("allocated_bytes.all.peak", 0))
 

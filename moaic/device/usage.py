@@ -9,7 +9,7 @@ from moaic.runtime import session
 
 
 class Peak:
-    """The largest sum of all workers' buffers that was seen when somebody asked."""
+    """The largest sum of all workers' buffers that was seen when somebody asked: all that is known of CPU workers."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -21,8 +21,8 @@ _PEAK: Final = Peak()
 def memory_stats() -> OrderedDict[str, Any]:
     """Buffers of all workers together, once they have done all that was asked for; in bytes."""
     workers = session.accelerator().stats().workers
-    current = sum(worker.bytes for worker in workers)
-    _PEAK.bytes = max(_PEAK.bytes, current)
+    current, counted = (sum(each) for each in zip(*((worker.bytes, worker.peak) for worker in workers), strict=True))
+    _PEAK.bytes = max(_PEAK.bytes, current, counted)
     return OrderedDict(
         {
             "active.all.current": sum(worker.buffers for worker in workers),
@@ -36,3 +36,4 @@ def memory_stats() -> OrderedDict[str, Any]:
 def reset_peak() -> None:
     """Forget the largest value seen."""
     _PEAK.bytes = 0
+    session.accelerator().stats(forget_peak=True)

@@ -52,6 +52,8 @@ class Absent:
     def resident(self) -> int:
         return 0
 
+    def forget_peak(self) -> None: ...
+
     taken = free = peak = resident
 
 
