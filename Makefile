@@ -4,8 +4,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 # Tests that need one process each: two of them run at a time.
-ALONE := tests/ir tests/data tests/passes tests/capture tests/exact/test_plans.py tests/test_interpreter.py tests/test_gpu_machine.py tests/test_kernels.py \
-	tests/kernels
+ALONE := tests/ir tests/data tests/passes tests/capture tests/exact/test_plans.py tests/exact/test_gpu_programs.py \
+	tests/test_interpreter.py tests/test_gpu_machine.py tests/test_kernels.py tests/kernels \
+	tests/runtime/test_attention.py tests/runtime/test_order.py tests/runtime/test_products.py
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
