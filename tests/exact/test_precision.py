@@ -135,7 +135,7 @@ def test_the_graph_is_that_of_autocast_around_the_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("llama", 3), *(pytest.param(name, 24, marks=pytest.mark.exact) for name in ("llama", "gpt2"))]
+    ("name", "most"), [("llama", 1), *(pytest.param(name, 24, marks=pytest.mark.exact) for name in ("llama", "gpt2"))]
 )
 def test_plans_differ_from_one_device_by_the_order_of_sums_alone(name: str, most: int) -> None:
     """In float64, where that order does not matter, they agree; in the graph's own types by their rounding."""
@@ -148,7 +148,7 @@ def test_plans_differ_from_one_device_by_the_order_of_sums_alone(name: str, most
         assert rounded.fate is Fate.PASS, rounded
 
 
-@pytest.mark.parametrize("level", ["step", "use"])
+@pytest.mark.parametrize("level", [pytest.param("step", marks=pytest.mark.exact), "use"])
 def test_parameters_are_gathered_after_the_cast(level: str) -> None:
     text = f"dp=2,tp=1,pp=1,micro_batches=2,recompute=saved,distribute_param={level}"
     wide, narrow = (config_of("llama", f"{text},distribute_low_prec_param={low}") for low in ("false", "true"))
