@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
@@ -699,10 +700,7 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("moai.rand", _rand),
     OpDecl(ADD_TO, _elementwise((0, 1))),
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
-    *[
-        OpDecl(f"moai.{name}", _elementwise((0,)), kind=Kind.INSTRUCTION)
-        for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shard", "first")
-    ],
+    *[OpDecl(name, _elementwise((0,)), kind=Kind.INSTRUCTION) for name in COLLECTIVES],
     *[OpDecl(name, whole_rule, kind=Kind.INSTRUCTION) for name in ("moai.part", ACCUMULATE, "moai.join", SEND, "call")],
 )
 """Every op that moaic knows by name."""

@@ -12,6 +12,7 @@ from itertools import combinations
 from math import prod
 from typing import NoReturn, cast
 
+from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
@@ -312,16 +313,6 @@ def _states(states: Iterable[State]) -> str:
 
 Check = Callable[[Op, Mesh], Complaints]
 
-TRANSITIONS: Mapping[str, tuple[str, str]] = {
-    "moai.all_reduce": ("pending", "whole"),
-    "moai.reduce_scatter": ("pending", "split"),
-    "moai.all_gather": ("split", "whole"),
-    "moai.all_to_all": ("split", "split"),
-    "moai.shard": ("whole", "split"),
-    "moai.first": ("whole", "pending"),
-}
-"""What each collective finds on its axis and what it leaves."""
-
 
 def _standing(state: State) -> str:
     return "whole" if state == WHOLE else "pending" if state == PENDING else "split"
@@ -373,7 +364,7 @@ def _laid_anew(name: str, axis: str, before: TensorType, after: TensorType) -> C
     if (before.dtype, before.shape) != (after.dtype, after.shape):
         yield "operand and result differ in more than their layout"
     have, want = before.layout.state(axis), after.layout.state(axis)
-    wanted = TRANSITIONS[name]
+    wanted = COLLECTIVES[name]
     if (_standing(have), _standing(want)) != wanted or have == want:
         change = f"{_standing(have)} into {_standing(want)}"
         yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}"
@@ -556,7 +547,7 @@ def _matmul(spelled: str) -> Check:
 
 
 _CHECKS: Mapping[str, Check] = {
-    **dict.fromkeys((*TRANSITIONS, SEND), _moved),
+    **dict.fromkeys((*COLLECTIVES, SEND), _moved),
     "moai.part": _part,
     "moai.join": _join,
     ACCUMULATE: _accumulate,

@@ -13,6 +13,7 @@ from moaic import logging_setup, progress, uncaught
 from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.option.choices import COMPILE, NO_DECISIONS
 from moaic.passes import log
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
@@ -25,19 +26,13 @@ from moaic.passes.room import Sized
 from moaic.passes.search import NoPlanFits
 from moaic.passes.solver_prices import prices_of
 from moaic.planner_pool import ProcessPool
-from moaic.precision import PRECISION
 from moaic.report import Report
-from moaic.runtime import session
+from moaic.runtime import session, words
 from moaic.runtime.flavors import flavors
 from moaic.runtime.measure import USABLE, measured, memory_per_worker
 from moaic.runtime.shortage import Shortage
 from moaic.runtime.threads import cores
 from moaic.shortage import MIB, Need, Room, ways_out
-
-COMPILE = "compile"
-
-NO_DECISIONS = (COMPILE, PRECISION)
-"""Options that are no decisions of the plan: whether its programs are compiled, and in which types it computes."""
 
 CAUTION = 0.7
 """Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
@@ -46,11 +41,7 @@ CAUTION = 0.7
 def compiles(options: Mapping[str, object]) -> bool:
     """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
     asked = options.get(COMPILE)
-    word = str(os.environ.get("MOAI_COMPILE", "true") if asked is None else asked).lower()
-    words = {"true": True, "1": True, "false": False, "0": False}
-    if word not in words:
-        raise Diagnostic(f"compile={word} is not known", hint="choose true or false")
-    return words[word]
+    return words.says_yes(COMPILE, os.environ.get(words.VARIABLE, "true") if asked is None else asked)
 
 
 def request_of(options: Mapping[str, object]) -> Request:

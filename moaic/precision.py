@@ -18,6 +18,7 @@ from torch import nn
 
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.words import NO, YES
 
 PRECISION: Final = "precision"
 
@@ -27,8 +28,6 @@ _NARROW: Final[Mapping[str, torch.dtype]] = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
-_YES: Final = ("true", "1")
-_NO: Final = ("false", "0", "no", "none")
 
 _MARK: Final = "takes_precision"
 
@@ -40,9 +39,9 @@ def precision_of(value: object, option: str = PRECISION) -> torch.dtype | None:
     word = str(value).lower().removeprefix("torch.")
     if word in _NARROW:
         return _NARROW[word]
-    if word in _YES:
+    if word in YES:
         return torch.bfloat16
-    if word in _NO:
+    if word in NO:
         return None
     raise Diagnostic(f"{option}={value} is not known", hint=f"choose True, False, {', '.join(_NARROW)}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
@@ -22,14 +23,8 @@ from moaic.passes.dead import without_dead_ops
 LATE: State = (-2,)
 """State on a time axis of a whole value that is finished only after the last micro-batch."""
 
-COLLECTIVES: dict[tuple[str, str], str] = {
-    ("pending", "whole"): "moai.all_reduce",
-    ("pending", "split"): "moai.reduce_scatter",
-    ("split", "whole"): "moai.all_gather",
-    ("split", "split"): "moai.all_to_all",
-    ("whole", "split"): "moai.shard",
-    ("whole", "pending"): "moai.first",
-}
+COLLECTIVE = {change: name for name, change in COLLECTIVES.items()}
+"""By what it finds and what it leaves."""
 
 
 class Barrier(Diagnostic):
@@ -327,7 +322,7 @@ class _Rewriter:
             have = WHOLE
         source = self.versions[value][have]
         new = Value(self._typed(value, want), value.name)
-        name = COLLECTIVES[kind_of_state(have), kind_of_state(want)]
+        name = COLLECTIVE[kind_of_state(have), kind_of_state(want)]
         loc = self.at.loc if self.at is not None else self.old.ops[0].loc
         self.ops.append(Op(name, (source,), (new,), {"axis": self.axis.name}, loc))
         return new

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import WHOLE, Mesh, State
 from moaic.ir.rules import fits
@@ -54,7 +55,7 @@ def _scatter_gradients(main: Function, mesh: Mesh) -> Function:
     mapping: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in main.ops:
-        done = op.results[0] if op.name == "moai.all_reduce" and op.attrs["axis"] == AXIS else None
+        done = op.results[0] if op.name == ALL_REDUCE and op.attrs["axis"] == AXIS else None
         if done is None or done not in finals or done in read:
             ops.append(op)
             continue
@@ -99,4 +100,4 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
 
 def _gather(source: Value, whole: Value, reader: Op, each: bool) -> Op:
     attrs = {"axis": AXIS, "each": "mb"} if each else {"axis": AXIS}
-    return Op("moai.all_gather", (source,), (whole,), attrs, reader.loc)
+    return Op(ALL_GATHER, (source,), (whole,), attrs, reader.loc)

@@ -8,7 +8,6 @@ another kernel reads it or if it is a result.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import cached_property
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.order import in_order
 from moaic.ir.sums import ADD_TO, taken_over
 from moaic.ir.types import DTYPE_BYTES
 
@@ -198,22 +198,9 @@ def _in_order(kernels: Mapping[int, Kernel]) -> tuple[Kernel, ...]:
     """Kernels after those they read from, otherwise by their first op."""
     made_by = {value: group for group, kernel in kernels.items() for value in kernel.writes}
     waiting = {group: {made_by[v] for v in kernel.reads if v in made_by} for group, kernel in kernels.items()}
-    readers: dict[int, list[int]] = defaultdict(list)
-    for group, needs in waiting.items():
-        for need in needs:
-            readers[need].append(group)
-    ready = [group for group, needs in waiting.items() if not needs]
-    heapq.heapify(ready)
-    ordered: list[Kernel] = []
-    while ready:
-        group = heapq.heappop(ready)
-        ordered.append(kernels[group])
-        for reader in readers[group]:
-            waiting[reader].discard(group)
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    assert len(ordered) == len(kernels), "fused groups wait for each other"
-    return tuple(ordered)
+    ordered = in_order(waiting)
+    assert ordered is not None, "fused groups wait for each other"
+    return tuple(kernels[group] for group in ordered)
 
 
 def _last_reads(fused: Fused) -> dict[Value, int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
@@ -26,7 +27,7 @@ from moaic.passes.rank import held, homes, of_rank
 OPTIMIZER_STATES = 2
 """Values of its own type kept per trainable parameter element: what Adam keeps. The optimizer is not in the graph."""
 
-IN_PLACE = frozenset({ACCUMULATE, "moai.all_reduce"})
+IN_PLACE = frozenset({ACCUMULATE, ALL_REDUCE})
 """Instructions whose result takes the place of their first operand where that dies."""
 
 

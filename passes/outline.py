@@ -6,13 +6,13 @@ because two groups get one function only if they are equal up to the names of th
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
+from moaic.ir.order import ops_in_order
 
 _LAYER = re.compile(r"^(?P<container>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<index>\d+)(?:\.|$)")
 
@@ -63,7 +63,7 @@ def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, Shape]]]
             calls[region.ops[0]] = _call(main, name, region, shape, kept)
     inside = {i for group in groups for region, _ in group for i in region.ops}
     loose = {i: op for i, op in enumerate(main.ops) if i not in inside}
-    ops = in_order({**loose, **calls})
+    ops = ops_in_order({**loose, **calls})
     if ops is None:
         return None
     return Module((*module.functions[:-1], *functions, replace(main, ops=ops)), module.mesh)
@@ -211,24 +211,3 @@ def _region_convex(function: Function, region: Region) -> bool:
         elif any(value in tainted or value in made for value in op.inputs()):
             tainted.update(op.results)
     return True
-
-
-def in_order(ops: dict[int, Op]) -> tuple[Op, ...] | None:
-    """Ops in an order that defines before it uses, as close to their positions as that allows; None for a cycle."""
-    made_by = {result: i for i, op in ops.items() for result in op.results}
-    waiting = {i: {made_by[v] for v in op.inputs() if v in made_by and made_by[v] != i} for i, op in ops.items()}
-    readers: dict[int, list[int]] = defaultdict(list)
-    for i, needs in waiting.items():
-        for need in needs:
-            readers[need].append(i)
-    ready = [i for i, needs in waiting.items() if not needs]
-    heapq.heapify(ready)
-    ordered: list[Op] = []
-    while ready:
-        i = heapq.heappop(ready)
-        ordered.append(ops[i])
-        for reader in readers[i]:
-            waiting[reader].discard(i)
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    return tuple(ordered) if len(ordered) == len(ops) else None

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Home
 from moaic.ir.ops import Kind, kind_of
-from moaic.passes.outline import fresh, in_order, shape_of
+from moaic.ir.order import ops_in_order
+from moaic.passes.outline import fresh, shape_of
 from moaic.passes.sums import Known
 
 Key = tuple[int, int, Home]
@@ -49,7 +50,7 @@ def segment(function: Function, made: Segments, phases: Sequence[int] | None = N
         call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, made)
         if call is not None:
             calls[own[0]] = call
-    ops = in_order(calls)
+    ops = ops_in_order(calls)
     assert ops is not None, f"segments of @{function.name} wait for each other"
     return replace(function, ops=ops)
 

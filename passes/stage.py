@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Location, Module, Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh
@@ -183,7 +184,7 @@ def _is_linear(op: Op, terms: Sequence[int]) -> bool:
 
 def _finish(value: Value, reader: Op, ops: list[Op]) -> Value:
     done = Value(_finished(value), value.name)
-    ops.append(Op("moai.all_reduce", (value,), (done,), {"axis": "mb"}, reader.loc))
+    ops.append(Op(ALL_REDUCE, (value,), (done,), {"axis": "mb"}, reader.loc))
     return done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Function, Op
 from moaic.ir.layout import Mesh
 
@@ -24,4 +25,4 @@ class Timed:
 
 def finishes(op: Op, axis: str = "mb") -> bool:
     """Whether an op makes one whole of what all parts over `axis` gave."""
-    return op.name in ("moai.all_reduce", "moai.all_gather") and op.attrs["axis"] == axis
+    return op.name in (ALL_REDUCE, ALL_GATHER) and op.attrs["axis"] == axis

@@ -11,12 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Home, Mesh
-
-SUM: Final = "moai.all_reduce"
-
-GATHER: Final = "moai.all_gather"
 
 BUNDLE: Final = 32 << 20
 """Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
@@ -49,7 +46,7 @@ def _fetched_ahead(steps: Sequence[Step], params: set[Value]) -> list[Step]:
     """Gathers of parameters before the last function that the ranks which need them run before."""
     moved: list[Step] = []
     for step in steps:
-        if step.op.name == GATHER and params.issuperset(step.op.inputs()):
+        if step.op.name == ALL_GATHER and params.issuperset(step.op.inputs()):
             home = step.op.results[0].type.layout.home
             calls = (i for i in reversed(range(len(moved))) if moved[i].op.name == "call" and _meet(home, moved[i].op))
             moved.insert(next(calls, len(moved)), step)
@@ -78,7 +75,7 @@ def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]
     """Where the sums of each bundle are, in order."""
     open_: dict[Key, _Bundle] = {}
     for index, (_, op) in enumerate(steps):
-        key = _key(op) if op.name == SUM and mesh.size(str(op.attrs["axis"])) > 1 else None
+        key = _key(op) if op.name == ALL_REDUCE and mesh.size(str(op.attrs["axis"])) > 1 else None
         nbytes = op.results[0].type.local_nbytes(mesh)
         for other, bundle in list(open_.items()):
             is_full = other == key and bundle.nbytes + nbytes > most

@@ -11,16 +11,17 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from moaic.ir.collectives import ALL_REDUCE, COLLECTIVES
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int
 from moaic.ir.parser import parse
 from moaic.ir.sums import ACCUMULATE, overwritten
-from moaic.runtime.arrange import SUM, arranged, as_written
+from moaic.runtime.arrange import arranged, as_written
 from moaic.runtime.compile import compile_functions
 from moaic.runtime.landings import Landings
-from moaic.runtime.moves import Seat, begun, is_shared, move, own
-from moaic.runtime.order import COLLECTIVES, own_order
+from moaic.runtime.moves import Seat, begun, is_shared, move, own, owned
+from moaic.runtime.order import own_order
 from moaic.runtime.physical import Physical
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
@@ -285,7 +286,7 @@ def _compute(
 ) -> Compute:
     if op.name == "call":
         return _called(op, functions[op.callee], kernels[op.callee], seat, may_overwrite)
-    if op.name == SUM and len(op.results) > 1:
+    if op.name == ALL_REDUCE and len(op.results) > 1:
         return _bundle(op, seat, may_overwrite)
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
@@ -310,8 +311,7 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
         for position, free in sums:
-            if not free or is_shared(inputs[position]):
-                inputs[position] = own(inputs[position])
+            inputs[position] = owned(inputs[position], free)
         inputs += at
         return kernel(inputs)
 
@@ -320,7 +320,7 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
 
 def _begun(op: Op, seat: Seat) -> Compute | None:
     """A collective that is only begun, where that can be: what it gives is called when its result is wanted."""
-    if op.name not in COLLECTIVES or op.name == SUM or not seat.transport.runs_beside:
+    if op.name not in COLLECTIVES or op.name == ALL_REDUCE or not seat.transport.runs_beside:
         return None
     before, after = (value.type.layout for value in (*op.inputs(), *op.results))
     step = begun(seat, str(op.attrs["axis"]), before, after)
@@ -342,10 +342,7 @@ def _bundle(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     group, free = seat.group(axis), [value in may_overwrite for value in op.inputs()]
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
-        results = [
-            tensor if may and tensor.is_contiguous() and not is_shared(tensor) else own(tensor)
-            for tensor, may in zip(inputs, free, strict=True)
-        ]
+        results = [owned(tensor, may and tensor.is_contiguous()) for tensor, may in zip(inputs, free, strict=True)]
         flat = torch.cat([tensor.view(-1) for tensor in results])
         seat.transport.all_reduce(flat, group)
         torch.ops.aten._foreach_copy_(results, _unpacked(flat, results))
@@ -402,8 +399,9 @@ def _accumulate(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
         first, *rest = inputs
-        owned = first if in_place and not is_shared(first) else own(first)
-        total = owned.add_(rest[0]) if rest else owned
+        total = owned(first, in_place)
+        if rest:
+            total.add_(rest[0])
         return [total.to(dtype)]
 
     return run

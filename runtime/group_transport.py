@@ -23,6 +23,7 @@ from moaic.runtime.moves import own
 from moaic.runtime.physical import Physical
 from moaic.runtime.shared import PeerLost
 from moaic.runtime.transport import ONE_TURN, Carrier, Group, digits, gathered_digits, summed
+from moaic.runtime.wire import bytes_of
 
 TURN: Final = 64 << 20
 """Bytes that are summed at a time: what a sum needs beside its operand."""
@@ -93,7 +94,7 @@ class GroupTransport:
         return list(self._begin_exchange(torch.stack(list(parts)), group)().unbind(0))
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
-        block = _bytes(_dense(tensor))
+        block = bytes_of(_dense(tensor))
         if not block.numel():
             return
         is_first = group.index == 0
@@ -135,7 +136,7 @@ class GroupTransport:
         """Has a collective of contiguous tensors begin; what comes back waits until `out` is filled."""
         if not out.numel():
             return lambda: out
-        theirs, mine = _bytes(out), _bytes(given)
+        theirs, mine = bytes_of(out), bytes_of(given)
         landing = self._physical.room(theirs.numel()) if self._stages else theirs
         sent = mine.cpu() if self._stages else mine
         with _together():
@@ -147,7 +148,7 @@ class GroupTransport:
         with _together():
             work.wait()
         if self._stages:
-            _bytes(out).copy_(landing)
+            bytes_of(out).copy_(landing)
         return out
 
     def _group(self, group: Group) -> Any:
@@ -160,13 +161,6 @@ class GroupTransport:
 def _dense(tensor: Tensor) -> Tensor:
     """Itself where it is contiguous, else a copy that is."""
     return tensor if tensor.is_contiguous() else own(tensor)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as bytes."""
-    flat = tensor.detach().view(-1)
-    # One element counts as contiguous whatever its stride, and no view of another type takes that.
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def _padded(flat: Tensor, count: int) -> Tensor:

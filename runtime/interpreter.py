@@ -78,7 +78,7 @@ def _run_whole(module: Module, function: Function, inputs: Sequence[Tensor]) -> 
 def _whole_op(module: Module, op: Op, operands: list[Any]) -> Sequence[Tensor]:
     if op.name == "call":
         return _run_whole(module, module.function(op.callee), operands)
-    if op.name in COLLECTIVES or op.name == SEND:
+    if op.name in _CARRIED_OUT or op.name == SEND:
         return operands
     if op.name not in MOVES_IN_TIME:
         return run_op(op, operands)
@@ -131,7 +131,7 @@ class _Ranks:
         there = [rank for rank in ranks if all(self._holds(value, rank) for value in op.results)]
         if op.name == "call":
             return self.run(self.module.function(op.callee), operands, there)
-        if op.name in COLLECTIVES:
+        if op.name in _CARRIED_OUT:
             return [self._collective(op, operands[0], there)]
         if op.name in MOVES_IN_TIME:
             moved = self._absent()
@@ -167,7 +167,7 @@ class _Ranks:
             group = self.mesh.group(rank, axis)
             if rank == group[0]:
                 given = [parts[member] for member in group]
-                results = COLLECTIVES[op.name](given, source, target, axis, self.mesh)
+                results = _CARRIED_OUT[op.name](given, source, target, axis, self.mesh)
                 for member, result in zip(group, results, strict=True):
                     made[member] = result
         return made
@@ -327,7 +327,7 @@ def _first(parts: list[Tensor], source: TensorType, target: TensorType, axis: st
     return [parts[0], *(torch.zeros_like(part) for part in parts[1:])]
 
 
-COLLECTIVES: Final[Mapping[str, Collective]] = {
+_CARRIED_OUT: Final[Mapping[str, Collective]] = {
     "moai.all_reduce": _all_reduce,
     "moai.reduce_scatter": _reduce_scatter,
     "moai.all_gather": _all_gather,

@@ -88,7 +88,7 @@ def _all_reduce(seat: Seat, axis: str, in_place: bool) -> Move:
     group, transport = seat.group(axis), seat.transport
 
     def run(tensor: Tensor) -> Tensor:
-        out = tensor if in_place and tensor.is_contiguous() and not is_shared(tensor) else own(tensor)
+        out = owned(tensor, in_place and tensor.is_contiguous())
         transport.all_reduce(out, group)
         return out
 
@@ -156,6 +156,11 @@ def is_shared(tensor: Tensor) -> bool:
 def own(tensor: Tensor) -> Tensor:
     """A contiguous copy."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def owned(tensor: Tensor, free: bool) -> Tensor:
+    """A tensor to write into: itself where its memory is free to be used and nothing else uses it, else a copy."""
+    return tensor if free and not is_shared(tensor) else own(tensor)
 
 
 @dataclass(frozen=True, slots=True)

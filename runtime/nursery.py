@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from moaic.runtime.gpus import CPU
+from moaic.runtime.words import may_compile
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from moaic.runtime import worker
 
     prepare = _nothing
-    if os.environ.get("MOAI_COMPILE", "").lower() not in ("0", "false"):
+    if may_compile(os.environ):
         prepare = _compiler(options.devices)
     # What is here now is for good: no worker's collector has to touch these pages, which all of them share.
     gc.freeze()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
+from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, takes_part
 from moaic.runtime.arrange import Step
 from moaic.runtime.shared import ROOM
-
-COLLECTIVES: Final = frozenset(
-    {"moai.all_reduce", "moai.reduce_scatter", "moai.all_gather", "moai.all_to_all", "moai.shard", "moai.first"}
-)
 
 
 def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: int, size: int = ROOM) -> list[Step]:

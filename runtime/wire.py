@@ -63,7 +63,12 @@ def memory(block: Tensor) -> memoryview:
 
 def as_block(tensor: Tensor) -> Tensor:
     """The elements of `tensor` in row-major order as bytes of the host, without a copy where they lie so already."""
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return bytes_of(tensor.contiguous().cpu())
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes."""
+    flat = tensor.detach().view(-1)
     # One element counts as contiguous whatever its stride, and no view of another type takes that.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 

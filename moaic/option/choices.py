@@ -12,9 +12,13 @@ import torch
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request, request_from
 from moaic.precision import PRECISION, precision_of
+from moaic.runtime.words import says_yes
 
 COMPILE: Final = "compile"
 PIPELINE: Final = "pipeline_parallel"
+
+NO_DECISIONS: Final = (COMPILE, PRECISION)
+"""Options that are no decisions of the plan: whether its programs are compiled, and in which types it computes."""
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "num_stages": "pp",
@@ -26,10 +30,7 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 """What an option of the backend is called elsewhere."""
 
 _OWN: Final = tuple(decision.name for decision in fields(Request))
-KNOWN: Final = (*_OWN, COMPILE, PRECISION, PIPELINE, *OTHER_NAMES)
-
-_TRUE: Final = ("true", "1")
-_FALSE: Final = ("false", "0", "no", "none")
+KNOWN: Final = (*_OWN, *NO_DECISIONS, PIPELINE, *OTHER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def choices_from(options: Mapping[str, object]) -> Choices:
             precision_of(value, name)
         backend[own] = value
     _apply_pipeline(backend, options.get(PIPELINE))
-    request_from({name: value for name, value in backend.items() if name not in (COMPILE, PRECISION)})
+    request_from({name: value for name, value in backend.items() if name not in NO_DECISIONS})
     return Choices(backend)
 
 
@@ -73,17 +74,10 @@ def _check_name(name: str) -> None:
 
 def _apply_pipeline(backend: dict[str, object], wanted: object) -> None:
     """`pipeline_parallel=False` rules a pipeline out; True permits one, as is the case without it."""
-    if wanted is None or _is_true(PIPELINE, wanted):
+    if wanted is None or says_yes(PIPELINE, wanted):
         return
     if str(backend.setdefault("pp", 1)) != "1":
         raise Diagnostic(
             f"pipeline_parallel={wanted} rules out the pipeline of {backend['pp']} stages that is asked for",
             hint="leave one of them out",
         )
-
-
-def _is_true(name: str, value: object) -> bool:
-    word = str(value).lower()
-    if word not in (*_TRUE, *_FALSE):
-        raise Diagnostic(f"{name}={value} is not known", hint="choose True or False")
-    return word in _TRUE

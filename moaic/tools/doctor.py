@@ -24,6 +24,7 @@ from moaic.runtime.gpus import built_for, usable, variable
 from moaic.runtime.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.threads import cores, share_out
 from moaic.runtime.version import VERSION
+from moaic.runtime.words import may_compile
 
 OLDEST_PYTHON = (3, 11)
 
@@ -79,7 +80,7 @@ def first_run(environment: Mapping[str, str]) -> str:
     folder = cache_folder(environment)
     known = list(folder.glob("machine-*.json")) if folder is not None else []
     measure = "" if known else ", measure this machine for a few seconds"
-    compiling = "" if _compiles(environment) else " op by op, uncompiled"
+    compiling = "" if may_compile(environment) else " op by op, uncompiled"
     return f"{start}{measure}, and plan and run each model{compiling}."
 
 
@@ -138,13 +139,9 @@ def _entry_points(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(State.MISSING, "MOAI_DEVICE=0 keeps the device away", "unset MOAI_DEVICE")
 
 
-def _compiles(environment: Mapping[str, str]) -> bool:
-    return environment.get("MOAI_COMPILE", "true").lower() in ("true", "1")
-
-
 def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
     """What Inductor needs, which makes the workers' kernels."""
-    if not _compiles(environment):
+    if not may_compile(environment):
         yield Finding(State.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
         return
     name = environment.get("CXX", "g++")

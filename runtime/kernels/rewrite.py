@@ -6,16 +6,15 @@ and if what the kernel is there to avoid is needed by nobody.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 
-from moaic.ir.graph import Function, Op
+from moaic.ir.graph import Function
 from moaic.ir.needed import needed
+from moaic.ir.order import ops_in_order
 from moaic.runtime.kernels import gated_rule, loss_rule, norm_rule
 from moaic.runtime.kernels.match import Sight
 from moaic.runtime.kernels.registry import KERNELS, Kernel, Shape, worth_using
@@ -62,31 +61,11 @@ def with_kernels(function: Function, wins: Wins) -> Function:
 
 def _applied(function: Function, rewrite: Rewrite) -> Function | None:
     """None where the rewrite is not legal."""
-    ops = _in_order([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])
+    ops = ops_in_order(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
     if ops is None:
         return None
     results = tuple(rewrite.instead.get(result, result) for result in function.results)
-    whole = replace(function, ops=tuple(ops), results=results)
+    whole = replace(function, ops=ops, results=results)
     live = needed(whole, results)
     rest = replace(whole, ops=tuple(op for at, op in enumerate(ops) if at in live))
     return None if {*rest.values()} & {*rewrite.gone} else rest
-
-
-def _in_order(ops: Sequence[Op]) -> list[Op] | None:
-    """Ops after those that they read from, otherwise as they are; None where some wait for each other."""
-    makers = {result: at for at, op in enumerate(ops) for result in op.results}
-    waiting = [{makers[value] for value in op.inputs() if value in makers} for op in ops]
-    readers: dict[int, list[int]] = defaultdict(list)
-    for at, needs in enumerate(waiting):
-        for need in needs:
-            readers[need].append(at)
-    ready = [at for at, needs in enumerate(waiting) if not needs]
-    ordered: list[Op] = []
-    while ready:
-        at = heapq.heappop(ready)
-        ordered.append(ops[at])
-        for reader in readers[at]:
-            waiting[reader].discard(at)
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    return ordered if len(ordered) == len(ops) else None

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Module, Value
 from moaic.ir.printer import render
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.runtime.arrange import GATHER, SUM, Step, arranged, as_written
+from moaic.runtime.arrange import Step, arranged, as_written
 from moaic.runtime.execute import Program
 from moaic.runtime.group_transport import GroupTransport
 from moaic.runtime.schema import DTYPES
@@ -200,7 +201,7 @@ def test_an_arranged_program_does_what_is_written(config: Config) -> None:
 
 
 def sums(steps: Sequence[Step]) -> int:
-    return sum(step.op.name == SUM for step in steps)
+    return sum(step.op.name == ALL_REDUCE for step in steps)
 
 
 def test_parameters_are_fetched_while_the_function_before_them_runs() -> None:
@@ -216,7 +217,7 @@ def distances(steps: Sequence[Step]) -> dict[Value, int]:
     """For each parameter that is gathered the functions that run from then on before it is read."""
     found: dict[Value, int] = {}
     for at, step in enumerate(steps):
-        if step.op.name == GATHER:
+        if step.op.name == ALL_GATHER:
             (value,) = step.op.results
             reader = next(index for index, each in enumerate(steps) if value in each.op.inputs())
             found[value] = sum(each.op.name == "call" for each in steps[at:reader])
@@ -229,4 +230,4 @@ def test_bundles_have_a_limit() -> None:
     assert sums(few) < sums(many) < sums(as_written(module.main))
     for step in many:
         sizes = [result.type.local_nbytes(module.mesh) for result in step.op.results]
-        assert step.op.name != SUM or len(sizes) == 1 or sum(sizes) <= 1 << 14
+        assert step.op.name != ALL_REDUCE or len(sizes) == 1 or sum(sizes) <= 1 << 14

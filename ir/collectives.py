@@ -1,0 +1,22 @@
+"""The instructions by which ranks along an axis communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+ALL_REDUCE: Final = "moai.all_reduce"
+ALL_GATHER: Final = "moai.all_gather"
+
+COLLECTIVES: Final[Mapping[str, tuple[str, str]]] = {
+    ALL_REDUCE: ("pending", "whole"),
+    "moai.reduce_scatter": ("pending", "split"),
+    ALL_GATHER: ("split", "whole"),
+    "moai.all_to_all": ("split", "split"),
+    "moai.shard": ("whole", "split"),
+    "moai.first": ("whole", "pending"),
+}
+"""What each finds on its axis and what it leaves: every change from one state to another but one.
+
+No single one makes a split value pending.
+"""

@@ -1,0 +1,40 @@
+"""Things put after what they wait for, and otherwise left where they are."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from moaic.ir.graph import Op
+
+
+def in_order(waiting: Mapping[int, Collection[int]]) -> list[int] | None:
+    """Positions, each after those of them that it waits for, the least possible first; None for a cycle."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for position, needs in waiting.items():
+        for need in needs:
+            readers[need].append(position)
+    left = {position: len(needs) for position, needs in waiting.items()}
+    ready = [position for position, count in left.items() if not count]
+    heapq.heapify(ready)
+    ordered: list[int] = []
+    while ready:
+        position = heapq.heappop(ready)
+        ordered.append(position)
+        for reader in readers[position]:
+            left[reader] -= 1
+            if not left[reader]:
+                heapq.heappush(ready, reader)
+    return ordered if len(ordered) == len(waiting) else None
+
+
+def ops_in_order(ops: Mapping[int, Op]) -> tuple[Op, ...] | None:
+    """Ops by their positions, each after those that it reads from; None where some wait for each other."""
+    makers = {result: position for position, op in ops.items() for result in op.results}
+    waiting = {
+        position: {makers[value] for value in op.inputs() if makers.get(value, position) != position}
+        for position, op in ops.items()
+    }
+    ordered = in_order(waiting)
+    return None if ordered is None else tuple(ops[position] for position in ordered)
