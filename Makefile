@@ -3,10 +3,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Tests that need one process each: two of them run at a time.
-ALONE := tests/ir tests/data tests/passes tests/capture tests/exact/test_plans.py tests/exact/test_gpu_programs.py \
-	tests/test_interpreter.py tests/test_gpu_machine.py tests/test_kernels.py tests/kernels \
-	tests/runtime/test_attention.py tests/runtime/test_order.py tests/runtime/test_products.py
+# Tests that watch processes live and die, or count over all of them: one at a time. All others run two at a time.
+WATCHED := tests/models tests/runtime tests/tools
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -23,8 +21,8 @@ tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on al
 	$(BIN)/python tutorial/train_llama2.py
 
 test: $(READY) ## run every test once, but for the long proofs
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ALONE)
-	$(BIN)/python -m pytest $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(WATCHED:%=--ignore=%)
+	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
 	$(BIN)/python -m pytest tests/models tests/exact tests/runtime tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_gpu_bench.py tests/test_kernels.py tests/kernels -m exact

@@ -43,6 +43,10 @@ class Physical(Protocol):
         """Bytes of the device's memory that this process has, shared ones by their share."""
         ...
 
+    def apart(self) -> int:
+        """Bytes that tensors of this process take of a memory that is not the host's."""
+        ...
+
     def taken(self) -> int:
         """Bytes of the device's memory that are this process's alone."""
         ...
@@ -82,6 +86,9 @@ class Processor:
 
     def resident(self) -> int:
         return proportional_bytes("self")
+
+    def apart(self) -> int:
+        return 0
 
     def taken(self) -> int:
         return data_bytes("self")
@@ -125,8 +132,11 @@ class Gpu:
     def resident(self) -> int:
         return torch.cuda.memory_allocated(self.device)
 
+    def apart(self) -> int:
+        return self.resident()
+
     def taken(self) -> int:
-        return torch.cuda.memory_allocated(self.device)
+        return self.resident()
 
     def free(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.status import BEAT, FAILED, LINE, STEP_TIME, STEPS, WORDS
+from moaic.runtime.status import BEAT, DEVICE_BYTES, FAILED, LINE, STEP_TIME, STEPS, WORDS
 
 ROOM: Final = 2 << 20
 """Bytes of one room: small enough that what is written there is still in the cache when it is read."""
@@ -110,9 +110,11 @@ class Mailbox:
         self._words[at + STEPS] += 1
         self._words[at + STEP_TIME] = int(1e6 * seconds)
 
-    def beat(self) -> None:
-        """Gives a sign of life."""
-        self._words[self.rank * WORDS + BEAT] += 1
+    def beat(self, device_bytes: int) -> None:
+        """Gives a sign of life, and says what it has on a device with memory of its own."""
+        at = self.rank * WORDS
+        self._words[at + DEVICE_BYTES] = device_bytes
+        self._words[at + BEAT] += 1
 
     def fail(self) -> None:
         """Lets no peer wait for this worker any longer."""

@@ -1,7 +1,7 @@
 """The lines in which the workers of a host say what they do, for whoever starts them and for tools that look on.
 
-They are the beginning of the workers' shared memory, one cache line per worker, so that writing them costs nothing and
-reading them disturbs nobody.
+They are the beginning of the workers' shared memory, cache lines of each worker's own, so that writing them costs
+nothing and reading them disturbs nobody.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import mmap
 import os
 from typing import Final, NamedTuple
 
-LINE: Final = 64
-"""Bytes of a cache line; words of different writers never share one."""
+LINE: Final = 128
+"""Bytes of the two cache lines that processors fetch together; words of different writers never share them."""
 
 WORDS: Final = LINE // 8
 
@@ -43,6 +43,9 @@ STEPS: Final = 6
 STEP_TIME: Final = 7
 """Word of a status line: microseconds from the end of the step before to the end of the last one."""
 
+DEVICE_BYTES: Final = 8
+"""Word of a status line: bytes that tensors take of a memory that is not the host's."""
+
 
 class Status:
     """The status lines, seen by whoever started the workers or has the descriptor of their memory."""
@@ -68,6 +71,10 @@ class Status:
     def step_seconds(self, rank: int) -> float:
         """How long the last of these took; 0 before there was one."""
         return self._words[rank * WORDS + STEP_TIME] / 1e6
+
+    def device_bytes(self, rank: int) -> int:
+        """Bytes that it has on a device with memory of its own; 0 where it computes in the host's."""
+        return self._words[rank * WORDS + DEVICE_BYTES]
 
     def close(self) -> None:
         self._words.release()

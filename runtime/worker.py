@@ -300,12 +300,12 @@ def end() -> None:
     os._exit(0)
 
 
-def watch(descriptor: int, mailbox: Mailbox) -> None:
+def watch(descriptor: int, mailbox: Mailbox, physical: Physical) -> None:
     """Ends this process when the other end of its socket is gone, whatever it is busy with; gives signs of life."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     while not poll.poll(BEAT_MILLISECONDS):
-        mailbox.beat()
+        mailbox.beat(physical.apart())
     end()
 
 
@@ -334,10 +334,10 @@ def work(
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
-    threading.Thread(target=watch, args=(descriptor, mailbox), name="watch", daemon=True).start()
+    physical = physical_of(device)
+    threading.Thread(target=watch, args=(descriptor, mailbox, physical), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    physical = physical_of(device)
     physical.begin()
     connection = Connection(socket.socket(fileno=descriptor), physical.room)
     try:

@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import shlex
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from moaic.cli import MISTAKE, main
 
 RUN = "// RUN:"
 CUT = "// -----\n"
+# A shell that starts something in the background has it ignore Ctrl-C, and so would the programs of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

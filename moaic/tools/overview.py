@@ -15,7 +15,7 @@ from moaic.tools.usage import cpu_shares, memory, temperature
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker of a job. Bytes, seconds, degrees Celsius; None for what is not known."""
+    """One worker of a job. Bytes of the memory it computes in, seconds, degrees Celsius; None for what is not known."""
 
     rank: int
     pid: int
@@ -100,7 +100,7 @@ def _job(entry: Entry, shares: Mapping[int, float]) -> Job:
                 pid,
                 None if at is None else at.get("pp", 0),
                 ", ".join(f"{axis}={at[axis]}" for axis, _ in mesh.axes) if at else "",
-                nbytes[pid],
+                (status.device_bytes(rank) if status is not None else 0) or nbytes[pid],
                 shares[pid],
                 degrees,
                 steps,

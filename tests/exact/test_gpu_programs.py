@@ -55,7 +55,7 @@ class Absent:
 
     def forget_peak(self) -> None: ...
 
-    taken = free = peak = resident
+    apart = taken = free = peak = resident
 
 
 class Done:

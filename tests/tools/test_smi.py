@@ -17,7 +17,8 @@ import pytest
 
 from moaic.runtime.flavors import flavors
 from moaic.runtime.jobs import begin, jobs
-from moaic.tools.overview import Accelerator, Job, Worker
+from moaic.runtime.shared import Mailbox, create_memory
+from moaic.tools.overview import Accelerator, Job, Worker, overview
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
@@ -130,6 +131,18 @@ def test_people_with_two_homes_have_no_job_twice(person: Person, tmp_path: Path)
     first.close()
     second.close()
     assert not person.runtime_files
+
+
+def test_memory_of_a_worker_on_a_gpu_is_the_gpus(person: Person) -> None:
+    memory = create_memory(2)
+    Mailbox(memory, 0, 2, []).beat(3 << 30)
+    job = begin(person.environment, 0, flavors(person.environment)[0])
+    job.started([os.getpid(), os.getpid()], memory)
+    (accelerator,) = overview(person.environment)
+    here, there = accelerator.jobs[0].workers
+    assert here.memory == 3 << 30 != there.memory > 0
+    job.close()
+    os.close(memory)
 
 
 def test_a_job_of_another_version_is_in_nobodys_way(person: Person) -> None:

@@ -96,14 +96,13 @@ def saved_loss(family: str, folder: Path, workers: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_llama2_trains_alike_on_one_worker_on_two_and_in_plain_pytorch(
+def test_llama2_trains_alike_on_two_workers_and_in_plain_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare("llama2", tmp_path, monkeypatch)
     theirs = train("llama2", tmp_path, workers=0)
     assert theirs[-1] < theirs[0]
-    for workers in (1, 2):
-        assert train("llama2", tmp_path, workers) == pytest.approx(theirs, rel=1e-5)
+    assert train("llama2", tmp_path, workers=2) == pytest.approx(theirs, rel=1e-5)
 
 
 @pytest.mark.exact
