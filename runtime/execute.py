@@ -20,7 +20,7 @@ from moaic.ir.sums import ACCUMULATE, overwritten
 from moaic.runtime.arrange import arranged, as_written
 from moaic.runtime.compile import compile_functions
 from moaic.runtime.landings import Landings
-from moaic.runtime.moves import Seat, begun, is_shared, move, own, owned
+from moaic.runtime.moves import Seat, is_shared, move, own, owned
 from moaic.runtime.order import own_order
 from moaic.runtime.physical import Physical
 from moaic.runtime.schema import DTYPES
@@ -262,12 +262,13 @@ def _instructions(
         held = [value for value in op.inputs() if value.type.layout.holds(at)]
         made = [value for value in op.results if value.type.layout.holds(at)]
         may_overwrite = {value for value in held if value in dead and value not in params}
-        begin = None if dead.intersection(made) else _begun(op, seat)
+        run = _compute(op, seat, functions, kernels, landings, may_overwrite)
+        begins = _goes_beside(op, seat) and not dead.intersection(made)
         awaited = [value for value in held if value in under_way]
         under_way.difference_update(awaited)
-        under_way.update(made if begin else ())
+        under_way.update(made if begins else ())
         yield Instruction(
-            run=begin or _compute(op, seat, functions, kernels, landings, may_overwrite),
+            run=_begun(run, seat) if begins else run,
             reads=tuple(slots[value] for value in held),
             writes=tuple(-1 if value in dead else slots[value] for value in made),
             frees=tuple(slots[value] for value in held if value in dead),
@@ -318,13 +319,27 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
     return run
 
 
-def _begun(op: Op, seat: Seat) -> Compute | None:
-    """A collective that is only begun, where that can be: what it gives is called when its result is wanted."""
-    if op.name not in COLLECTIVES or op.name == ALL_REDUCE or not seat.transport.runs_beside:
-        return None
-    before, after = (value.type.layout for value in (*op.inputs(), *op.results))
-    step = begun(seat, str(op.attrs["axis"]), before, after)
-    return None if step is None else lambda inputs: [step(inputs.pop())]
+def _goes_beside(op: Op, seat: Seat) -> bool:
+    """Whether an instruction communicates, on a device that computes meanwhile."""
+    if op.name not in COLLECTIVES or not seat.transport.runs_beside:
+        return False
+    found, _ = COLLECTIVES[op.name]
+    return found != "whole" and seat.mesh.size(str(op.attrs["axis"])) > 1
+
+
+def _begun(run: Compute, seat: Seat) -> Compute:
+    """An instruction that is only begun: each of its results is called when it is wanted."""
+
+    def begin(inputs: list[Tensor]) -> list[Any]:
+        # The work has a list of its own to empty: the operands are to be there until it has ended.
+        ended = seat.station.physical.beside(lambda: run([*inputs]))
+        return [partial(_item, ended, index) for index in range(len(inputs))]
+
+    return begin
+
+
+def _item(ended: Callable[[], list[Any]], index: int) -> Any:
+    return ended()[index]
 
 
 def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:

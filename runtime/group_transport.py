@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -57,41 +56,34 @@ class GroupTransport:
         return True
 
     def barrier(self, group: Group) -> None:
-        self._begin_gather(torch.zeros(1, device=self._physical.device), group)()
+        self._gathered(torch.zeros(1, device=self._physical.device), group)
         self._physical.synchronize()
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.view(-1)
         if flat.numel() * flat.element_size() <= ONE_TURN:
-            flat.copy_(summed(self._begin_gather(flat, group)().unbind(0)))
+            flat.copy_(summed(self._gathered(flat, group).unbind(0)))
             return
         most = TURN // flat.element_size()
         for start in range(0, flat.numel(), most):
             piece = flat.narrow(0, start, min(most, flat.numel() - start))
             length = -(-piece.numel() // group.size)
             segments = _padded(piece, group.size * length).view(group.size, length)
-            mine = summed(self._begin_exchange(segments, group)().unbind(0))
-            piece.copy_(self._begin_gather(mine, group)().view(-1).narrow(0, 0, piece.numel()))
+            mine = summed(self._exchanged(segments, group).unbind(0))
+            piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
 
     def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        return self.begin_reduce_scatter(tensor, group, dim, stride)()
-
-    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        return self.begin_all_gather(tensor, group, dim, stride)()
-
-    def begin_reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
         shape, rows, columns = digits(tensor.shape, dim, stride, group.size)
         parts = _dense(_dense(tensor).view(rows, group.size, columns).transpose(0, 1))
-        received = self._begin_exchange(parts, group)
-        return lambda: summed(received().unbind(0)).view(shape)
+        return summed(self._exchanged(parts, group).unbind(0)).view(shape)
 
-    def begin_all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
+    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         shape, rows, columns = gathered_digits(tensor.shape, dim, stride, group.size)
-        received = self._begin_gather(_dense(tensor), group)
-        return lambda: _dense(received().view(group.size, rows, columns).transpose(0, 1)).view(shape)
+        received = self._gathered(_dense(tensor), group).view(group.size, rows, columns)
+        return _dense(received.transpose(0, 1)).view(shape)
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
-        return list(self._begin_exchange(torch.stack(list(parts)), group)().unbind(0))
+        return list(self._exchanged(torch.stack(list(parts)), group).unbind(0))
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
         block = bytes_of(_dense(tensor))
@@ -122,33 +114,26 @@ class GroupTransport:
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
 
-    def _begin_gather(self, mine: Tensor, group: Group) -> Callable[[], Tensor]:
+    def _gathered(self, mine: Tensor, group: Group) -> Tensor:
         """What the ranks of the group have, each of the shape of `mine`, along a new first dim."""
         whole = mine.new_empty(group.size, *mine.shape)
-        return self._begin(whole, mine, lambda out, given: self._group(group)._allgather_base(out, given))
+        return self._carried(whole, mine, lambda out, given: self._group(group)._allgather_base(out, given))
 
-    def _begin_exchange(self, parts: Tensor, group: Group) -> Callable[[], Tensor]:
+    def _exchanged(self, parts: Tensor, group: Group) -> Tensor:
         """Gives part i along the first dim to rank i of the group; what each rank gave to this one."""
         whole = torch.empty_like(parts)
-        return self._begin(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
+        return self._carried(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
 
-    def _begin(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Callable[[], Tensor]:
-        """Has a collective of contiguous tensors begin; what comes back waits until `out` is filled."""
+    def _carried(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Tensor:
+        """`out`, filled by a collective of contiguous tensors."""
         if not out.numel():
-            return lambda: out
+            return out
         theirs, mine = bytes_of(out), bytes_of(given)
         landing = self._physical.room(theirs.numel()) if self._stages else theirs
-        sent = mine.cpu() if self._stages else mine
         with _together():
-            work = start(landing, sent)
-        return partial(self._finish, work, out, landing, sent)
-
-    def _finish(self, work: Any, out: Tensor, landing: Tensor, sent: Tensor) -> Tensor:
-        """`sent` is held until here, and by that seen to be in use."""
-        with _together():
-            work.wait()
+            start(landing, mine.cpu() if self._stages else mine).wait()
         if self._stages:
-            bytes_of(out).copy_(landing)
+            theirs.copy_(landing)
         return out
 
     def _group(self, group: Group) -> Any:

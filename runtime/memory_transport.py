@@ -5,7 +5,7 @@ Data passes through rooms of bounded size: what does not fit goes in turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -72,14 +72,6 @@ class SharedMemoryTransport:
                     whole[at[0], index, at[1]].copy_(room[:count].view(mine[at].shape))
             self._box.give_back(group.others)
         return whole.view(shape)
-
-    def begin_reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
-        part = self.reduce_scatter(tensor, group, dim, stride)
-        return lambda: part
-
-    def begin_all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
-        whole = self.all_gather(tensor, group, dim, stride)
-        return lambda: whole
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
         sent = [part.contiguous().view(-1) for part in parts]

@@ -65,21 +65,6 @@ def move(seat: Seat, axis: str, before: Layout, after: Layout, *, in_place: bool
     return _all_to_all(seat, axis, before, after)
 
 
-def begun(seat: Seat, axis: str, before: Layout, after: Layout) -> Callable[[Tensor], Callable[[], Tensor]] | None:
-    """The same move in two halves, the second of which waits; None for one that is not made of a single collective."""
-    old, new = before.state(axis), after.state(axis)
-    if seat.mesh.size(axis) == 1 or old in (new, WHOLE):
-        return None
-    if new == WHOLE and old != PENDING:
-        collective, (split, stride) = seat.transport.begin_all_gather, _split(before, axis, seat.mesh)
-    elif old == PENDING and new != WHOLE:
-        collective, (split, stride) = seat.transport.begin_reduce_scatter, _split(after, axis, seat.mesh)
-    else:
-        return None
-    group = seat.group(axis)
-    return lambda tensor: collective(tensor, group, split.dim, stride)
-
-
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 

@@ -6,15 +6,18 @@ It is handed to whoever makes tensors or asks for memory. No GPU has run this ye
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from moaic.runtime.gpus import CPU, narrowed
 from moaic.runtime.memory import data_bytes, free_bytes, proportional_bytes
+
+Result = TypeVar("Result")
 
 
 class Physical(Protocol):
@@ -33,6 +36,14 @@ class Physical(Protocol):
 
     def taken_in(self, tensor: Tensor) -> Tensor:
         """A tensor of the host on the device; itself where that is the same."""
+        ...
+
+    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Begins work that runs beside what the device computes from now on, and after all that it has begun.
+
+        What comes back gives the result, and is called before anybody reads it. What the work reads is there until
+        then.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -81,6 +92,10 @@ class Processor:
     def taken_in(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        result = work()
+        return lambda: result
+
     def synchronize(self) -> None:
         pass
 
@@ -103,20 +118,22 @@ class Processor:
         pass
 
 
-@dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
 
     Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
     """
 
-    device: torch.device
-    sight: Mapping[str, str]
-    """What the environment has to say before it is touched."""
+    def __init__(self, device: torch.device, sight: Mapping[str, str]) -> None:
+        """`sight` is what the environment has to say before the GPU is touched."""
+        self.device = device
+        self._sight = sight
 
     def begin(self) -> None:
-        os.environ.update(self.sight)
+        os.environ.update(self._sight)
         torch.cuda.set_device(self.device)
+        # What is short and waited for goes before what the GPU computes.
+        self._side = torch.cuda.Stream(self.device, priority=-1)
 
     def room(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -125,6 +142,22 @@ class Gpu:
         # From pinned memory the copy runs beside what the host does; the allocator keeps that memory until it is done.
         staged = tensor if tensor.is_pinned() else tensor.pin_memory()
         return staged.to(self.device, non_blocking=True)
+
+    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            result = work()
+            done = self._side.record_event()
+        return partial(self._finished, work, done, result)
+
+    def _finished(self, work: Callable[[], Result], done: torch.cuda.Event, result: Result) -> Result:
+        """`work` is held until here, so that the memory that it reads is not given to what computes beside it.
+
+        The memory of `result` goes back to the stream that it came from, which waits for all who read it at the next
+        turn.
+        """
+        torch.cuda.current_stream(self.device).wait_event(done)
+        return result
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -7,7 +7,7 @@ taken in float32 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -80,14 +80,6 @@ class Transport(Protocol):
 
     def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         """The tensor of which each rank holds the part along the digit of local weight `stride` of `dim`."""
-        ...
-
-    def begin_reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
-        """Begins a reduce_scatter; what comes back waits for it. Until then the memory of `tensor` is shared."""
-        ...
-
-    def begin_all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Callable[[], Tensor]:
-        """Begins an all_gather; what comes back waits for it. Until then the memory of `tensor` is shared."""
         ...
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:

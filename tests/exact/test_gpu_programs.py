@@ -7,7 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,6 +47,10 @@ class Absent:
     def taken_in(self, tensor: Tensor) -> Tensor:
         assert tensor.device.type == "cpu"
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
+
+    def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        result = work()
+        return lambda: result
 
     def synchronize(self) -> None: ...
 
