@@ -55,6 +55,7 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
         {**{kind: _link(kind, target) for kind in COLLECTIVES}, "send": _pair(target)},
         name=f"{target.device} ({target.name}), from its data sheet",
         launch=Number(LAUNCH_SECONDS),
+        overlaps=True,
         made=made,
     )
 

@@ -1,8 +1,8 @@
 """Predicted seconds of a step: a roofline per kernel, latency and rate per collective, the list run through in order.
 
 A kernel takes the longer of its arithmetic and its memory traffic. Workers of a CPU do nothing beside a collective, so
-the clock of one worker adds up: nothing overlaps. Stages of a pipeline have a clock each (`simulate`). Every number
-carries the source of the worst number that it was made from.
+the clock of one worker adds up; where a machine overlaps them, what is waited for counts. Stages of a pipeline have a
+clock each (`simulate`). Every number carries the source of the worst number that it was made from.
 """
 
 from __future__ import annotations
@@ -97,12 +97,16 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
     functions = {function.name: function for function in program.functions}
     prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
-    run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()})
+    beside = {op for op, parts in prices.items() if machine.overlaps and "collective" in parts}
+    run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
     spent: dict[str, list[Number]] = defaultdict(list)
     for op in run.done[run.last]:
         for part, number in prices[op].items():
             spent[part].append(Number(number.value / 2, number.source) if op.name == SEND else number)
-    waited = run.ends[run.last] - run.busy[run.last]
+    exposed = run.exposed[run.last]
+    if exposed > 0:
+        spent["collective"].append(Number(exposed, max(prices[op]["collective"].source for op in beside)))
+    waited = run.ends[run.last] - run.busy[run.last] - exposed
     if waited > 0:
         spent["bubble"].append(Number(waited, max(number.source for numbers in spent.values() for number in numbers)))
     return {part: total(numbers) for part, numbers in spent.items()}

@@ -126,6 +126,8 @@ class Machine:
     name: str = ""
     launch: Number = ZERO
     """Seconds from one kernel of a function to the next."""
+    overlaps: bool = False
+    """Whether a worker computes while a collective is under way, as GPUs do."""
     made: Mapping[str, tuple[MadeKernel, ...]] = field(default_factory=dict[str, tuple[MadeKernel, ...]])
     """Kernels of functions, by `key_of` the function, where they were made for this machine: better than `fusion`."""
 
@@ -181,6 +183,7 @@ def to_text(machine: Machine) -> str:
             "bandwidth": _number_out(machine.bandwidth),
             "call_overhead": _number_out(machine.call_overhead),
             "launch": _number_out(machine.launch),
+            "overlaps": machine.overlaps,
             "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
             "links": {kind: _link_out(link) for kind, link in sorted(machine.links.items())},
             "made": {key: [astuple(kernel) for kernel in kernels] for key, kernels in sorted(machine.made.items())},
@@ -201,6 +204,7 @@ def from_text(text: str) -> Machine:
             call_overhead=_number_in(data["call_overhead"]),
             flops={str(key): _number_in(number) for key, number in data["flops"].items()},
             launch=_number_in(data["launch"]) if "launch" in data else ZERO,
+            overlaps=bool(data.get("overlaps", False)),
             links={str(kind): _link_in(link) for kind, link in data.get("links", {}).items()},
             made={
                 str(key): tuple(MadeKernel(*kernel) for kernel in kernels)

@@ -15,9 +15,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TextIO
 
+from moaic.ir.ahead import ahead
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.parser import parse
@@ -90,7 +91,7 @@ class Compiler:
 
     def compile(self, config: Config) -> Compiled:
         try:
-            plan = self._builder.build(config)
+            plan = self._build(config)
             memory = memory_of(plan, self._fused)
         except Diagnostic as error:
             return Compiled(dropped=error.message)
@@ -103,8 +104,15 @@ class Compiler:
 
     def cost(self, config: Config) -> Prediction:
         """The prediction for a candidate that compiled; built again where it was not kept."""
-        plan = self._plans.get(config) or self._builder.build(config)
+        plan = self._plans.get(config) or self._build(config)
         return predict(plan, self._machine, self._seconds)
+
+    def _build(self, config: Config) -> Plan:
+        """The plan, its instructions in the order in which this machine's workers do them."""
+        plan = self._builder.build(config)
+        if not self._machine.overlaps:
+            return plan
+        return replace(plan, programs=replace(plan.programs, joint=ahead(plan.programs.joint)))
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

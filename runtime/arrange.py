@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
+from moaic.ir.ahead import fetched_ahead, meet
+from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Home, Mesh
 
@@ -39,20 +40,7 @@ def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Step]:
     Legal as parameters are there from the start, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
-    return _bundled(_fetched_ahead(as_written(main), set(main.params)), mesh, most)
-
-
-def _fetched_ahead(steps: Sequence[Step], params: set[Value]) -> list[Step]:
-    """Gathers of parameters before the last function that the ranks which need them run before."""
-    moved: list[Step] = []
-    for step in steps:
-        if step.op.name == ALL_GATHER and params.issuperset(step.op.inputs()):
-            home = step.op.results[0].type.layout.home
-            calls = (i for i in reversed(range(len(moved))) if moved[i].op.name == "call" and _meet(home, moved[i].op))
-            moved.insert(next(calls, len(moved)), step)
-        else:
-            moved.append(step)
-    return moved
+    return _bundled([Step(position, main.ops[position]) for position in fetched_ahead(main)], mesh, most)
 
 
 def _bundled(steps: Sequence[Step], mesh: Mesh, most: int) -> list[Step]:
@@ -80,7 +68,7 @@ def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]
         for other, bundle in list(open_.items()):
             is_full = other == key and bundle.nbytes + nbytes > most
             # Ranks that go on to something else have their sums first, so that these are on their way meanwhile.
-            is_over = key is None and _meet(other[1], op)
+            is_over = key is None and meet(other[1], op)
             if is_full or is_over or not bundle.values.isdisjoint(op.inputs()):
                 yield open_.pop(other).indices
         if key is not None and nbytes <= most:
@@ -94,13 +82,6 @@ def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]
 def _key(op: Op) -> Key:
     kind = op.results[0].type
     return str(op.attrs["axis"]), kind.layout.home, kind.dtype
-
-
-def _meet(home: Home, op: Op) -> bool:
-    """Whether some rank of a home has something to do with an op."""
-    here = dict(home)
-    homes = [value.type.layout.home for value in (*op.inputs(), *op.results)]
-    return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)
 
 
 def _joined(steps: Sequence[Step]) -> Step:

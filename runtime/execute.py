@@ -331,9 +331,9 @@ def _begun(run: Compute, seat: Seat) -> Compute:
     """An instruction that is only begun: each of its results is called when it is wanted."""
 
     def begin(inputs: list[Tensor]) -> list[Any]:
-        # The work has a list of its own to empty: the operands are to be there until it has ended.
-        ended = seat.station.physical.beside(lambda: run([*inputs]))
-        return [partial(_item, ended, index) for index in range(len(inputs))]
+        count = len(inputs)
+        ended = seat.station.physical.beside(run, inputs)
+        return [partial(_item, ended, index) for index in range(count)]
 
     return begin
 

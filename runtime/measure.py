@@ -27,8 +27,10 @@ from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.flavors import Flavor
 from moaic.runtime.gpus import usable
+from moaic.runtime.launch import carrier_for
 from moaic.runtime.memory import data_bytes, data_limit
 from moaic.runtime.threads import cores
+from moaic.runtime.transport import Carrier
 
 VERSION: Final = 4
 """Of what is measured and how."""
@@ -109,6 +111,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
         "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
         "links": _links(collectives, each, ranks),
+        "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
     }
 
 

@@ -6,10 +6,11 @@ It is handed to whoever makes tensors or asks for memory. No GPU has run this ye
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from moaic.runtime.gpus import CPU, narrowed
 from moaic.runtime.memory import data_bytes, free_bytes, proportional_bytes
 
 Result = TypeVar("Result")
+Run = Callable[[list[Tensor]], Result]
+
+BEHIND: Final = 2
+"""How many collectives a GPU may be behind what it computes: each keeps the memory of its operands."""
 
 
 class Physical(Protocol):
@@ -38,11 +43,10 @@ class Physical(Protocol):
         """A tensor of the host on the device; itself where that is the same."""
         ...
 
-    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Begins work that runs beside what the device computes from now on, and after all that it has begun.
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        """Begins what runs beside all that the device is told to compute from now on, and after all that it was told.
 
-        What comes back gives the result, and is called before anybody reads it. What the work reads is there until
-        then.
+        What comes back gives the result, and is called before anybody reads it.
         """
         ...
 
@@ -92,8 +96,8 @@ class Processor:
     def taken_in(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        result = work()
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        result = run(operands)
         return lambda: result
 
     def synchronize(self) -> None:
@@ -134,6 +138,7 @@ class Gpu:
         torch.cuda.set_device(self.device)
         # What is short and waited for goes before what the GPU computes.
         self._side = torch.cuda.Stream(self.device, priority=-1)
+        self._behind: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     def room(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -143,19 +148,21 @@ class Gpu:
         staged = tensor if tensor.is_pinned() else tensor.pin_memory()
         return staged.to(self.device, non_blocking=True)
 
-    def beside(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        computing = torch.cuda.current_stream(self.device)
+        if len(self._behind) == BEHIND:
+            done, _ = self._behind.popleft()
+            computing.wait_event(done)
+        self._side.wait_stream(computing)
         with torch.cuda.stream(self._side):
-            result = work()
+            result = run([*operands])
             done = self._side.record_event()
-        return partial(self._finished, work, done, result)
+        # Their memory belongs to the stream that computes, which would give it to whatever comes next.
+        self._behind.append((done, operands))
+        return partial(self._finished, done, result)
 
-    def _finished(self, work: Callable[[], Result], done: torch.cuda.Event, result: Result) -> Result:
-        """`work` is held until here, so that the memory that it reads is not given to what computes beside it.
-
-        The memory of `result` goes back to the stream that it came from, which waits for all who read it at the next
-        turn.
-        """
+    def _finished(self, done: torch.cuda.Event, result: Result) -> Result:
+        """Memory of `result` belongs to the side stream, which waits for all its readers before it begins anything."""
         torch.cuda.current_stream(self.device).wait_event(done)
         return result
 

@@ -25,6 +25,7 @@ from moaic.passes.config import Config
 from moaic.runtime.arrange import Step, arranged, as_written
 from moaic.runtime.execute import Program
 from moaic.runtime.group_transport import GroupTransport
+from moaic.runtime.physical import Result, Run
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
 from tests.exact.graphs import captured_step
@@ -48,8 +49,8 @@ class Absent:
         assert tensor.device.type == "cpu"
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
 
-    def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        result = work()
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        result = run(operands)
         return lambda: result
 
     def synchronize(self) -> None: ...

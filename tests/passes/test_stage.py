@@ -176,6 +176,39 @@ func @step(%x: f32[4]) -> (f32[4] on pp=1) {
     assert run.last == 1
 
 
+def test_what_runs_beside_is_waited_for_where_it_is_read() -> None:
+    module = load("""// moai 1
+mesh [dp=2]
+func @work(%x: f32[4] +dp) -> (f32[4] +dp) {
+  %y = aten.neg %x : f32[4] +dp
+  return %y
+}
+func @read(%x: f32[4]) -> (f32[4]) {
+  %y = aten.relu %x : f32[4]
+  return %y
+}
+func @step(%x: f32[4] +dp) -> (f32[4], f32[4]) {
+  %a = call @work %x : f32[4] +dp
+  %b = moai.all_reduce %a {axis = "dp"} : f32[4]
+  %c = call @work %a : f32[4] +dp
+  %d = moai.all_reduce %c {axis = "dp"} : f32[4]
+  %e = call @read %b : f32[4]
+  return %d, %e
+}
+""")
+    one, first, two, second, read = module.main.ops
+    calls = {one: 3.0, two: 3.0, read: 1.0}
+
+    def ends(summing: float) -> tuple[float, float, float]:
+        run = simulate(module, {**calls, first: summing, second: summing}, {first, second})
+        return run.ends[0], run.busy[0], run.exposed[0]
+
+    assert ends(0.5) == (7.0, 7.0, 0.0)
+    assert ends(2.0) == (8.0, 7.0, 1.0), "the last sum has one function to hide behind"
+    # The first ends at 8, which @read waits for, and the second at 13.
+    assert ends(5.0) == (13.0, 7.0, 6.0)
+
+
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=8), st.data())
 def test_pieces_are_as_even_as_can_be(costs: list[int], data: st.DataObject) -> None:
     pieces = data.draw(st.integers(1, len(costs)))
