@@ -149,22 +149,27 @@ class Gpu:
         return staged.to(self.device, non_blocking=True)
 
     def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
-        computing = torch.cuda.current_stream(self.device)
         if len(self._behind) == BEHIND:
-            done, _ = self._behind.popleft()
-            computing.wait_event(done)
-        self._side.wait_stream(computing)
+            self._wait_for(self._behind[0][0])
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             result = run([*operands])
-            done = self._side.record_event()
-        # Their memory belongs to the stream that computes, which would give it to whatever comes next.
-        self._behind.append((done, operands))
+            done = torch.cuda.Event()
+            done.record(self._side)
+        # Kept from the stream that computes, to which this memory belongs; and shared, so that nobody overwrites it.
+        self._behind.append((done, [operand.detach() for operand in operands]))
         return partial(self._finished, done, result)
 
     def _finished(self, done: torch.cuda.Event, result: Result) -> Result:
         """Memory of `result` belongs to the side stream, which waits for all its readers before it begins anything."""
-        torch.cuda.current_stream(self.device).wait_event(done)
+        self._wait_for(done)
         return result
+
+    def _wait_for(self, done: torch.cuda.Event) -> None:
+        """Has what is computed from now on wait for one end, and so for all before it."""
+        torch.cuda.current_stream(self.device).wait_event(done)
+        while done in [each for each, _ in self._behind]:
+            self._behind.popleft()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
