@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from moaic.ir.collectives import ALL_GATHER
@@ -10,20 +11,28 @@ from moaic.ir.layout import Home
 
 
 def fetched_ahead(main: Function) -> list[int]:
-    """Positions of the instructions: gathers of parameters come one function earlier, to be on their way while it runs.
+    """Positions of the instructions: what is gathered comes one function earlier, to be on its way while that runs.
 
-    Legal as parameters are there from the start, and all else keeps its order.
+    Legal where it is there before that function, and all else keeps its order. So come parameters, and what they are
+    cast to before they are gathered.
     """
-    params = set(main.params)
     order: list[int] = []
     for position, op in enumerate(main.ops):
-        if op.name == ALL_GATHER and params.issuperset(op.inputs()):
-            home = op.results[0].type.layout.home
-            calls = (at for at in reversed(range(len(order))) if _runs(home, main.ops[order[at]]))
-            order.insert(next(calls, len(order)), position)
-        else:
-            order.append(position)
+        at = _one_function_earlier(main, order, op) if op.name == ALL_GATHER else len(order)
+        order.insert(at, position)
     return order
+
+
+def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
+    """Where the last function begins that the ranks of `op` run; the end if it, or what follows it, makes an operand."""
+    home, operands = op.results[0].type.layout.home, set(op.inputs())
+    for at in reversed(range(len(order))):
+        before = main.ops[order[at]]
+        if not operands.isdisjoint(before.results):
+            break
+        if before.name == "call" and meet(home, before):
+            return at
+    return len(order)
 
 
 def ahead(program: Module) -> Module:
@@ -38,7 +47,3 @@ def meet(home: Home, op: Op) -> bool:
     here = dict(home)
     homes = [value.type.layout.home for value in (*op.inputs(), *op.results)]
     return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)
-
-
-def _runs(home: Home, op: Op) -> bool:
-    return op.name == "call" and meet(home, op)

@@ -58,6 +58,9 @@ OPTIMIZER_VALUE_PASSES = 3
 OPTIMIZER_STATE_PASSES = 4
 """… and reads and writes both values that it keeps. Assumed, as the optimizer is not in the graph."""
 
+ROUNDING = 1e-9
+"""Share of a step that differences of sums may be off by."""
+
 FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
 
 
@@ -107,7 +110,7 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     if exposed > 0:
         spent["collective"].append(Number(exposed, max(prices[op]["collective"].source for op in beside)))
     waited = run.ends[run.last] - run.busy[run.last] - exposed
-    if waited > 0:
+    if waited > ROUNDING * run.ends[run.last]:
         spent["bubble"].append(Number(waited, max(number.source for numbers in spent.values() for number in numbers)))
     return {part: total(numbers) for part, numbers in spent.items()}
 

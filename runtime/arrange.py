@@ -1,8 +1,9 @@
 """A program's instructions arranged for transports that carry data while the worker computes.
 
-Gathers of parameters come one function earlier than they are written, so that they are on their way while it runs;
-small sums that stand next to each other go in one. Both are read off the one list that all ranks share: they agree on
-it without a word, and still communicate in the order of one list, which is why no two can wait for each other.
+Gathers come one function earlier than they are written where that can be (`ir/ahead.py`), so that they are on their way
+while it runs; small sums that stand next to each other go in one. Both are read off the one list that all ranks share:
+they agree on it without a word, and still communicate in the order of one list, which is why no two can wait for each
+other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def as_written(main: Function) -> list[Step]:
 def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Step]:
     """The instructions of `main`; bundles have at most `most` bytes.
 
-    Legal as parameters are there from the start, a bundle stands before whoever reads one of its sums, and all else
+    Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
     return _bundled([Step(position, main.ops[position]) for position in fetched_ahead(main)], mesh, most)
