@@ -24,7 +24,7 @@ def fetched_ahead(main: Function) -> list[int]:
 
 
 def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
-    """Where the last function begins that the ranks of `op` run; the end if it, or what follows it, makes an operand."""
+    """Where the last function begins that the ranks of `op` run; the end if it or what follows makes an operand."""
     home, operands = op.results[0].type.layout.home, set(op.inputs())
     for at in reversed(range(len(order))):
         before = main.ops[order[at]]
