@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moaic.ir.collectives import ALL_GATHER
-from moaic.ir.graph import Function, Module, Op
+from moaic.ir.collectives import ALL_GATHER, REDUCE_SCATTER
+from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Home
+from moaic.ir.sums import ACCUMULATE
 
 
-def fetched_ahead(main: Function) -> list[int]:
-    """Positions of the instructions: what is gathered comes one function earlier, to be on its way while that runs.
+def order_ahead(main: Function) -> list[int]:
+    """Positions of the instructions in that order: what is gathered or scattered is on its way while a function runs.
 
-    Legal where it is there before that function, and all else keeps its order. So come parameters, and what they are
-    cast to before they are gathered.
+    Gathers come one function earlier; legal where what is gathered is there before that function. So come parameters,
+    and what they are cast to before they are gathered. Sums over micro-batches take in what was scattered one function
+    later; legal where nobody reads the sum in between. All else keeps its order.
     """
     order: list[int] = []
+    scattered: set[Value] = set()
+    late: list[int] = []
     for position, op in enumerate(main.ops):
+        if op.name == ACCUMULATE and not scattered.isdisjoint(op.inputs()):
+            late.append(position)
+            continue
+        if any(not set(main.ops[each].results).isdisjoint(op.inputs()) for each in late):
+            order, late = [*order, *late], []
         at = _one_function_earlier(main, order, op) if op.name == ALL_GATHER else len(order)
         order.insert(at, position)
-    return order
+        if op.name == REDUCE_SCATTER:
+            scattered.update(op.results)
+        elif op.name == "call":
+            due = [each for each in late if meet(main.ops[each].results[0].type.layout.home, op)]
+            order, late = [*order, *due], [each for each in late if each not in due]
+    return [*order, *late]
 
 
 def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
@@ -38,7 +52,7 @@ def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
 def ahead(program: Module) -> Module:
     """`program` with its instructions in that order."""
     *others, main = program.functions
-    ops = tuple(main.ops[position] for position in fetched_ahead(main))
+    ops = tuple(main.ops[position] for position in order_ahead(main))
     return replace(program, functions=(*others, replace(main, ops=ops)))
 
 

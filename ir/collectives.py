@@ -7,10 +7,11 @@ from typing import Final
 
 ALL_REDUCE: Final = "moai.all_reduce"
 ALL_GATHER: Final = "moai.all_gather"
+REDUCE_SCATTER: Final = "moai.reduce_scatter"
 
 COLLECTIVES: Final[Mapping[str, tuple[str, str]]] = {
     ALL_REDUCE: ("pending", "whole"),
-    "moai.reduce_scatter": ("pending", "split"),
+    REDUCE_SCATTER: ("pending", "split"),
     ALL_GATHER: ("split", "whole"),
     "moai.all_to_all": ("split", "split"),
     "moai.shard": ("whole", "split"),

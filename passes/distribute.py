@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
+from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import WHOLE, Mesh, State
 from moaic.ir.rules import fits
@@ -14,6 +15,7 @@ from moaic.passes.config import Distribute
 from moaic.passes.hoist import hoist_casts, narrows
 
 AXIS = "dp"
+TIME = "mb"
 
 
 def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:
@@ -25,7 +27,7 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
         return module
     if low_precision:
         module = hoist_casts(module)
-    main = _scatter_gradients(module.main, module.mesh)
+    main = _scatter_gradients(module.main, module.mesh, each=level == "use")
     if level in ("step", "use"):
         main = _gather_parameters(main, module.mesh, level, low_precision)
     return Module((*module.functions[:-1], main), module.mesh)
@@ -48,22 +50,41 @@ def _resting(type_: TensorType, mesh: Mesh) -> TensorType:
     return type_.with_layout(type_.layout.with_state(AXIS, resting_state(type_, mesh)))
 
 
-def _scatter_gradients(main: Function, mesh: Mesh) -> Function:
-    """Each gradient's final sum becomes a reduce-scatter where one of its dims divides."""
+def _scatter_gradients(main: Function, mesh: Mesh, *, each: bool) -> Function:
+    """Each gradient's final sum becomes a reduce-scatter where one of its dims divides.
+
+    With `each` the gradients of micro-batches are scattered, and their shards added up: nobody has a whole sum.
+    """
     finals = {main.results[i] for i in main.gradients}
-    read = {value for op in main.ops for value in op.inputs()}
+    read = Counter(value for op in main.ops for value in op.inputs())
+    sums = {op.results[0]: op for op in main.ops if each and op.name == ALL_REDUCE and op.attrs["axis"] == TIME}
     mapping: dict[Value, Value] = {}
-    ops: list[Op] = []
+    instead: dict[Op, Sequence[Op]] = {}
     for op in main.ops:
         done = op.results[0] if op.name == ALL_REDUCE and op.attrs["axis"] == AXIS else None
-        if done is None or done not in finals or done in read:
-            ops.append(op)
+        if done is None or done not in finals or read[done]:
+            instead[op] = [op]
             continue
-        new = Value(_resting(done.type, mesh), done.name)
-        scattered = new.type.layout.state(AXIS) != WHOLE
-        ops.append(replace(op, name="moai.reduce_scatter" if scattered else op.name, results=(new,)))
-        mapping[done] = new
-    return replace(main, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in main.results))
+        (total,) = op.inputs()
+        new = mapping[done] = Value(_resting(done.type, mesh), done.name)
+        if new.type.layout.state(AXIS) == WHOLE:
+            instead[op] = [replace(op, results=(new,))]
+        elif total in sums and read[total] == 1:
+            instead[sums[total]], instead[op] = [], _scattered_each(op, sums[total], new)
+        else:
+            instead[op] = [replace(op, name=REDUCE_SCATTER, results=(new,))]
+    results = tuple(mapping.get(value, value) for value in main.results)
+    return replace(main, ops=tuple(op for ops in instead.values() for op in ops), results=results)
+
+
+def _scattered_each(over_ranks: Op, over_time: Op, new: Value) -> list[Op]:
+    """The two sums that make `new`, in the other order."""
+    (part,) = over_time.inputs()
+    shard = Value(part.type.with_layout(part.type.layout.with_state(AXIS, new.type.layout.state(AXIS))))
+    return [
+        replace(over_ranks, name=REDUCE_SCATTER, operands=(part,), results=(shard,)),
+        replace(over_time, operands=(shard,), results=(new,)),
+    ]
 
 
 def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precision: bool) -> Function:
@@ -76,7 +97,7 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
     params = tuple(resting.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
-    each = level == "use" and mesh.size("mb") > 1
+    each = level == "use" and mesh.size(TIME) > 1
     when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
     for op in main.ops:
         if low_precision and narrows(op) and op.operands[0] in resting:
@@ -99,5 +120,5 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
 
 
 def _gather(source: Value, whole: Value, reader: Op, each: bool) -> Op:
-    attrs = {"axis": AXIS, "each": "mb"} if each else {"axis": AXIS}
+    attrs = {"axis": AXIS, "each": TIME} if each else {"axis": AXIS}
     return Op(ALL_GATHER, (source,), (whole,), attrs, reader.loc)

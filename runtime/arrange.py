@@ -1,9 +1,8 @@
 """A program's instructions arranged for transports that carry data while the worker computes.
 
-Gathers come one function earlier than they are written where that can be (`ir/ahead.py`), so that they are on their way
-while it runs; small sums that stand next to each other go in one. Both are read off the one list that all ranks share:
-they agree on it without a word, and still communicate in the order of one list, which is why no two can wait for each
-other.
+What is gathered or scattered is on its way while a function runs (`ir/ahead.py`); small sums that stand next to each
+other go in one. Both are read off the one list that all ranks share: they agree on it without a word, and still
+communicate in the order of one list, which is why no two can wait for each other.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from moaic.ir.ahead import fetched_ahead, meet
+from moaic.ir.ahead import meet, order_ahead
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Home, Mesh
@@ -41,7 +40,7 @@ def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Step]:
     Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
-    return _bundled([Step(position, main.ops[position]) for position in fetched_ahead(main)], mesh, most)
+    return _bundled([Step(position, main.ops[position]) for position in order_ahead(main)], mesh, most)
 
 
 def _bundled(steps: Sequence[Step], mesh: Mesh, most: int) -> list[Step]:
