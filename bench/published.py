@@ -1,0 +1,152 @@
+"""Predictions for GPUs beside throughput that others have published: what the planner is off by where nobody measured.
+
+`python bench/published.py [ROW…]` takes `bench/published.csv`: trainings on one host, by plans that ours can say, with
+attention in one kernel, whose sources leave nothing out. Machines are as data sheets have them (`moaic.gpu_machine`).
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean, stdev
+from typing import Final
+
+import torch
+
+from moaic.capture.dry import Sample, Source, take_model
+from moaic.gpu_machine import machine_of
+from moaic.ir.graph import Module, Op
+from moaic.passes.config import Config, Recompute
+from moaic.passes.dead import without_dead_ops
+from moaic.passes.pool import Compiler
+from moaic.passes.registry import run_passes
+from moaic.runtime.targets import TARGETS
+
+ROWS: Final = Path(__file__).parent / "published.csv"
+
+ELEMENTS: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "saved", "full": "full"}
+
+MASK: Final[Mapping[str, int]] = {"moai.sdpa": 3, "moai.sdpa_backward": 6}
+"""Position of the mask among the operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published measurement: the model, the plan, and tokens per second and GPU."""
+
+    name: str
+    model: str
+    source: Source
+    target: str
+    config: Config
+    elements: torch.dtype
+    rows: int
+    """Of the whole batch."""
+    sequence: int
+    measured: float
+
+    @property
+    def gpus(self) -> int:
+        return self.config.ranks
+
+
+def rows() -> list[Row]:
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return [_row(cells) for cells in csv.DictReader(file)]
+
+
+def _row(cells: Mapping[str, str]) -> Row:
+    dp, tp, parts = (int(cells[name]) for name in ("dp", "tp", "micro_batches"))
+    is_sharded = cells["sharded"] == "yes"
+    config = Config(
+        dp=dp,
+        tp=tp,
+        micro_batches=parts,
+        recompute=RECOMPUTE[cells["recompute"]],
+        distribute_param="use" if is_sharded else "none",
+        distribute_low_prec_param=is_sharded,
+    )
+    return Row(
+        cells["id"],
+        cells["model"],
+        _source(cells),
+        cells["target"],
+        config,
+        ELEMENTS[cells["elements"]],
+        int(cells["rows"]) * dp * parts,
+        int(cells["sequence"]),
+        float(cells["tokens_per_s_per_gpu"]),
+    )
+
+
+def _source(cells: Mapping[str, str]) -> Source:
+    """A model of such a form: GPT's, or Llama's."""
+    layers, hidden, heads, inner, words, length = (
+        int(cells[name]) for name in ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence")
+    )
+    if cells["family"] == "llama":
+        sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+        more = {"num_key_value_heads": int(cells["kv_heads"]), "intermediate_size": inner, "vocab_size": words}
+        return Source("llama", {**sizes, **more, "max_position_embeddings": length})
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_inner": inner, "vocab_size": words}
+    kept = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return Source("gpt2", {**sizes, **kept, "n_positions": length})
+
+
+def predicted(row: Row) -> float:
+    """Tokens per second and GPU."""
+    torch.compiler.reset()
+    with torch.autocast("cpu", row.elements):
+        taken = take_model(row.source, Sample(row.rows, row.sequence))
+    step = _causal(run_passes(Module((taken.captured.function,)), "zero"))
+    # Whether it fits was seen when it was measured.
+    machine = replace(machine_of(TARGETS[row.target], row.gpus, {}), memory=sys.maxsize)
+    compiler = Compiler(step, machine)
+    made = compiler.compile(row.config)
+    assert made.memory is not None, made
+    seconds = compiler.cost(row.config).seconds.value
+    return row.rows * row.sequence / seconds / row.gpus
+
+
+def _causal(module: Module) -> Module:
+    """With the attention that was measured, which is told that it is causal and reads no mask."""
+    functions = (replace(each, ops=tuple(_without_mask(op) for op in each.ops)) for each in module.functions)
+    return without_dead_ops(replace(module, functions=tuple(functions)))
+
+
+def _without_mask(op: Op) -> Op:
+    if op.name not in MASK:
+        return op
+    return replace(op, operands=op.operands[: MASK[op.name]], attrs={**op.attrs, "is_causal": True})
+
+
+def report(found: Iterable[tuple[Row, float]]) -> Iterable[str]:
+    """A line of a table as each row is known, then what all say together."""
+    yield "| row | model | GPU | plan | tokens in a row | measured | predicted | ratio |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
+    ratios: list[float] = []
+    for row, tokens in found:
+        ratios.append(tokens / row.measured)
+        words = (row.name, row.model, TARGETS[row.target].device, str(row.config), f"{row.sequence:,}")
+        figures = (f"{row.measured:,.0f}", f"{tokens:,.0f}", f"{ratios[-1]:.2f}")
+        yield f"| {' | '.join((*words, *figures))} |"
+    if len(ratios) > 1:
+        yield (
+            f"\n{len(ratios)} rows: predicted / measured is {geometric_mean(ratios):.2f} in the mean, from "
+            f"{min(ratios):.2f} to {max(ratios):.2f}, with a standard deviation of {stdev(ratios):.2f}"
+        )
+
+
+def main(names: list[str]) -> None:
+    chosen = [row for row in rows() if not names or row.name in names]
+    for line in report((row, predicted(row)) for row in chosen):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
