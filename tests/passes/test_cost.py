@@ -16,6 +16,7 @@ from moaic.passes.cost import Prediction, function_seconds, predict
 from moaic.passes.fusion import fuse
 from moaic.passes.machine import Link, Machine, Number, Source, total
 from moaic.passes.memory import fused_functions
+from moaic.passes.pool import Compiler
 from tests.passes.steps import dense, machine
 
 
@@ -124,6 +125,18 @@ def test_sharded_updates_are_made_whole_again() -> None:
     assert whole == pytest.approx(moved)
     assert sharded == pytest.approx(moved / 2 + 2 * (1e-3 + 4 * 256 * 256 / 1e9))
     assert resting == pytest.approx(moved / 2)
+
+
+def test_what_a_machine_overlaps_costs_what_is_waited_for() -> None:
+    where = machine()
+    step, config = dense(512, 256, 256), Config(dp=2, micro_batches=4, distribute_param="use")
+    found = [Compiler(step, replace(where, overlaps=overlaps)) for overlaps in (False, True)]
+    memory, _ = (compiler.compile(config).memory for compiler in found)
+    serial, overlapped = (compiler.cost(config) for compiler in found)
+    assert memory is not None
+    assert overlapped.parts["heavy"] == serial.parts["heavy"]
+    assert 0 < overlapped.parts["collective"].value < serial.parts["collective"].value
+    assert overlapped.seconds.value < serial.seconds.value
 
 
 def test_a_sum_is_as_good_as_its_worst_number() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from moaic.ir.layout import PENDING
+from moaic.ir.sums import ACCUMULATE
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config
@@ -32,6 +34,13 @@ def test_distribution_halves_what_it_says(level: str, parameters: float, gradien
     assert found.parameters == parameters * WEIGHTS
     assert found.gradients == gradients * WEIGHTS
     assert found.optimizer == 2 * gradients * WEIGHTS
+
+
+@pytest.mark.parametrize(("level", "whole"), [("none", 2), ("optimizer", 2), ("step", 2), ("use", 0)])
+def test_sums_over_micro_batches_are_whole_or_in_parts(level: str, whole: int) -> None:
+    plan = build(dense(8), Config(dp=2, micro_batches=2, distribute_param=level))  # pyright: ignore[reportArgumentType]
+    sums = [op.results[0].type for op in plan.programs.joint.main.ops if op.name == ACCUMULATE]
+    assert sum(len(each.shape) == 2 and each.layout.state("dp") == PENDING for each in sums) == whole
 
 
 def test_tensor_parallelism_shares_parameters_out() -> None:
