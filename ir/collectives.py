@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from moaic.ir.ring import RINGS
+
 ALL_REDUCE: Final = "moai.all_reduce"
 ALL_GATHER: Final = "moai.all_gather"
 REDUCE_SCATTER: Final = "moai.reduce_scatter"
@@ -21,3 +23,6 @@ COLLECTIVES: Final[Mapping[str, tuple[str, str]]] = {
 
 No single one makes a split value pending.
 """
+
+MEETINGS: Final = frozenset({*COLLECTIVES, *RINGS.values()})
+"""What all ranks along an axis do together."""

@@ -19,6 +19,7 @@ from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
+from moaic.ir.ring import RING, RING_BACKWARD, around, query_key_value, why_not
 from moaic.ir.rules import Rule, Strategy
 from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, TensorType
@@ -467,6 +468,41 @@ def _attention_backward(op: Op, mesh: Mesh) -> Complaints:
     yield from _attention_attrs(op)
 
 
+def _in_ring(of: Check) -> Check:
+    """Attention whose values are cut into a block for each rank of the axis, and otherwise lie as its rule says."""
+
+    def check(op: Op, mesh: Mesh) -> Complaints:
+        yield from of(op, mesh)
+        axis = op.attrs.get("axis")
+        if not isinstance(axis, str) or axis not in mesh.sizes:
+            yield f"attribute `axis` is `{render_attr(axis)}`, no axis of the mesh {mesh}"
+            return
+        if (why := why_not(op, mesh.size(axis))) or (why := _mask_misfit(op, mesh)):
+            yield why
+            return
+        strategy = around(op, mesh.size(axis))
+        values, states = (*op.inputs(), *op.results), (*strategy.operands, *strategy.results)
+        for value, state in zip(values, states, strict=True):
+            if value.type.layout.state(axis) != state:
+                yield f"over `{axis}` `{render_type(value.type, mesh)}` is to be {_states([state])} in a ring"
+        yield from _layouts(op, mesh)
+
+    return check
+
+
+def _mask_misfit(op: Op, mesh: Mesh) -> str:
+    """What is wrong with the mask, if there is one and anything is."""
+    query, key, _ = query_key_value(op)
+    mask = op.operands[-1] if len(op.operands) in (4, 7) else None
+    if not isinstance(mask, Value):
+        return ""
+    wanted = (*query.type.shape[:3], key.type.shape[2])
+    shape = mask.type.shape
+    if len(shape) <= 4 and all(one in (1, other) for one, other in zip(shape[::-1], wanted[::-1], strict=False)):
+        return ""
+    return f"the mask `{render_type(mask.type, mesh)}` does not broadcast to {list(wanted)}"
+
+
 def _grouped(spelled: str) -> Check:
     """Of two dims each, or of three with a dim of blocks, which may be one of several or shared."""
 
@@ -554,6 +590,8 @@ _CHECKS: Mapping[str, Check] = {
     ADD_TO: _add_to,
     "moai.sdpa": _attention,
     "moai.sdpa_backward": _attention_backward,
+    RING: _in_ring(_attention),
+    RING_BACKWARD: _in_ring(_attention_backward),
     "moai.grouped_mm": _grouped("psd efd s psf"),
     "moai.grouped_outer": _grouped("psf psd s efd"),
     "moai.fold_key": _fold_key,

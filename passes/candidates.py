@@ -38,10 +38,11 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_distribution(workers, rows, trains, request)
     _check_schedule(workers, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep)
+        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep, gather_keys)
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
+        for gather_keys in _gathering(cp, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
         for schedule in _schedules(pp, micro_batches, trains, request)
@@ -66,6 +67,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
         config.tp,
         config.dp,
         config.distribute_low_prec_param,
+        not config.gather_keys,
     )
 
 
@@ -125,6 +127,13 @@ def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequ
         return [1]
     powers = (1 << power for power in range(1, (workers // others).bit_length()))
     return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
+
+
+def _gathering(cp: int, request: Request) -> Sequence[bool]:
+    """Without parts of the sequence nothing is gathered, and there is nothing to say."""
+    if cp == 1:
+        return [True]
+    return [True, False] if request.gather_keys is None else [request.gather_keys]
 
 
 def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:

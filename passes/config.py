@@ -32,6 +32,8 @@ class Config:
     """Name or text of a pipeline's schedule; without a pipeline it says nothing."""
     cp: int = 1
     ep: int = 1
+    gather_keys: bool = True
+    """Whether `cp` may gather keys and values of attention; where not, no rank ever holds all of them."""
 
     @property
     def ranks(self) -> int:
@@ -66,6 +68,7 @@ class Request:
     schedule: str | None = None
     cp: int | None = None
     ep: int | None = None
+    gather_keys: bool | None = None
 
     def admits(self, config: Config) -> bool:
         """Whether `config` keeps to everything that was asked for."""
@@ -105,7 +108,7 @@ def _value(name: str, value: object) -> object:
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")
         return int(text)
-    if name == "distribute_low_prec_param":
+    if name in ("distribute_low_prec_param", "gather_keys"):
         return _choice(name, str(value).lower(), {"true": True, "1": True, "false": False, "0": False})
     if name == "recompute":
         words = {word: word for word in get_args(Recompute)}

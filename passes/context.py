@@ -1,9 +1,14 @@
 """Put the axis `cp` into a module: the sequence is split, attention included.
 
-What each rank needs of other positions is a conversion like any other, and the solver picks the cheapest: keys and
-values gathered for its own rows of queries, or an exchange of rows for heads before and after attention. Both balance
-the work of causal masks: every rank has as many rows with all their keys, or whole rows for its heads. Weights are not
-split: that is what `tp` is for.
+What each rank needs of other positions comes to it in one of three ways, and the solver picks the cheapest: keys and
+values gathered for its own rows of queries, an exchange of rows for heads before and after attention, or blocks of
+keys and values that go round in a ring. A ring sends no less than gathers do, but holds two blocks at a time, never
+all keys: a plan for little memory is asked to gather none (`gather_keys=false`).
+
+The first two balance the work of a causal flag: every rank has as many rows with all their keys, or whole rows for
+its heads. In a ring blocks are contiguous, and those above the diagonal are skipped; but all ranks wait for the last,
+which skips none. So a step takes as long as with gathered keys, whose mask skips nothing either, and the first ranks
+are idle for most of it. Weights are not split: that is what `tp` is for.
 """
 
 from __future__ import annotations
@@ -13,8 +18,10 @@ from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
-from moaic.ir.layout import State
+from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.ring import query_key_value, ring_strategy
+from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis
 from moaic.passes.softmax import take_apart
 from moaic.passes.solver_prices import Prices
@@ -23,15 +30,51 @@ from moaic.passes.solver_states import Possible, possible
 from moaic.passes.tensor import ATTENTION, alternatives, solved
 
 
-def follow_context(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
-    """`module` with its sequence split over `axis`; raises Diagnostic where there is none that divides."""
+def follow_context(module: Module, axis: Axis, prices: Prices | None = None, gather_keys: bool = True) -> Annotated:
+    """`module` with its sequence split over `axis`; raises Diagnostic where there is none that divides.
+
+    Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
+    """
     _check(module, axis)
     module, found = take_apart(module, axis, _possible)
-    return solved(module, axis, _used(module, axis, found), prices or Prices(), inputs_split=True)
+    found = _used(module, axis, found)
+    if not gather_keys:
+        found = _without_gathers(module, axis, found)
+    return solved(module, axis, found, prices or Prices(), inputs_split=True)
 
 
 def _possible(module: Module, axis: Axis) -> Possible:
-    return possible(module, axis, _seeds, weight_values)
+    """What rules allow, and rings."""
+    found = possible(module, axis, _seeds, weight_values)
+    strategies = dict(found.strategies)
+    for op in _attention(module):
+        ring = ring_strategy(op, axis.size)
+        if ring is not None and _is_reached(op, ring, found):
+            *others, replicated = strategies[op]
+            strategies[op] = (*others, ring, replicated)
+    return replace(found, strategies=strategies)
+
+
+def _is_reached(op: Op, strategy: Strategy, found: Possible) -> bool:
+    """Whether the values of an op may lie as the strategy says."""
+    pairs = zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
+    return all(state == WHOLE or state in found.splits.get(value, ()) for value, state in pairs)
+
+
+def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
+    """`found` with attention only where keys lie in parts; raises Diagnostic where some must have them whole."""
+    strategies = dict(found.strategies)
+    for op in _attention(module):
+        _, key, _ = query_key_value(op)
+        at = list(op.inputs()).index(key)
+        strategies[op] = tuple(each for each in strategies[op] if each.operands[at] != WHOLE)
+        if not strategies[op]:
+            where = f" of {op.loc.module}" if op.loc.module else ""
+            raise Diagnostic(
+                f"gather_keys=false leaves {axis.name}={axis.size} no way for attention{where}: it divides neither "
+                f"its {key.type.shape[1]} heads nor both its rows and its keys"
+            )
+    return replace(found, strategies=strategies)
 
 
 def lengths(module: Module) -> list[int]:
@@ -41,18 +84,12 @@ def lengths(module: Module) -> list[int]:
         if module.main.param_role(index).kind == "input" and value.type.dtype == "i64" and len(value.type.shape) == 2:
             found[value.type.shape[1]] = None
     for op in _attention(module):
-        found.update(dict.fromkeys(value.type.shape[2] for value in _query_and_key(op)))
+        found.update(dict.fromkeys(value.type.shape[2] for value in query_key_value(op)))
     return [length for length in found if length > 1]
 
 
 def _attention(module: Module) -> Iterator[Op]:
     return (op for function in module.functions for op in function.ops if op.name in ATTENTION)
-
-
-def _query_and_key(op: Op) -> tuple[Value, Value]:
-    first = 0 if op.name == "moai.sdpa" else 1
-    query, key, *_ = list(op.inputs())[first:]
-    return query, key
 
 
 def _check(module: Module, axis: Axis) -> None:
@@ -76,7 +113,7 @@ def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
             shape = value.type.shape
             yield from ((value, (dim, size // n)) for dim, size in enumerate(shape) if dim and size in wanted)
     for op in _attention(module):
-        for value in _query_and_key(op):
+        for value in query_key_value(op)[:2]:
             heads, rows = value.type.shape[1:3]
             yield from ((value, (dim, size // n)) for dim, size in ((1, heads), (2, rows)) if size and size % n == 0)
 

@@ -16,6 +16,7 @@ from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, Kind, flops_of, kind_of
+from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.build import Plan
@@ -24,6 +25,7 @@ from moaic.passes.key import key_of
 from moaic.passes.machine import ZERO, Machine, MadeKernel, Number, Source, larger_side, total
 from moaic.passes.memory import FusedFunctions, trainables
 from moaic.passes.rank import homes
+from moaic.passes.ring import merged_bytes, passed, ranks_of, turns
 from moaic.passes.simulate import simulate
 
 FAMILIES: Mapping[str, str] = {
@@ -124,6 +126,8 @@ def _priced(
         spent.update(seconds(functions[op.callee], mesh))
     elif op.name == SEND:
         spent["send"] = _sent(op, mesh, machine)
+    elif is_ring(op):
+        spent.update(_ring(op, mesh, machine))
     elif op.name in PASSES:
         spent["move"] = _moved(op, mesh, machine)
     else:
@@ -139,6 +143,16 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
     copied = machine.seconds_to_move(4 * nbytes)
     link = machine.links.get("all_gather")
     return copied if link is None else total([copied, link.latency])
+
+
+def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
+    """One turn after the other: to pass a block on to one neighbor is what each of two does in a gather."""
+    added = machine.seconds_to_move(merged_bytes(op, mesh, ranks_of(op, mesh)))
+    return {
+        "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
+        "heavy": total([*(_kernel(turn, machine) for turn in turns(op, mesh)), added]),
+        "collective": total(machine.collective("all_gather", 2 * nbytes, 2) for nbytes in passed(op, mesh)),
+    }
 
 
 def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:

@@ -115,6 +115,7 @@ def configuration(step: Module, config: Config) -> str:
         f"num_micro_batches : {config.micro_batches}",
         f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}",
         *(f"{axis} : {n}" for axis, n in (("ep", config.ep), ("cp", config.cp)) if n > 1),
+        *(() if config.gather_keys else ("gather_keys : false",)),
         f"tp : {config.tp}" if config.tp > 1 else "No TP",
         f"recomputation : {'true' if config.recompute == 'full' else 'false'}",
         f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",

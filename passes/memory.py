@@ -18,11 +18,13 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND
+from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, fuse
 from moaic.passes.rank import held, homes, of_rank
+from moaic.passes.ring import transient
 
 OPTIMIZER_STATES = 2
 """Values of its own type kept per trainable parameter element: what Adam keeps. The optimizer is not in the graph."""
@@ -166,6 +168,8 @@ def program_peak(program: Module, fused: FusedFunctions, at: dict[str, int] | No
     for index, op in enumerate(main.ops):
         made = bytes_of((result for result in op.results if owners[result] is result), mesh)
         inside = fused(functions[op.callee], mesh).transient if op.name == "call" else 0
+        if is_ring(op):
+            inside = transient(op, mesh)
         peak = max(peak, live + max(made, inside))
         live += made - sum(owner.type.local_nbytes(mesh) for owner in dying[index])
     return peak
@@ -182,7 +186,7 @@ def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]
         if op.name == "call":
             _call_owners(op, callee(op), owners)
             continue
-        if op.name == SEND:
+        if op.name == SEND or is_ring(op):
             owners.update((result, result) for result in op.results)
             continue
         (result,) = op.results

@@ -232,7 +232,7 @@ class _Search:
 
 
 def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
-    """For each plan those that recompute less, or split the batch into the next fewer micro-batches, else alike.
+    """For each plan those that recompute less, gather keys, or have the next fewer micro-batches, else alike.
 
     These are faster, so it is worth a look only where all of them are too large. A pipeline needs its micro-batches.
     """
@@ -243,7 +243,8 @@ def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
     def faster(config: Config) -> list[Config]:
         saved, parts = replace(config, recompute="saved"), config.micro_batches
         fewer = [n for n in counts[replace(config, micro_batches=1)] if n < parts and config.pp == 1]
-        less = [saved] if saved != config and parts in counts[replace(saved, micro_batches=1)] else []
+        others = [saved, replace(config, gather_keys=True)]
+        less = [each for each in others if each != config and parts in counts[replace(each, micro_batches=1)]]
         return [*less, replace(config, micro_batches=max(fewer))] if fewer else less
 
     return {config: faster(config) for config in configs}

@@ -10,9 +10,11 @@ from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.ops import Kind, flops_of, kind_of
 from moaic.ir.placed import placing
+from moaic.ir.ring import is_ring, ring_strategy
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.machine import Machine, sent_share
+from moaic.passes.ring import block_bytes, gradient_bytes, merged_bytes, passes
 
 TIME = "mb"
 """The axis whose ranks run one after the other: what is split over it runs once per part."""
@@ -102,13 +104,19 @@ class Pricing:
         kind = kind_of(op)
         values = (*op.inputs(), *op.results)
         runs = self.runs(*values)
-        if kind is Kind.HEAVY:
+        if kind is Kind.HEAVY or is_ring(op):
             parts = prod(
                 size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values)
             )
             split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
             more = SPELLED_OUT if _is_placed(op, strategy) else 1
-            return runs * more * flops_of(op) / parts / self.prices.flops / (self.n if split else 1)
+            share = 1 / self.n if split else 1.0
+            seconds = more * flops_of(op) / parts / self.prices.flops * share
+            if is_ring(op):
+                seconds += self._around(op, share, self.mesh.size(str(op.attrs["axis"])))
+            elif strategy == ring_strategy(op, self.n):
+                seconds += self._around(op, share, self.n)
+            return runs * seconds
         if kind is Kind.VIEW:
             return 0.0
         sends = op.name in _SENDING and op.attrs["axis"] != TIME
@@ -118,6 +126,13 @@ class Pricing:
             * sum(self._part(value, state) for value, state in zip(op.results, strategy.results, strict=True))
             / rate
         )
+
+    def _around(self, op: Op, share: float, ranks: int) -> float:
+        """Seconds to bring blocks round, each a share of what a rank holds without the new axis, and to add up."""
+        block, gradients = ([share * each for each in of(op, self.mesh)] for of in (block_bytes, gradient_bytes))
+        sent = (self.prices.latency + nbytes / self.prices.link for nbytes in passes(block, gradients, ranks))
+        added = share * merged_bytes(op, self.mesh, ranks) / self.prices.memory
+        return sum(sent) + added + ranks * self.prices.local
 
     def _part(self, value: Value, state: State) -> float:
         return self.local_bytes(value) / (self.n if len(state) == 2 else 1)

@@ -13,6 +13,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Operand, Role, Value
 from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
+from moaic.ir.ring import is_ring
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis, Versions, annotate
 from moaic.passes.softmax import take_apart
@@ -68,10 +69,10 @@ class _Solution:
 
 def _check(module: Module, axis: Axis, found: Possible) -> None:
     """Raises Diagnostic where attention, or every matrix product, would run unsplit on all ranks."""
-    heavy = [op for function in module.functions for op in function.ops if kind_of(op) is Kind.HEAVY]
+    heavy = [op for function in module.functions for op in function.ops if kind_of(op) is Kind.HEAVY or is_ring(op)]
     stuck = [op for op in heavy if len(found.strategies[op]) == 1]
     asked = f"{axis.name}={axis.size}"
-    heads = {next(op.inputs()).type.shape[1]: op for op in heavy if op.name in ATTENTION}
+    heads = {next(op.inputs()).type.shape[1]: op for op in heavy if op.name in ATTENTION or is_ring(op)}
     for count, op in heads.items():
         if op in stuck:
             where = (

@@ -16,6 +16,7 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int
 from moaic.ir.parser import parse
+from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE, overwritten
 from moaic.runtime.arrange import arranged, as_written
 from moaic.runtime.compile import compile_functions
@@ -23,6 +24,7 @@ from moaic.runtime.landings import Landings
 from moaic.runtime.moves import Seat, is_shared, move, own, owned
 from moaic.runtime.order import own_order
 from moaic.runtime.physical import Physical
+from moaic.runtime.ring import going_round
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
 from moaic.runtime.tiles import cut, join
@@ -291,11 +293,13 @@ def _compute(
         return _bundle(op, seat, may_overwrite)
     if op.name in COLLECTIVES:
         return _collective(op, seat, may_overwrite)
+    if is_ring(op):
+        return going_round(op, seat)
     if op.name == SEND:
         return _send(op, seat, landings)
     maker = _IN_TIME.get(op.name)
     if maker is None:
-        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives and steps in time")
+        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives, rings and steps in time")
     return maker(op, seat, may_overwrite)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed
 
 from moaic.runtime.gpus import CPU
-from moaic.runtime.moves import own
+from moaic.runtime.moves import dense
 from moaic.runtime.physical import Physical
 from moaic.runtime.shared import PeerLost
 from moaic.runtime.transport import ONE_TURN, Carrier, Group, digits, gathered_digits, summed
@@ -74,19 +74,27 @@ class GroupTransport:
 
     def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         shape, rows, columns = digits(tensor.shape, dim, stride, group.size)
-        parts = _dense(_dense(tensor).view(rows, group.size, columns).transpose(0, 1))
+        parts = dense(dense(tensor).view(rows, group.size, columns).transpose(0, 1))
         return summed(self._exchanged(parts, group).unbind(0)).view(shape)
 
     def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
         shape, rows, columns = gathered_digits(tensor.shape, dim, stride, group.size)
-        received = self._gathered(_dense(tensor), group).view(group.size, rows, columns)
-        return _dense(received.transpose(0, 1)).view(shape)
+        received = self._gathered(dense(tensor), group).view(group.size, rows, columns)
+        return dense(received.transpose(0, 1)).view(shape)
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
         return list(self._exchanged(torch.stack(list(parts)), group).unbind(0))
 
+    def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
+        """An exchange with nothing for all ranks but one: nobody need know who is to send first."""
+
+        def run(given: list[Tensor]) -> list[Tensor]:
+            return [self._handed_on(tensor, group) for tensor in given]
+
+        return self._physical.beside(run, list(tensors))
+
     def broadcast(self, tensor: Tensor, group: Group) -> None:
-        block = bytes_of(_dense(tensor))
+        block = bytes_of(dense(tensor))
         if not block.numel():
             return
         is_first = group.index == 0
@@ -124,6 +132,16 @@ class GroupTransport:
         whole = torch.empty_like(parts)
         return self._carried(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
 
+    def _handed_on(self, tensor: Tensor, group: Group) -> Tensor:
+        """Gives `tensor` to the next rank of the group; what the one before gave."""
+        taken, given = [0] * group.size, [0] * group.size
+        taken[group.before] = given[group.after] = tensor.numel() * tensor.element_size()
+
+        def start(out: Tensor, sent: Tensor) -> Any:
+            return self._group(group).alltoall_base(out, sent, taken, given)
+
+        return self._carried(torch.empty_like(tensor), tensor, start)
+
     def _carried(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Tensor:
         """`out`, filled by a collective of contiguous tensors."""
         if not out.numel():
@@ -141,11 +159,6 @@ class GroupTransport:
         if found is None:
             found = self._groups[group.ranks] = self._make(group)
         return found
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Itself where it is contiguous, else a copy that is."""
-    return tensor if tensor.is_contiguous() else own(tensor)
 
 
 def _padded(flat: Tensor, count: int) -> Tensor:

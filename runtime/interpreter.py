@@ -18,6 +18,7 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh, Split
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, Kind, kind_of
+from moaic.ir.ring import attention_of, is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import TensorType
 from moaic.runtime.schema import DTYPES
@@ -80,6 +81,8 @@ def _whole_op(module: Module, op: Op, operands: list[Any]) -> Sequence[Tensor]:
         return _run_whole(module, module.function(op.callee), operands)
     if op.name in _CARRIED_OUT or op.name == SEND:
         return operands
+    if is_ring(op):
+        return run_op(attention_of(op), operands)
     if op.name not in MOVES_IN_TIME:
         return run_op(op, operands)
     if module.mesh.ranks > 1:
@@ -133,6 +136,8 @@ class _Ranks:
             return self.run(self.module.function(op.callee), operands, there)
         if op.name in _CARRIED_OUT:
             return [self._collective(op, operands[0], there)]
+        if is_ring(op):
+            return self._ring(op, values, there)
         if op.name in MOVES_IN_TIME:
             moved = self._absent()
             for rank in there:
@@ -171,6 +176,27 @@ class _Ranks:
                 for member, result in zip(group, results, strict=True):
                     made[member] = result
         return made
+
+    def _ring(self, op: Op, values: Mapping[Value, PerRank], ranks: Sequence[int]) -> list[PerRank]:
+        """Attention of all blocks at once, cut into blocks again."""
+        axis = str(op.attrs["axis"])
+        made = [self._absent() for _ in op.results]
+        for rank in ranks:
+            group = self.mesh.group(rank, axis)
+            if rank != group[0]:
+                continue
+            joined = {value: self._joined(values[value], group, value.type, axis) for value in op.inputs()}
+            results = run_op(attention_of(op), [operand_of(operand, joined) for operand in op.operands])
+            for parts, value, whole in zip(made, op.results, results, strict=True):
+                for member, part in zip(group, _split_over(whole, value.type, axis, self.mesh), strict=True):
+                    parts[member] = part
+        return made
+
+    def _joined(self, parts: PerRank, group: Sequence[int], kind: TensorType, axis: str) -> Tensor:
+        """What a group along the axis has of a value, together."""
+        if kind.layout.split_of(axis) is None:
+            return parts[group[0]]
+        return _joined_over([parts[member] for member in group], kind, axis, self.mesh)
 
     def _send(self, op: Op, parts: PerRank) -> PerRank:
         """Between ranks that differ along the axis alone."""

@@ -5,7 +5,7 @@ Data passes through rooms of bounded size: what does not fit goes in turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -88,6 +88,28 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
         return [tensor.view(parts[0].shape) for tensor in received]
 
+    def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
+        """The first piece is shown at once, each further one when the one before has come: two rooms are enough."""
+        received = [torch.empty_like(tensor) for tensor in tensors]
+        given = (piece for tensor in tensors for piece in _pieces(tensor))
+        after, before = group.ranks[group.after], group.ranks[group.before]
+
+        def show_next() -> None:
+            piece = next(given, None)
+            if piece is not None:
+                self._box.room(piece.dtype)[: piece.numel()].copy_(piece)
+                self._box.post((after,))
+
+        def finish() -> list[Tensor]:
+            for piece in (piece for tensor in received for piece in _pieces(tensor)):
+                piece.copy_(self._box.take(before, piece.dtype)[: piece.numel()])
+                self._box.give_back((before,))
+                show_next()
+            return received
+
+        show_next()
+        return finish
+
     def broadcast(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.contiguous().view(-1)
         for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
@@ -153,6 +175,12 @@ class SharedMemoryTransport:
 def _capacity(tensor: Tensor, slots: int) -> int:
     """Elements of `tensor` in one of `slots` equal slots of a room."""
     return ROOM // max(1, slots) // ALIGNMENT * ALIGNMENT // tensor.element_size()
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """A contiguous tensor in pieces that fit into a room each."""
+    flat = tensor.view(-1)
+    return (flat[at] for (_, at), _ in _blocks(1, flat.numel(), _capacity(flat, 1)))
 
 
 def _blocks(rows: int, columns: int, capacity: int) -> Iterator[tuple[tuple[slice, slice], int]]:

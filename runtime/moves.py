@@ -143,6 +143,11 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Itself where it is contiguous, else a copy that is."""
+    return tensor if tensor.is_contiguous() else own(tensor)
+
+
 def owned(tensor: Tensor, free: bool) -> Tensor:
     """A tensor to write into: itself where its memory is free to be used and nothing else uses it, else a copy."""
     return tensor if free and not is_shared(tensor) else own(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moaic.ir.collectives import COLLECTIVES
+from moaic.ir.collectives import MEETINGS
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, takes_part
 from moaic.runtime.arrange import Step
@@ -14,9 +14,10 @@ from moaic.runtime.shared import ROOM
 def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: int, size: int = ROOM) -> list[Step]:
     """The instructions of the rank at these coordinates; what it sends may fill `rooms` of `size` bytes untaken.
 
-    What it is sent it takes in when it is needed, but before a collective, and before a send for which there may be no
-    room until others have taken what this rank sent before. So no two can wait for each other: all that comes before
-    the first instruction of the one list that is not done is done, thus that one can be done.
+    What it is sent it takes in when it is needed, but before what all ranks of an axis do together, and before a send
+    for which there may be no room until others have taken what this rank sent before. So no two can wait for each
+    other: all that comes before the first instruction of the one list that is not done is done, thus that one can be
+    done.
     """
     order: list[Step] = []
     arriving: list[int] = []
@@ -27,7 +28,7 @@ def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: i
         if op.name == SEND and op.results[0].type.layout.holds(at):
             arriving.append(index)
             continue
-        before = index if op.name in COLLECTIVES else 0
+        before = index if op.name in MEETINGS else 0
         if op.name == SEND:
             sent.append(index)
             before = _must_be_taken(steps, mesh, sent, rooms, size)

@@ -7,7 +7,7 @@ taken in float32 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -36,6 +36,15 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def after(self) -> int:
+        """The next one's place, the ranks in a ring."""
+        return (self.index + 1) % self.size
+
+    @property
+    def before(self) -> int:
+        return (self.index - 1) % self.size
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -84,6 +93,13 @@ class Transport(Protocol):
 
     def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
         """Gives part i to rank i of the group; the result holds what each rank gave to this one."""
+        ...
+
+    def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
+        """Begins to give contiguous tensors to the next rank; what comes back waits for those of the rank before.
+
+        Until then the memory of what is given is shared, and nothing else may be begun.
+        """
         ...
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:

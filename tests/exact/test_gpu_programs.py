@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Module, Value
 from moaic.ir.printer import render
+from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.runtime.arrange import Step, arranged, as_written
@@ -30,6 +31,7 @@ from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES, MIXTURE
+from tests.runtime.rings import Ring
 
 GPU = torch.device("cuda", 0)
 
@@ -178,6 +180,23 @@ def test_every_program_stays_on_its_gpu(name: str, config: Config, device: str) 
     for program in filter(None, (programs.joint, programs.forward, programs.backward)):
         for station in stations(program.mesh.ranks, device):
             run_on(station, program)
+
+
+RINGS = (
+    Ring(2, 16, 16, causal=True, dtype="bf16", width=16, value_width=16),
+    Ring(4, 16, 16, mask="numbers", width=8, value_width=8),
+    Ring(2, 16, 32, mask="looks", dtype="bf16", width=16, value_width=16),
+    Ring(3, 12, 12, causal=True, mask="looks", value_width=3),
+)
+"""Attention by each kind of kernel, and written out."""
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_a_ring_stays_on_its_gpu(ring: Ring, device: str) -> None:
+    program = load(ring.text)
+    for station in stations(program.mesh.ranks, device):
+        run_on(station, program)
 
 
 def test_a_stray_tensor_is_noticed() -> None:

@@ -20,6 +20,16 @@ def body(ops: str, params: str = "%x: f32[8, 16], %k: i64[2]") -> str:
     return f"{MESH}func @f({params}) -> () {{\n  {ops}\n  return\n}}\n"
 
 
+PLAIN = "f32[2, 4, 8, 2], f32[2, 4, 8]"
+QUERY = "%q: f32[2, 4{tp}, 8{dp}, 2]"
+KEY = "%k: f32[2, 4{tp}, 16{dp}, 2]"
+IN_A_RING = "f32[2, 4{tp}, 8{dp}, 2], f32[2, 4{tp}, 8{dp}]"
+
+
+def ring(params: str = f"{QUERY}, {KEY}", mask: str = "_", attrs: str = 'axis = "dp"', made: str = IN_A_RING) -> str:
+    return body(f"%o, %l = moai.ring_sdpa %q, %k, %k, {mask} {{{attrs}}} : {made}", params)
+
+
 SOUND = [
     body("%y = aten.mm %x, %w : f32[8{dp}, 4] +tp", "%x: f32[8{dp}, 16{tp}], %w: f32[16{tp}, 4]"),
     body("%y = aten.neg %x : f32[8{dp}] +tp", "%x: f32[8{dp}] +tp"),
@@ -44,6 +54,10 @@ SOUND = [
         "%o, %l = moai.sdpa %q, %k, %k, _ {is_causal = true, scale = 0.5} : f32[2, 3, 4, 8], f32[2, 3, 4]",
         "%q: f32[2, 3, 4, 8], %k: f32[2, 3, 5, 8]",
     ),
+    ring(),
+    ring(f"{QUERY}, {KEY}, %m: bool[8{{dp}}, 16]", "%m"),
+    ring(f"{QUERY}, {KEY}, %m: f32[4{{tp}}, 1, 16]", "%m"),
+    ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 8{{dp}}, 2]", attrs='axis = "dp", is_causal = true'),
     f"{MESH}func @g(%x: f32[8{{dp}}]) -> (f32[8{{dp}}]) {{ return %x }}\n"
     "func @f(%x: f32[8{dp}]) -> () { %y = call @g %x : f32[8{dp}] return }",
 ]
@@ -123,6 +137,37 @@ UNSOUND = [
     (
         body("%y, %z = moai.sdpa %q, %q, %q, _ {is_causal = 1} : f32[1, 1, 1, 1], f32[1, 1, 1]", "%q: f32[1, 1, 1, 1]"),
         "attribute `is_causal` is `1`, not true or false",
+    ),
+    (ring(attrs='axis = "pp"'), 'attribute `axis` is `"pp"`, no axis of the mesh [dp=2, tp=4]'),
+    (ring(attrs="scale = 0.5"), "attribute `axis` is `none`"),
+    (ring(attrs='axis = "dp", is_causal = 1'), "attribute `is_causal` is `1`, not true or false"),
+    (ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp}}, 3]"), "size d is 2 in one place and 3 in another"),
+    (ring().replace("dp=2", "dp=1"), "`moai.ring_sdpa`: one rank is no ring"),
+    (ring(f"{QUERY}, %k: f32[2, 4, 15, 2]"), "8 rows and 15 keys do not fall into 2 blocks each"),
+    (
+        ring(attrs='axis = "dp", is_causal = true'),
+        "causal attention in blocks takes as many keys as rows, not 16 for 8",
+    ),
+    (
+        ring(f"{QUERY}, {KEY}, %m: bool[8{{dp}}, 8]", "%m"),
+        "the mask `bool[8{dp}, 8]` does not broadcast to [2, 4, 8, 16]",
+    ),
+    (
+        ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16, 2]"),
+        "over `dp` `f32[2, 4{tp}, 16, 2]` is to be split 2:8 in a ring",
+    ),
+    (
+        ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp:1}}, 2]"),
+        "over `dp` `f32[2, 4{tp}, 16{dp:1}, 2]` is to be split 2:8 in a ring",
+    ),
+    (
+        ring(f"{QUERY}, {KEY}, %m: bool[8, 16{{dp}}]", "%m"),
+        "over `dp` `bool[8, 16{dp}]` is to be split 0:4 in a ring",
+    ),
+    (ring(made=PLAIN.replace("4", "4{tp}")), "over `dp` `f32[2, 4{tp}, 8, 2]` is to be split 2:4 in a ring"),
+    (
+        ring("%q: f32[2, 4, 8{dp, tp}, 2], %k: f32[2, 4, 16{dp}, 2]", made=PLAIN.replace("8", "8{dp, tp}")),
+        "over `tp` it cannot turn split 2:1, whole, whole into split 2:1, split 2:1: its rule is b h (s q!) d!",
     ),
     (f"{MESH}func @f(%x: f32[8{{dp:3}}]) -> () {{ return }}", "in function `@f`: type `f32[8{dp:3}]`: axis `dp`"),
     (

@@ -1,23 +1,29 @@
-"""The axis `cp`: the sequence split, attention by gathered keys and values or by an exchange of rows for heads."""
+"""The axis `cp`: the sequence split, attention by gathered keys, by an exchange of rows for heads or in a ring."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
 from moaic.ir.layout import WHOLE, State
-from moaic.ir.verify import verify
+from moaic.ir.ring import is_ring
+from moaic.ir.verify import load, verify
 from moaic.passes.annotate import Axis
 from moaic.passes.candidates import candidates
 from moaic.passes.config import Request
 from moaic.passes.context import follow_context
+from moaic.passes.memory import fused_functions, memory_of
+from moaic.passes.pool import Here
+from moaic.passes.search import Selection, search
 from moaic.passes.solver_prices import Prices
 from moaic.passes.tensor import follow_tensor
-from tests.passes.models import LENGTH, config, proof
-from tests.passes.steps import dense
+from tests.exact.models import Batch, llama
+from tests.passes.models import IGNORED, LENGTH, Proof, config, proof, sizes, tokens
+from tests.passes.steps import dense, machine
 from tests.passes.test_tensor import attention, prove
 
 EAGER = Prices(latency=0.0, local=0.0)
@@ -107,3 +113,97 @@ def test_heads_that_another_axis_has_split_are_named() -> None:
     split = follow_context(attention(8, 8), Axis("cp", 2), SLOW).module
     with pytest.raises(Diagnostic, match=r"tp=16 cannot split the 8 heads of layers.* once more: cp splits them"):
         follow_tensor(split, Axis("tp", 16))
+
+
+def rings(module: Module) -> list[Op]:
+    return [op for function in module.functions for op in function.ops if is_ring(op)]
+
+
+FAR = Prices(latency=1e-3)
+"""To begin something takes long."""
+
+NARROW = Prices(latency=0.0, link=1e6)
+"""To send something takes long."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "n", "prices", "goes_round"),
+    [(3, 2, Prices(), True), (3, 4, EAGER, True), (4, 2, FAR, True), (4, 4, NARROW, False)],
+)
+def test_what_is_not_gathered_goes_the_cheaper_way(heads: int, n: int, prices: Prices, goes_round: bool) -> None:
+    whole = attention(heads, heads)
+    split = follow_context(whole, Axis("cp", n), prices, gather_keys=False).module
+    verify(split)
+    assert bool(rings(split)) == goes_round
+    if goes_round:
+        assert not found(split, "moai.sdpa")
+        assert not found(split, "moai.all_to_all")
+    else:
+        assert states(found(split, "moai.sdpa")[0]) == [(1, heads // n)] * 3
+    prove(split, whole)
+
+
+@pytest.mark.parametrize("prices", [EAGER, Prices(), Prices(link=1e6), FAR])
+def test_a_ring_that_costs_as_much_as_gathers_is_left(prices: Prices) -> None:
+    assert not rings(follow_context(attention(3, 1), Axis("cp", 2), prices).module)
+
+
+ACROSS = """// moai 1
+func @step(%q: f32[1, 3, 6, 4] input "q", %k: f32[1, 3, KEYS, 4] input "k") -> (f32[1, 3, 6, 4] output "y") {
+  %y, %l = moai.sdpa %q, %k, %k, _ {is_causal = CAUSAL} : f32[1, 3, 6, 4], f32[1, 3, 6] in "decoder"
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize(("keys", "causal"), [("5", "false"), ("4", "true")])
+def test_attention_that_falls_into_no_blocks(keys: str, causal: str) -> None:
+    step = load(ACROSS.replace("KEYS", keys).replace("CAUSAL", causal))
+    follow_context(step, Axis("cp", 2))
+    with pytest.raises(Diagnostic, match="gather_keys=false leaves cp=2 no way for attention of decoder: it divides"):
+        follow_context(step, Axis("cp", 2), gather_keys=False)
+
+
+def few(seed: int, rows: int) -> Batch:
+    batch = tokens(seed, rows)
+    labels = batch["labels"]
+    return {**batch, "input_ids": batch["input_ids"] % 64, "labels": labels.where(labels == IGNORED, labels % 64)}
+
+
+@cache
+def three_heads() -> Proof:
+    """A Llama whose heads neither two nor four ranks can share."""
+    wide = {"num_attention_heads": 3, "num_key_value_heads": 3}
+    return Proof(lambda: llama(**sizes(24, 24, 64, LENGTH) | wide), few)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "cp=2",
+        pytest.param("cp=4,recompute=full", marks=pytest.mark.exact),
+        pytest.param("cp=2,tp=3", marks=pytest.mark.exact),
+        pytest.param("dp=2,cp=2,micro_batches=2,distribute_param=use", marks=pytest.mark.exact),
+        pytest.param("pp=2,cp=2,micro_batches=2,schedule=zero-bubble", marks=pytest.mark.exact),
+    ],
+)
+def test_a_step_in_rings_is_exact(plan: str) -> None:
+    made = three_heads().prove(config(f"{plan},gather_keys=false")).module
+    assert {op.name for op in rings(made)} == {"moai.ring_sdpa", "moai.ring_sdpa_backward"}
+    assert not found(made, "moai.sdpa")
+    assert not found(made, "moai.sdpa_backward")
+
+
+def test_a_ring_is_selected_where_memory_is_short() -> None:
+    gathered, ring = (three_heads().builder.build(config(f"cp=4,gather_keys={word}")) for word in ("true", "false"))
+    most, least = (memory_of(plan, fused_functions()).peak for plan in (gathered, ring))
+    assert least < 0.9 * most
+    assert selected(most).fates.selected == gathered.config
+    short = selected(most - 1)
+    assert short.fates.selected == ring.config
+    assert rings(short.plan.module)
+
+
+def selected(memory: int) -> Selection:
+    request = Request(dp=1, tp=1, pp=1, cp=4, micro_batches=1, recompute="saved")
+    return search(three_heads().step.module, machine(4, memory), request, pool=Here())

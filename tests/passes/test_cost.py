@@ -12,12 +12,13 @@ from moaic.ir.verify import load
 from moaic.passes import machine as machines
 from moaic.passes.build import build
 from moaic.passes.config import Config
-from moaic.passes.cost import Prediction, function_seconds, predict
+from moaic.passes.cost import Prediction, function_seconds, predict, program_seconds
 from moaic.passes.fusion import fuse
 from moaic.passes.machine import Link, Machine, Number, Source, total
 from moaic.passes.memory import fused_functions
 from moaic.passes.pool import Compiler
 from tests.passes.steps import dense, machine
+from tests.runtime.rings import Ring
 
 
 def predicted(config: Config, where: Machine, rows: int = 8, width: int = 4, hidden: int = 16) -> Prediction:
@@ -197,3 +198,15 @@ def test_a_send_takes_what_its_link_takes_or_copies() -> None:
     # The worker that ends last has one end of each.
     assert seconds[1].value == pytest.approx((len(sends) * 1e-3 + nbytes / 1e6) / 2)
     assert seconds[0].value < seconds[1].value
+
+
+def test_a_ring_takes_its_turns() -> None:
+    """The last rank skips half of its own block alone; each block and gradient is handed on by itself."""
+    ring = Ring(2, rows=512, columns=512, causal=True, batch=1, heads=1, width=64, value_width=64)
+    where = replace(machine(overhead=1e-4), flops={"mm.f32": Number(1e9), "sdpa.f32": Number(1e9)})
+    spent = program_seconds(load(ring.text), where, function_seconds(where, fused_functions()))
+    block, row = 256 * 64 * 4, 256 * 4
+    added = 3 * (block + row) + 3 * 3 * block
+    assert spent["heavy"].value == pytest.approx(((2 + 5) * 256 * 256 * 128 * 1.5 + added) / 1e9)
+    assert spent["collective"].value == pytest.approx((2 + 2 + 4) * (1e-3 + 2 * block / 1e9))
+    assert spent["overhead"].value == pytest.approx(2 * 2 * 1e-4)

@@ -9,6 +9,7 @@ from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.passes.memory import Memory, fused_functions, memory_of, program_peak, split_peak
 from tests.passes.steps import dense
+from tests.runtime.rings import Ring
 
 WEIGHTS = 2 * 4 * 16 * 4
 """Bytes of both parameters of the dense step."""
@@ -124,3 +125,11 @@ func @main(%x: f32[100]) -> (f32[10, 10]) {
 }
 """
     assert peak(text) == 400
+
+
+@pytest.mark.parametrize(("ranks", "blocks"), [(2, 1), (4, 2)])
+def test_a_ring_holds_few_blocks_at_a_time(ranks: int, blocks: int) -> None:
+    """Never all keys; in the backward most: operands, blocks at hand and to come, their gradients on three ways."""
+    ring = Ring(ranks, rows=8 * ranks, columns=8 * ranks, batch=1, heads=1, width=16, value_width=16)
+    part, stats = 8 * 16 * 4, 8 * 4
+    assert program_peak(load(ring.text), fused_functions()) == (4 + 1 + 2 * blocks + 2 + 3 * 2) * part + stats

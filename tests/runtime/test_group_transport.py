@@ -17,7 +17,7 @@ from moaic.runtime.launch import carrier_for, launch
 from moaic.runtime.moves import is_shared
 from moaic.runtime.physical import Processor
 from moaic.runtime.transport import Carrier, Group
-from tests.runtime.test_programs import MOVES, SUMS, run, up
+from tests.runtime.test_programs import MOVES, RINGS, SUMS, run, up
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,14 @@ def test_an_odd_count_and_moves(grouped: Accelerator) -> None:
     assert torch.equal(same, x)
     x = torch.randn(8, 12, 6)
     assert all(torch.equal(got, x) for got in run(grouped, MOVES.replace("N", "6"), x))
+
+
+def test_rings_have_the_bits_of_shared_memory(shared: Accelerator, grouped: Accelerator) -> None:
+    for ring in RINGS[1:4]:
+        inputs = ring.inputs()
+        expected = run(shared, ring.text, *inputs, dtype=ring.dtype)
+        for got, want in zip(run(grouped, ring.text, *inputs, dtype=ring.dtype), expected, strict=True):
+            assert torch.equal(got, want)
 
 
 class Slow:

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.verify import load
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, whole
+from moaic.runtime.interpreter import TOLERANCES, run_function
+from tests.runtime.rings import Ring
 
 SUMS = """// moai 1
 mesh [{mesh}]
@@ -37,9 +40,10 @@ def up(accelerator: Accelerator, tensor: torch.Tensor, dtype: str = "f32") -> Bu
 def run(
     accelerator: Accelerator, text: str, *inputs: torch.Tensor, dtype: str = "f32", **more: object
 ) -> list[torch.Tensor]:
-    """The results of a program, interpreted, on the inputs; i64 inputs keep their type."""
+    """The results of a program, interpreted, on the inputs; those of i64 and of bool keep their type."""
     program = accelerator.load(text, compiled=False)
-    buffers = [up(accelerator, tensor, "i64" if tensor.dtype == torch.int64 else dtype) for tensor in inputs]
+    kinds = {torch.int64: "i64", torch.bool: "bool"}
+    buffers = [up(accelerator, tensor, kinds.get(tensor.dtype, dtype)) for tensor in inputs]
     main = accelerator.program(program)
     outputs = [accelerator.buffer(result.type.dtype, result.type.shape) for result in main.results]
     accelerator.run(program, buffers, outputs, **more)  # pyright: ignore[reportArgumentType]
@@ -81,6 +85,23 @@ def test_moves_keep_the_value(four: Accelerator, n: int) -> None:
     x = torch.randn(8, 12, n)
     for got in run(four, MOVES.replace("N", str(n)), x):
         assert torch.equal(got, x)
+
+
+RINGS = (
+    Ring(2, 12, 12, causal=True),
+    Ring(3, 12, 24, mask="looks"),
+    Ring(3, 12, 12, causal=True, mask="numbers", value_width=3),
+    Ring(2, 8, 8, causal=True, mask="looks", dtype="bf16"),
+    Ring(4, 16, 16),
+)
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_rings(four: Accelerator, ring: Ring) -> None:
+    inputs = ring.inputs()
+    expected = run_function(load(ring.text), "main", inputs)
+    for got, want in zip(run(four, ring.text, *inputs, dtype=ring.dtype), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=TOLERANCES[got.dtype], atol=TOLERANCES[got.dtype])
 
 
 TIME = """// moai 1
