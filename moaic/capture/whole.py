@@ -72,8 +72,9 @@ def _install_hooks_while_looking_on(recording: Any) -> None:
 
 def _install_hooks(context: ComptimeContext) -> None:
     """What Dynamo runs where it comes upon the call: of a model it takes no constant, so it is asked for its own."""
-    model: Any = context.get_local("model")._i_will_not_complain_if_bc_breaks_VariableTracker()
-    sys.modules["transformers.utils.output_capturing"].maybe_install_capturing_hooks.__wrapped__(model.value)
+    found: Any = context.get_local("model")
+    model = found._i_will_not_complain_if_bc_breaks_VariableTracker().value
+    sys.modules["transformers.utils.output_capturing"].maybe_install_capturing_hooks.__wrapped__(model)
 
 
 def _let_settings_be_noted() -> None:

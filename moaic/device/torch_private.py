@@ -1,6 +1,6 @@
 """The only place that touches PyTorch's private device API: everything else in the device goes through these names.
 
-Measured on PyTorch 2.13; every symbol exists in 2.11 too. What each of them must do is held by tests/device.
+Measured on PyTorch 2.13. What each name must do is held by tests/device, which pass with 2.11 too.
 """
 
 from __future__ import annotations
