@@ -6,9 +6,10 @@ BIN := .venv/bin
 # Tests that watch processes live and die, or count over all of them: one at a time. All others run two at a time.
 WATCHED := tests/models tests/runtime tests/tools
 READY := .venv/.ready
+OLDEST := out/oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact check bench docs guide ecosystem
+.PHONY: help demo tutorial test exact check bench docs guide ecosystem oldest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -45,6 +46,13 @@ guide: $(READY) ## predict the tables of the parameter guide anew
 ecosystem: $(READY) ## install the libraries that people use around PyTorch, and train with each of them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
 	$(BIN)/python -m pytest tests/ecosystem tests/option tests/docs -m exact
+
+oldest: $(READY) ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
+	$(BIN)/python -m venv $(OLDEST)
+	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dev]' \
+		$$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
+	$(OLDEST)/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml

@@ -168,6 +168,13 @@ def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -
     return aten.constant_pad_nd(aten.unsqueeze(grad, dim), [*after, index, sizes[dim] - 1 - index])
 
 
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """With one sigmoid, that kernels are found by: PyTorch 2.11 would write it out as four ops."""
+    wide_grad, wide = grad.to(_wide(grad.dtype)), x.to(_wide(x.dtype))
+    share = aten.sigmoid(wide)
+    return (wide_grad * share * (1 + wide * (1 - share))).to(x.dtype)
+
+
 _OURS: Table = {
     aten.slice_backward.default: _slice_backward,
     aten.select_backward.default: _select_backward,
@@ -181,4 +188,5 @@ _OURS: Table = {
     aten.convolution_backward.default: _convolution_backward,
     aten.repeat.default: _repeat,
     aten.index_select.default: _index_select,
+    aten.silu_backward.default: _silu_backward,
 }

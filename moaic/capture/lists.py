@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import torch
 
+from moaic.device.torch_private import aten_ops
+
 Run = Callable[..., Any]
 
 _PREFIX = "_foreach_"
@@ -23,7 +25,8 @@ _VALUE = {"addcmul", "addcdiv"}
 def per_tensor() -> Iterator[tuple[Any, Run]]:
     """Each functional overload that has a counterpart on one tensor, and what it is taken apart by."""
     aten: Any = torch.ops.aten
-    for name in dir(aten):
+    # Not dir(aten): that holds what somebody has asked for.
+    for name in sorted({op.removeprefix("aten::").partition(".")[0] for op in aten_ops()}):
         single = name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX) or name.endswith("_"):
             continue

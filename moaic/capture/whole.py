@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from torch._dynamo import assume_constant_result, config, trace_rules  # pyright: ignore[reportUnknownVariableType]
+from torch._dynamo import assume_constant_result, config, trace_rules, utils  # pyright: ignore[reportUnknownVariableType]
+from torch._dynamo.comptime import ComptimeContext, comptime
 
 from moaic.capture.experts import experts_forward
 
@@ -33,6 +34,7 @@ def captures_whole(backend: Backend) -> Backend:
     setattr(backend, _MARK, True)
     trace_rules.add("moaic.runtime")
     _teach()
+    _let_settings_be_noted()
     # Libraries may be imported later.
     if _teach not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_teach)
@@ -43,8 +45,8 @@ def _teach(*started: Any) -> None:
     """Once more where it was done before: a reset of Dynamo forgets some of it."""
     _leave_out_log_calls()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
-    if recording is not None:
-        assume_constant_result(recording.maybe_install_capturing_hooks)
+    if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
+        _install_hooks_while_looking_on(recording)
     experts: Any = sys.modules.get("transformers.integrations.moe")
     if experts is not None and not hasattr(experts.ExpertsInterface.get_interface, _MARK):
         _take_experts_by_token(experts)
@@ -55,6 +57,34 @@ def _leave_out_log_calls() -> None:
     own = {getattr(logging.Logger, name) for name in _LOG_CALLS}
     added = {method for method in vars(logging.Logger).values() if callable(method) and method.__module__ != "logging"}
     config.ignore_logging_functions |= own | added
+
+
+def _install_hooks_while_looking_on(recording: Any) -> None:
+    install = recording.maybe_install_capturing_hooks
+
+    @wraps(install)
+    def install_now(model: Any) -> None:
+        comptime(_install_hooks, lambda: install(model))
+
+    setattr(install_now, _MARK, True)
+    recording.maybe_install_capturing_hooks = install_now
+
+
+def _install_hooks(context: ComptimeContext) -> None:
+    """What Dynamo runs where it comes upon the call: of a model it takes no constant, so it is asked for its own."""
+    found: Any = context.get_local("model")
+    model = found._i_will_not_complain_if_bc_breaks_VariableTracker().value
+    sys.modules["transformers.utils.output_capturing"].maybe_install_capturing_hooks.__wrapped__(model)
+
+
+def _let_settings_be_noted() -> None:
+    """PyTorch 2.11 writes its settings down with every graph, and cannot write the log calls among them."""
+    keeper: Any = utils
+    note = keeper._get_dynamo_config_for_logging
+    try:
+        note()
+    except TypeError:
+        keeper._get_dynamo_config_for_logging = config.patch(ignore_logging_functions=set())(note)
 
 
 _LOG_CALLS = ("debug", "info", "warning", "error", "exception", "critical", "log")

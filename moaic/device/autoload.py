@@ -60,9 +60,10 @@ def register() -> None:
 
     if hasattr(torch, torch_private.NAME):
         delattr(torch, torch_private.NAME)
+    other = torch.accelerator.current_accelerator()
     torch_private.register_device(face, guard.Guard())
     setattr(torch, OTHER_NAME, face)
-    early.install()
+    early.install(other)
 
 
 def real_accelerator() -> bool:

@@ -6,7 +6,7 @@ Loaded by `import torch`, so it imports nothing of ours that is heavy; the work 
 from __future__ import annotations
 
 import threading
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -27,8 +27,8 @@ def is_moai(device: Any) -> bool:
 
 
 @cache
-def install() -> None:
-    """Put the hooks in place, once."""
+def install(other: torch.device | None) -> None:
+    """Put the hooks in place, once; `other` is the accelerator that PyTorch was built for, if any."""
     torch_private.STORAGE_NEW.take_over(_storage_new)
     torch_private.STORAGE_COPY.take_over(_storage_copy)
     torch_private.STORAGE_WRITE.take_over(_storage_write)
@@ -36,8 +36,8 @@ def install() -> None:
     torch_private.STORAGE_ITEM.take_over(_storage_item)
     torch_private.STORAGE_SWAP.take_over(_storage_swap)
     torch_private.MODULE_APPLY.take_over(_module_apply)
-    torch_private.GENERATOR_NEW.take_over(_generator_new)
-    torch_private.CURRENT_ACCELERATOR.take_over(_current_accelerator)
+    torch_private.generator_new().take_over(_generator_new)
+    torch_private.CURRENT_ACCELERATOR.take_over(partial(_current_accelerator, other))
     torch_private.ANY_ACCELERATOR.take_over(_any_accelerator)
     torch.serialization.register_package(9, _tag, _restore)
 
@@ -131,11 +131,11 @@ def _generator_new(real: Any) -> Any:
     return call
 
 
-def _current_accelerator(real: Any) -> Any:
+def _current_accelerator(other: torch.device | None, real: Any) -> Any:
     def current_accelerator(check_available: bool = False) -> torch.device | None:
         found = real(check_available)
         unused = found is not None and found.type == NAME and not IN_USE.is_set()
-        return None if unused else found
+        return other if unused else found
 
     current_accelerator.__doc__ = real.__doc__
     return current_accelerator
@@ -144,7 +144,8 @@ def _current_accelerator(real: Any) -> Any:
 def _any_accelerator(real: Any) -> Any:
     def any_accelerator(check: bool = False) -> torch.device:
         found = real(check)
-        return torch.device("cpu") if found.type == NAME and not IN_USE.is_set() else found
+        unused = found.type == NAME and not IN_USE.is_set()
+        return (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else found
 
     return any_accelerator
 

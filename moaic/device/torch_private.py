@@ -1,6 +1,6 @@
 """The only place that touches PyTorch's private device API: everything else in the device goes through these names.
 
-Measured on PyTorch 2.13; every symbol exists in 2.11 too. What each of them must do is held by tests/device.
+Measured on PyTorch 2.13. What each name must do is held by tests/device, which pass with 2.11 too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any, Final
 
@@ -239,8 +240,6 @@ MODULE_TO: Final = Seam(torch.nn.Module, "to")
 RUN_BACKWARD: Final = (Seam(torch.autograd.graph, "_engine_run_backward"), Seam(torch.autograd, "_engine_run_backward"))
 """Behind every way to ask for gradients."""
 
-GENERATOR_NEW: Final = Seam(type(torch.Generator), "__call__")
-
 PIN: Final = Seam(torch.Tensor, "pin_memory")
 
 PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
@@ -262,6 +261,24 @@ CUDA_IS_AVAILABLE: Final = torch.cuda.is_available
 
 ANY_ACCELERATOR: Final = Seam(_C, "_get_accelerator")
 """The same for torch.distributed and others, with the CPU where there is none."""
+
+
+class _MadeInPython(type):
+    """What makes generators where PyTorch itself has nothing in Python that does."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.Generator:
+        return _C.Generator(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _C.Generator)
+
+
+@cache
+def generator_new() -> Seam:
+    """Behind `torch.Generator(...)`; where that is a type of C++ alone, as in PyTorch 2.11, one that passes for it."""
+    if type(torch.Generator) is type:
+        _torch.Generator = _MadeInPython("Generator", (_C.Generator,), {"__module__": "torch"})
+    return Seam(type(torch.Generator), "__call__")
 
 
 def accelerator_seams(name: str) -> tuple[Seam, ...]:

@@ -84,7 +84,7 @@ def _made_there() -> Iterator[Mapping]:
         yield _mapping(torch.fft, "torch.fft", name, _ON_ACCELERATOR, keyword)
     for name in METHODS:
         yield _mapping(torch.Tensor, "torch.Tensor", name, _ON_ACCELERATOR, keyword)
-    yield Mapping("torch.Generator", "`cuda`: the CPU's generator", torch_private.GENERATOR_NEW, _generator)
+    yield Mapping("torch.Generator", "`cuda`: the CPU's generator", torch_private.generator_new(), _generator)
     meaning = "`cuda` is the accelerator"
     call = "with torch.device(...)"
     yield Mapping(call, f"{meaning}; so `torch.set_default_device`", torch_private.device_context(), _device_context)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch._dynamo import utils
 
 from moaic.capture.dry import take_call
 from moaic.capture.whole import captures_whole
@@ -40,6 +41,13 @@ class Talking(nn.Module):
 def test_log_calls_break_no_graph() -> None:
     function = take_call(Talking(), {"x": torch.ones(2, 4)}).captured.function
     assert "aten.mm" in {op.name for op in function.ops}
+
+
+def test_pytorch_still_notes_its_settings() -> None:
+    """It does with every graph, and not every version can write functions, as log calls are."""
+    take_call(Talking(), {"x": torch.ones(2, 4)})
+    notes: Any = utils
+    assert "verify_correctness" in notes._get_dynamo_config_for_logging()
 
 
 def experts() -> nn.Module:

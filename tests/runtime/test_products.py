@@ -48,7 +48,7 @@ def test_a_compiled_function_uses_the_chosen_library(library: bool) -> None:
     x, w, y = (Value(TensorType("f32", shape)) for shape in ((rows, inner), (inner, columns), (rows, columns)))
     run = compile_function(Function("product", (x, w), (Op("aten.mm", (x, w), (y,)),), (y,)), compiled=True)
     a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         (made,) = run([a, b])
     torch.testing.assert_close(made, exact(a, b), rtol=1e-4, atol=1e-4)
     assert ("moai::product" in profile.key_averages().table()) == library

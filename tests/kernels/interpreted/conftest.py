@@ -32,3 +32,14 @@ def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
 
 
 BUILDER.create_dot = dot
+
+PATCH_TENSOR = interpreter._patch_lang_tensor
+
+
+def patch_tensor(tensor: Any, scope: Any) -> None:
+    """Triton 3.6's interpreter counts up to arrays of one number, which NumPy 2.4 no longer takes for a number."""
+    PATCH_TENSOR(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # pyright: ignore[reportUnknownLambdaType]
+
+
+interpreter._patch_lang_tensor = patch_tensor
