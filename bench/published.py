@@ -114,7 +114,7 @@ def predicted(row: Row) -> float:
 
 
 def _causal(module: Module) -> Module:
-    """With the attention that was measured, which is told that it is causal and reads no mask."""
+    """With the attention that was measured: without padding it is causal, and reads no mask."""
     functions = (replace(each, ops=tuple(_without_mask(op) for op in each.ops)) for each in module.functions)
     return without_dead_ops(replace(module, functions=tuple(functions)))
 
