@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 
 from moaic.capture.decompositions import decompositions
 from moaic.capture.from_fx import (
@@ -82,6 +83,7 @@ class _Capture:
 
     def compile_forward(self, graph_module: Any, inputs: Any) -> Boxed:
         assert self.training is not None
+        _serve_many_backwards()
         return boxed(self.training.forward)
 
     def compile_backward(self, graph_module: Any, inputs: Any) -> Boxed:
@@ -92,6 +94,13 @@ class _Capture:
         (returned,) = graph_module.graph.output_node().args
         program = FxProgram(graph_module, len(returned), self.names)
         return boxed(_Inference(program, self.make_engine(program)).run)
+
+
+def _serve_many_backwards() -> None:
+    """PyTorch 2.11 donates the ticket to the first backward, although it is no fake tensor, and forbids a second."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def boxed(function: Boxed) -> Boxed:
