@@ -50,10 +50,13 @@ def attention_of(op: Op) -> Op:
     return replace(op, name=_ATTENTION[op.name], attrs={k: v for k, v in op.attrs.items() if k != "axis"})
 
 
+def query_at(op: Op) -> int:
+    """Which operand of attention the query is, in either direction, in a ring or not: key and value come next."""
+    return 1 if _plain(op) == "moai.sdpa_backward" else 0
+
+
 def query_key_value(op: Op) -> tuple[Value, Value, Value]:
-    """Of attention in either direction, in a ring or not."""
-    first = 1 if _plain(op) == "moai.sdpa_backward" else 0
-    query, key, value = list(op.inputs())[first : first + 3]
+    query, key, value = list(op.inputs())[query_at(op) : query_at(op) + 3]
     return query, key, value
 
 

@@ -91,11 +91,11 @@ class Builder:
             stages.append(({"ep": ep}, "ep", _with(lambda m: follow_experts(m, Axis("ep", ep), prices).module)))
         if cp > 1:
             gather = config.gather_keys
-            decided: dict[str, object] = {"cp": cp, "gather_keys": gather}
-            stages.append((decided, "cp", _with(lambda m: follow_context(m, Axis("cp", cp), prices, gather).module)))
+            follow = _with(lambda m: follow_context(m, Axis("cp", cp), prices, gather).module)
+            stages.append(({"cp": cp, "gather_keys": gather}, "cp", follow))
         if tp > 1:
             stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp), prices).module)))
-        decided = {"distribute_param": level, "distribute_low_prec_param": narrow}
+        decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}
         stages.append((decided, "distribute", _with(lambda m: distribute(m, level, narrow))))
         if config.pp > 1:
             schedule = schedule_of(config.schedule, config.pp, mb)

@@ -42,7 +42,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
-        for gather_keys in _gathering(cp, request)
+        for gather_keys in _ways_of_keys(cp, request)
         for micro_batches in _micro_batches(rows, request)
         if rows % (dp * micro_batches) == 0
         for schedule in _schedules(pp, micro_batches, trains, request)
@@ -129,8 +129,8 @@ def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequ
     return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
 
 
-def _gathering(cp: int, request: Request) -> Sequence[bool]:
-    """Without parts of the sequence nothing is gathered, and there is nothing to say."""
+def _ways_of_keys(cp: int, request: Request) -> Sequence[bool]:
+    """Whether keys may be gathered: where the sequence is whole there is nothing to say."""
     if cp == 1:
         return [True]
     return [True, False] if request.gather_keys is None else [request.gather_keys]

@@ -20,7 +20,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.ring import query_key_value, ring_strategy
+from moaic.ir.ring import query_at, query_key_value, ring_strategy
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis
 from moaic.passes.softmax import take_apart
@@ -65,14 +65,13 @@ def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
     """`found` with attention only where keys lie in parts; raises Diagnostic where some must have them whole."""
     strategies = dict(found.strategies)
     for op in _attention(module):
-        _, key, _ = query_key_value(op)
-        at = list(op.inputs()).index(key)
-        strategies[op] = tuple(each for each in strategies[op] if each.operands[at] != WHOLE)
+        key_at = query_at(op) + 1
+        strategies[op] = tuple(each for each in strategies[op] if each.operands[key_at] != WHOLE)
         if not strategies[op]:
-            where = f" of {op.loc.module}" if op.loc.module else ""
+            where, heads = f" of {op.loc.module}" if op.loc.module else "", op.results[0].type.shape[1]
             raise Diagnostic(
-                f"gather_keys=false leaves {axis.name}={axis.size} no way for attention{where}: it divides neither "
-                f"its {key.type.shape[1]} heads nor both its rows and its keys"
+                f"gather_keys=false leaves {axis.name}={axis.size} no way for attention{where}: it splits neither "
+                f"its {heads} heads nor its rows and keys alike"
             )
     return replace(found, strategies=strategies)
 

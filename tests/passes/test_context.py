@@ -21,8 +21,8 @@ from moaic.passes.pool import Here
 from moaic.passes.search import Selection, search
 from moaic.passes.solver_prices import Prices
 from moaic.passes.tensor import follow_tensor
-from tests.exact.models import Batch, llama
-from tests.passes.models import IGNORED, LENGTH, Proof, config, proof, sizes, tokens
+from tests.exact.models import IGNORED, Batch, llama, sizes
+from tests.passes.models import LENGTH, Proof, config, proof, tokens
 from tests.passes.steps import dense, machine
 from tests.passes.test_tensor import attention, prove
 
@@ -160,7 +160,7 @@ func @step(%q: f32[1, 3, 6, 4] input "q", %k: f32[1, 3, KEYS, 4] input "k") -> (
 def test_attention_that_falls_into_no_blocks(keys: str, causal: str) -> None:
     step = load(ACROSS.replace("KEYS", keys).replace("CAUSAL", causal))
     follow_context(step, Axis("cp", 2))
-    with pytest.raises(Diagnostic, match="gather_keys=false leaves cp=2 no way for attention of decoder: it divides"):
+    with pytest.raises(Diagnostic, match="gather_keys=false leaves cp=2 no way for attention of decoder: it splits"):
         follow_context(step, Axis("cp", 2), gather_keys=False)
 
 

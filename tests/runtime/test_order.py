@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.ops import SEND
+from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.runtime.arrange import as_written
@@ -89,3 +90,20 @@ def test_no_number_of_rooms_is_too_few(
     running = Workers(program, rooms, size)
     running.run()
     assert not any(running.left.values())
+
+
+RING = """// moai 1
+mesh [pp=2, cp=2]
+func @main(%x: f32[1, 1, 4{cp}, 2] on pp=0 input "x", %q: f32[1, 1, 4{cp}, 2] on pp=1 input "q")
+    -> (f32[1, 1, 4{cp}, 2] on pp=1, f32[1, 1, 4{cp}, 2] on pp=1) {
+  %y = moai.send %x {axis = "pp"} : f32[1, 1, 4{cp}, 2] on pp=1
+  %o, %l = moai.ring_sdpa %q, %q, %q, _ {axis = "cp"} : f32[1, 1, 4{cp}, 2] on pp=1, f32[1, 1, 4{cp}] on pp=1
+  return %o, %y
+}
+"""
+
+
+def test_what_was_sent_is_taken_before_a_ring() -> None:
+    program = load(RING)
+    steps = own_order(as_written(program.main), program.mesh, {"pp": 1, "cp": 0}, rooms=2)
+    assert [step.op.name for step in steps] == ["moai.send", "moai.ring_sdpa"]
