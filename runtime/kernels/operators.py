@@ -41,7 +41,12 @@ class Operator:
         return _one_or_more(self.triton(tile, *operands))
 
     def in_plain(self, *operands: Any) -> Results | Tensor:
-        return _one_or_more(tuple(each.contiguous() for each in self.plain(*operands)))
+        return _one_or_more(tuple(_whole(each) for each in self.plain(*operands)))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Contiguous, and seen to be so: a dim of one element counts as contiguous whatever its stride."""
+    return tensor.contiguous().view(-1).view(tensor.shape)
 
 
 def target_of(device: torch.device) -> str:
