@@ -14,7 +14,7 @@ from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES
 MODELS = {**EXAMPLES, "dropout": DROPOUT, "contrast": CONTRAST}
 
 
-MOST = {1: 12, 2: 24, 4: 12, 8: 6}
+MOST = {1: 6, 2: 12, 4: 6, 8: 3}
 """Candidates that are run for so many ranks."""
 
 
