@@ -222,22 +222,22 @@ def _gradient(
         if TOKENS_OWN:
             token = mine[:, None]
             of = theirs[None, :]
-            known = token < own_count
+            known, is_class = token < own_count, of < other_count
         else:
             token = theirs[None, :]
             of = mine[:, None]
-            known = token < other_count
+            known, is_class = token < other_count, of < own_count
         z = _capped(
             _product(own, other, own_row, other_row, mine, theirs, own_count, other_count, width, OWN, OTHER, DEPTH),
             SOFT_CAP,
         )
-        # Tokens past the end have no gradient from above; classes past the end meet rows of zeros, or are not stored.
+        # Tokens past the end have no gradient from above; classes past the end meet rows of zeros, but may be infinite.
         above = tl.load(grad + token, mask=known, other=0.0)
         hit = of == tl.load(labels + token, mask=known, other=-1) - first
         delta = tl.exp(z - tl.load(logsumexp + token, mask=known, other=0.0)) - tl.where(hit, on, 0.0) - off
         if SOFT_CAP > 0:
             delta *= 1 - (z / SOFT_CAP) * (z / SOFT_CAP)
-        delta *= above
+        delta = tl.where(is_class, delta * above, 0.0)
         for depth in range(0, width, DEPTH):
             k = depth + tl.arange(0, DEPTH)
             at = mine.to(tl.int64)[:, None] * width + k[None, :]
