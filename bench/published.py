@@ -19,6 +19,7 @@ import torch
 from moaic.capture.dry import Sample, Source, take_model
 from moaic.gpu_machine import machine_of
 from moaic.ir.graph import Module, Op
+from moaic.ir.ring import OPERANDS
 from moaic.passes.config import Config, Recompute
 from moaic.passes.dead import without_dead_ops
 from moaic.passes.pool import Compiler
@@ -31,9 +32,6 @@ ELEMENTS: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "fp16": to
 
 RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "saved", "full": "full"}
 
-MASK: Final[Mapping[str, int]] = {"moai.sdpa": 3, "moai.sdpa_backward": 6}
-"""Position of the mask among the operands."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -45,8 +43,8 @@ class Row:
     target: str
     config: Config
     elements: torch.dtype
-    rows: int
-    """Of the whole batch."""
+    batch: int
+    """Rows of the whole of it."""
     sequence: int
     measured: float
 
@@ -102,7 +100,7 @@ def predicted(row: Row) -> float:
     """Tokens per second and GPU."""
     torch.compiler.reset()
     with torch.autocast("cpu", row.elements):
-        taken = take_model(row.source, Sample(row.rows, row.sequence))
+        taken = take_model(row.source, Sample(row.batch, row.sequence))
     step = _causal(run_passes(Module((taken.captured.function,)), "zero"))
     # Whether it fits was seen when it was measured.
     machine = replace(machine_of(TARGETS[row.target], row.gpus, {}), memory=sys.maxsize)
@@ -110,7 +108,7 @@ def predicted(row: Row) -> float:
     made = compiler.compile(row.config)
     assert made.memory is not None, made
     seconds = compiler.cost(row.config).seconds.value
-    return row.rows * row.sequence / seconds / row.gpus
+    return row.batch * row.sequence / seconds / row.gpus
 
 
 def _causal(module: Module) -> Module:
@@ -120,9 +118,9 @@ def _causal(module: Module) -> Module:
 
 
 def _without_mask(op: Op) -> Op:
-    if op.name not in MASK:
+    if op.name not in OPERANDS:
         return op
-    return replace(op, operands=op.operands[: MASK[op.name]], attrs={**op.attrs, "is_causal": True})
+    return replace(op, operands=op.operands[: OPERANDS[op.name]], attrs={**op.attrs, "is_causal": True})
 
 
 def report(found: Iterable[tuple[Row, float]]) -> Iterable[str]:

@@ -24,5 +24,8 @@ COLLECTIVES: Final[Mapping[str, tuple[str, str]]] = {
 No single one makes a split value pending.
 """
 
+CARRYING: Final = tuple(name for name, (found, _) in COLLECTIVES.items() if found != "whole")
+"""Those that carry data; of a whole value each rank has its part already."""
+
 MEETINGS: Final = frozenset({*COLLECTIVES, *RINGS.values()})
 """What all ranks along an axis do together."""

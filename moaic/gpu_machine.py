@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from moaic.amount import amount, duration
+from moaic.ir.collectives import CARRYING
 from moaic.ir.errors import Diagnostic
 from moaic.passes.machine import Link, Machine, MadeKernel, Number, Source, sent_share
 from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS, Target, target_of
@@ -18,8 +19,6 @@ LATENCY: Final = Number(20e-6)
 
 USABLE: Final = 0.9
 """Share of a GPU's memory that plans may take; drivers, libraries and the allocator's waste have the rest. Assumed."""
-
-COLLECTIVES: Final = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 def is_target(text: str) -> bool:
@@ -47,12 +46,13 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
             hint="describe the machine in a file, as docs/machines/h100.json does",
         )
     rates = {f"mm.{dtype}": _published(rate) for dtype, rate in target.matmul.items()}
+    kinds = [name.removeprefix("moai.") for name in CARRYING]
     return Machine(
         workers,
         int(USABLE * target.memory),
         _published(target.bandwidth),
         {**rates, "cheap.f32": _published(target.vector), "costly.f32": _published(target.vector)},
-        {**{kind: _link(kind, target) for kind in COLLECTIVES}, "send": _pair(target)},
+        {**{kind: _link(kind, target) for kind in kinds}, "send": _pair(target)},
         name=f"{target.device} ({target.name}), from its data sheet",
         launch=Number(LAUNCH_SECONDS),
         overlaps=True,

@@ -41,7 +41,7 @@ CAUTION = 0.7
 def compiles(options: Mapping[str, object]) -> bool:
     """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
     asked = options.get(COMPILE)
-    return words.says_yes(COMPILE, os.environ.get(words.VARIABLE, "true") if asked is None else asked)
+    return words.says_yes(COMPILE, os.environ.get(words.COMPILE_VARIABLE, "true") if asked is None else asked)
 
 
 def request_of(options: Mapping[str, object]) -> Request:

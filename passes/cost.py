@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from moaic.ir.collectives import COLLECTIVES
+from moaic.ir.collectives import CARRYING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, Kind, flops_of, kind_of
@@ -25,7 +25,7 @@ from moaic.passes.key import key_of
 from moaic.passes.machine import ZERO, Machine, MadeKernel, Number, Source, larger_side, total
 from moaic.passes.memory import FusedFunctions, trainables
 from moaic.passes.rank import homes
-from moaic.passes.ring import merged_bytes, passed, ranks_of, turns
+from moaic.passes.ring import handed_on_in, merged_bytes, ranks_of, turns
 from moaic.passes.simulate import simulate
 
 FAMILIES: Mapping[str, str] = {
@@ -103,7 +103,7 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
     functions = {function.name: function for function in program.functions}
     prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
-    beside = {op for op in prices if machine.overlaps and op.name in COLLECTIVES and op.name not in PASSES}
+    beside = {op for op in prices if machine.overlaps and op.name in CARRYING}
     run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
     spent: dict[str, list[Number]] = defaultdict(list)
     for op in run.done[run.last]:
@@ -151,7 +151,7 @@ def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
     return {
         "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
         "heavy": total([*(_kernel(turn, machine) for turn in turns(op, mesh)), added]),
-        "collective": total(machine.collective("all_gather", 2 * nbytes, 2) for nbytes in passed(op, mesh)),
+        "collective": total(machine.collective("all_gather", 2 * nbytes, 2) for nbytes in handed_on_in(op, mesh)),
     }
 
 

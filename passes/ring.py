@@ -21,7 +21,7 @@ MERGED = 3
 """Times that adding what a turn gives to what was before reads or writes it."""
 
 
-def passes(block: Sequence[float], gradients: Sequence[float], ranks: int) -> list[float]:
+def handed_on(block: Sequence[float], gradients: Sequence[float], ranks: int) -> list[float]:
     """Bytes of all that each rank passes on: blocks, and in a backward their gradients, which have one way more."""
     return [*block] * (ranks - 1) + [*gradients] * ranks
 
@@ -42,9 +42,9 @@ def merged_bytes(op: Op, mesh: Mesh, ranks: int) -> int:
     return MERGED * (ranks - 1) * sum(_wide_bytes(value.type, mesh) for value in op.results)
 
 
-def passed(op: Op, mesh: Mesh) -> list[float]:
+def handed_on_in(op: Op, mesh: Mesh) -> list[float]:
     """Bytes of all that each rank passes on in a ring."""
-    return passes(block_bytes(op, mesh), gradient_bytes(op, mesh), ranks_of(op, mesh))
+    return handed_on(block_bytes(op, mesh), gradient_bytes(op, mesh), ranks_of(op, mesh))
 
 
 def turns(op: Op, mesh: Mesh) -> list[Kernel]:

@@ -42,7 +42,6 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
     done: dict[int, list[Op]] = {worker: [] for worker in workers}
     # What has no home is made by every worker for itself, so each has a time of its own for it.
     ready: dict[tuple[Value, int], float] = defaultdict(float)
-
     under_way: set[tuple[Value, int]] = set()
 
     def begin(op: Op, worker: int, duration: float) -> None:

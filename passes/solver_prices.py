@@ -14,7 +14,7 @@ from moaic.ir.ring import is_ring, ring_strategy
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.machine import Machine, sent_share
-from moaic.passes.ring import block_bytes, gradient_bytes, merged_bytes, passes
+from moaic.passes.ring import block_bytes, gradient_bytes, handed_on, merged_bytes
 
 TIME = "mb"
 """The axis whose ranks run one after the other: what is split over it runs once per part."""
@@ -130,7 +130,7 @@ class Pricing:
     def _around(self, op: Op, share: float, ranks: int) -> float:
         """Seconds to bring blocks round, each a share of what a rank holds without the new axis, and to add up."""
         block, gradients = ([share * each for each in of(op, self.mesh)] for of in (block_bytes, gradient_bytes))
-        sent = (self.prices.latency + nbytes / self.prices.link for nbytes in passes(block, gradients, ranks))
+        sent = (self.prices.latency + nbytes / self.prices.link for nbytes in handed_on(block, gradients, ranks))
         added = share * merged_bytes(op, self.mesh, ranks) / self.prices.memory
         return sum(sent) + added + ranks * self.prices.local
 

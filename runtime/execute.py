@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from moaic.ir.collectives import ALL_REDUCE, COLLECTIVES
+from moaic.ir.collectives import ALL_REDUCE, CARRYING, COLLECTIVES
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int
@@ -325,10 +325,7 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
 
 def _goes_beside(op: Op, seat: Seat) -> bool:
     """Whether an instruction communicates, on a device that computes meanwhile."""
-    if op.name not in COLLECTIVES or not seat.transport.runs_beside:
-        return False
-    found, _ = COLLECTIVES[op.name]
-    return found != "whole" and seat.mesh.size(str(op.attrs["axis"])) > 1
+    return op.name in CARRYING and seat.transport.runs_beside and seat.mesh.size(str(op.attrs["axis"])) > 1
 
 
 def _begun(run: Compute, seat: Seat) -> Compute:

@@ -10,7 +10,7 @@ from moaic.ir.errors import Diagnostic
 YES: Final = ("true", "1")
 NO: Final = ("false", "0", "no", "none")
 
-VARIABLE: Final = "MOAI_COMPILE"
+COMPILE_VARIABLE: Final = "MOAI_COMPILE"
 
 
 def says_yes(name: str, value: object) -> bool:
@@ -23,4 +23,4 @@ def says_yes(name: str, value: object) -> bool:
 
 def may_compile(environment: Mapping[str, str]) -> bool:
     """Whether programs are to be compiled where no option says otherwise; a word that is not known is left to those."""
-    return environment.get(VARIABLE, "").lower() not in NO
+    return environment.get(COMPILE_VARIABLE, "").lower() not in NO

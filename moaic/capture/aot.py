@@ -97,7 +97,7 @@ class _Capture:
 
 
 def _serve_many_backwards() -> None:
-    """PyTorch 2.11 donates the ticket to the first backward, although it is no fake tensor, and forbids a second."""
+    """PyTorch donates what nothing aliases, the ticket, to the first backward, and would then forbid a second."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []

@@ -15,7 +15,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.ir.ring import is_ring
 from moaic.ir.verify import load
-from moaic.passes.ring import passed
+from moaic.passes.ring import handed_on_in
 from moaic.runtime.execute import Program
 from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
 from moaic.runtime.memory_transport import SharedMemoryTransport
@@ -89,7 +89,7 @@ def test_a_ring_is_attention(ring: Ring, seed: int) -> None:
     for got, meant, want in zip(results, run_ranks(module, inputs), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(meant, want, rtol=1e-12, atol=1e-12)
-    predicted = [nbytes for op in module.main.ops if is_ring(op) for nbytes in passed(op, module.mesh)]
+    predicted = [nbytes for op in module.main.ops if is_ring(op) for nbytes in handed_on_in(op, module.mesh)]
     for carrier in carriers:
         assert sorted(carrier.passed) == sorted(predicted)
 
