@@ -10,7 +10,7 @@ from math import prod
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
-from moaic.ir.ring import RING, RING_BACKWARD, blocks_of, ring_rule
+from moaic.ir.ring import RING, RING_BACKWARD, ring_rule
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
 from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
@@ -540,10 +540,6 @@ def _sdpa_backward(op: Op) -> Rule:
     return _make(op, [out, q, k, v, out, stats, *_mask(op, 6)], [q, k, v], (0,))
 
 
-def _ring(op: Op) -> Rule:
-    return ring_rule(op, blocks_of(op))
-
-
 def _grouped_mm(op: Op) -> Rule:
     """Every row is multiplied by the matrix that it names.
 
@@ -700,8 +696,8 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("aten.convolution_backward", _convolution_backward, kind=Kind.HEAVY, flops=_flops_convolution_backward),
     OpDecl("moai.sdpa", _sdpa, kind=Kind.HEAVY, flops=_flops_sdpa),
     OpDecl("moai.sdpa_backward", _sdpa_backward, kind=Kind.HEAVY, flops=_flops_sdpa_backward),
-    OpDecl(RING, _ring, kind=Kind.INSTRUCTION, flops=_flops_sdpa),
-    OpDecl(RING_BACKWARD, _ring, kind=Kind.INSTRUCTION, flops=_flops_sdpa_backward),
+    OpDecl(RING, ring_rule, kind=Kind.INSTRUCTION, flops=_flops_sdpa),
+    OpDecl(RING_BACKWARD, ring_rule, kind=Kind.INSTRUCTION, flops=_flops_sdpa_backward),
     OpDecl("moai.grouped_mm", _grouped_mm, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.grouped_outer", _grouped_outer, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.rand", _rand),

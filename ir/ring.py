@@ -1,7 +1,9 @@
 """Attention by ring exchange: each rank of an axis has a block of the rows, and blocks of keys go round among them.
 
 An instruction, as data travels in its middle. Its operands and results are those of the attention that it stands for,
-all of them cut along the sequence into blocks of one order; the columns of a mask stay whole.
+all of them cut along the sequence into blocks of one order; the columns of a mask stay whole. A block has rows that
+stand together, or, with `stripes = n`, every n-th row: then a causal flag leaves every rank as much to do in every turn
+(Brandon et al., Striped Attention, 2023).
 """
 
 from __future__ import annotations
@@ -22,32 +24,41 @@ RINGS: Final[Mapping[str, str]] = {"moai.sdpa": RING, "moai.sdpa_backward": RING
 _ATTENTION: Final = {ring: op for op, ring in RINGS.items()}
 
 _RULES: Final[Mapping[str, tuple[str, str]]] = {
-    "moai.sdpa": ("b h (s q!) d!, b h (s k!) d!, b h (s k!) e!", "b h (s q!) e!, b h (s q!)"),
-    "moai.sdpa_backward": (
-        "b h (s q!) e!, b h (s q!) d!, b h (s k!) d!, b h (s k!) e!, b h (s q!) e!, b h (s q!)",
-        "b h (s q!) d!, b h (s k!) d!, b h (s k!) e!",
-    ),
+    "moai.sdpa": ("b h Q d!, b h K d!, b h K e!", "b h Q e!, b h Q"),
+    "moai.sdpa_backward": ("b h Q e!, b h Q d!, b h K d!, b h K e!, b h Q e!, b h Q", "b h Q d!, b h K d!, b h K e!"),
 }
-"""Operands but for a mask, and results; `s` are the blocks."""
+"""Operands but for a mask, and results; `Q` are rows and `K` keys in blocks."""
 
 OPERANDS: Final[Mapping[str, int]] = {name: operands.count(",") + 1 for name, (operands, _) in _RULES.items()}
 """Of attention, how many there are without a mask."""
 
-_MASK: Final = ("b", "h", "(s q!)", "m!")
+_BLOCKS: Final[Mapping[str, str]] = {"Q": "(s q!)", "K": "(s k!)"}
+_STRIPES: Final[Mapping[str, str]] = {"Q": "(q! s)", "K": "(k! s)"}
+
+_MASK: Final = ("b", "h", "Q", "m!")
 
 
 def is_ring(op: Op) -> bool:
     return op.name in _ATTENTION
 
 
-def in_ring(op: Op, axis: str) -> Op:
-    """The ring over `axis` that stands for attention."""
-    return replace(op, name=RINGS[op.name], attrs={**op.attrs, "axis": axis})
+def is_causal(op: Op) -> bool:
+    return bool(op.attrs.get("is_causal", False))
+
+
+def is_striped(op: Op) -> bool:
+    return "stripes" in op.attrs
+
+
+def is_balanced(op: Op) -> bool:
+    """Whether no rank of a ring waits for another that has more to do."""
+    return is_striped(op) or not is_causal(op)
 
 
 def attention_of(op: Op) -> Op:
     """The attention for which a ring stands."""
-    return replace(op, name=_ATTENTION[op.name], attrs={k: v for k, v in op.attrs.items() if k != "axis"})
+    attrs = {name: attr for name, attr in op.attrs.items() if name not in ("axis", "stripes")}
+    return replace(op, name=_ATTENTION[op.name], attrs=attrs)
 
 
 def query_at(op: Op) -> int:
@@ -73,45 +84,49 @@ def why_not(op: Op, blocks: int) -> str:
         return "one rank is no ring"
     if not rows or not columns or rows % blocks or columns % blocks:
         return f"{rows} rows and {columns} keys do not fall into {blocks} blocks each"
-    if op.attrs.get("is_causal", False) and rows != columns:
+    if is_causal(op) and rows != columns:
         return f"causal attention in blocks takes as many keys as rows, not {columns} for {rows}"
     return ""
 
 
-def ring_strategy(op: Op, ranks: int) -> Strategy | None:
-    """How the values of an op lie in a ring of so many ranks that stands for it; None where there can be none."""
-    if op.name not in RINGS or why_not(op, ranks):
-        return None
-    is_cut = any(value.type.layout.on_dim(2) for value in query_key_value(op))
-    return None if is_cut else around(op, ranks)
+def rings_for(op: Op, ranks: int, axis: str = "") -> dict[Strategy, Op]:
+    """The rings over an axis of so many ranks that can stand for an op, by how its values lie in them."""
+    if op.name not in RINGS or why_not(op, ranks) or any(v.type.layout.on_dim(2) for v in query_key_value(op)):
+        return {}
+    blocks = replace(op, name=RINGS[op.name], attrs={**op.attrs, "axis": axis})
+    stripes = replace(blocks, attrs={**blocks.attrs, "stripes": ranks})
+    return {around(ring, ranks): ring for ring in (stripes, blocks)}
 
 
 def around(op: Op, ranks: int) -> Strategy:
     """How the values of a ring of so many ranks lie on its axis."""
-    strategy = ring_rule(op, ranks).by_factor("s", 1, ranks)
+    strategy = _rule(op, ranks).by_factor("s", 1, ranks)
     assert strategy is not None
     return strategy
 
 
-def ring_rule(op: Op, blocks: int) -> Rule:
-    """The rule of a ring, given its blocks: no other axis splits the sequence."""
+def ring_rule(op: Op) -> Rule:
+    """The rule of a ring, its blocks as many as the layout of its keys says: no other axis splits the sequence."""
+    _, key, _ = query_key_value(op)
+    split = key.type.layout.split_of(str(op.attrs["axis"]))
+    assert split is not None, f"{op.name} goes round over an axis that does not split its keys"
+    stripes = op.attrs.get("stripes")
+    return _rule(op, stripes if isinstance(stripes, int) else key.type.shape[2] // split.stride)
+
+
+def _rule(op: Op, blocks: int) -> Rule:
     query, key, _ = query_key_value(op)
     sizes = {"s": blocks, "q": query.type.shape[2] // blocks, "k": key.type.shape[2] // blocks}
     operands, results = _RULES[_plain(op)]
     inputs = [value.type for value in op.inputs()]
     if len(inputs) > OPERANDS[_plain(op)]:
         operands = f"{operands}, {' '.join(_MASK[4 - len(inputs[-1].shape) :])}"
+    text = f"{operands} -> {results}"
+    for dim, factors in (_STRIPES if is_striped(op) else _BLOCKS).items():
+        text = text.replace(dim, factors)
     return rule_from_text(
-        f"{operands} -> {results}",
+        text,
         inputs,
         [value.type for value in op.results],
         sizes={name: size for name, size in sizes.items() if size != 1},
     )
-
-
-def blocks_of(op: Op) -> int:
-    """Blocks into which a ring is cut, as the layout of its keys says."""
-    _, key, _ = query_key_value(op)
-    split = key.type.layout.split_of(str(op.attrs["axis"]))
-    assert split is not None, f"{op.name} goes round over an axis that does not split its keys"
-    return key.type.shape[2] // split.stride

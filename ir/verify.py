@@ -480,6 +480,10 @@ def _in_ring(of: Check) -> Check:
         if (why := why_not(op, mesh.size(axis))) or (why := _mask_misfit(op, mesh)):
             yield why
             return
+        stripes = op.attrs.get("stripes", mesh.size(axis))
+        if stripes != mesh.size(axis):
+            yield f"attribute `stripes` is `{render_attr(stripes)}`, and `{axis}` has {mesh.size(axis)} ranks"
+            return
         strategy = around(op, mesh.size(axis))
         values, states = (*op.inputs(), *op.results), (*strategy.operands, *strategy.results)
         for value, state in zip(values, states, strict=True):

@@ -17,7 +17,7 @@ from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, check_known, flops_of, kind_of, rule_of
-from moaic.ir.ring import in_ring, ring_strategy
+from moaic.ir.ring import rings_for
 from moaic.ir.rules import Rule, Strategy, fits
 from moaic.passes.dead import without_dead_ops
 
@@ -250,8 +250,8 @@ class _Rewriter:
             results = tuple(LATE for _ in results)
         mapping = self._operands(inputs, wanted)
         new = [self._define(old, state) for old, state in zip(op.results, results, strict=True)]
-        goes_round = strategy == ring_strategy(op, self.axis.size)
-        self.ops.append(_rebuild(in_ring(op, self.axis.name) if goes_round else op, mapping, tuple(new)))
+        ring = rings_for(op, self.axis.size, self.axis.name).get(strategy, op)
+        self.ops.append(_rebuild(ring, mapping, tuple(new)))
 
     def _make_early(self, op: Op) -> None:
         self._clone_cone(op.results)

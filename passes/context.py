@@ -5,22 +5,22 @@ values gathered for its own rows of queries, an exchange of rows for heads befor
 keys and values that go round in a ring. A ring sends no less than gathers do, but holds two blocks at a time, never
 all keys: a plan for little memory is asked to gather none (`gather_keys=false`).
 
-The first two balance the work of a causal flag: every rank has as many rows with all their keys, or whole rows for
-its heads. In a ring blocks are contiguous, and those above the diagonal are skipped; but all ranks wait for the last,
-which skips none. So a step takes as long as with gathered keys, whose mask skips nothing either, and the first ranks
-are idle for most of it. Weights are not split: that is what `tp` is for.
+The work of a causal flag is balanced: every rank has as many rows with all their keys, under a mask that skips
+nothing; or whole rows for its heads; or, in a ring, every n-th row of the sequence, which then lies in such stripes
+from the tokens to the loss. Weights are not split: that is what `tp` is for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.ring import query_at, query_key_value, ring_strategy
+from moaic.ir.ring import is_causal, query_at, query_key_value, rings_for
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis
 from moaic.passes.softmax import take_apart
@@ -36,22 +36,22 @@ def follow_context(module: Module, axis: Axis, prices: Prices | None = None, gat
     Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
     """
     _check(module, axis)
-    module, found = take_apart(module, axis, _possible)
+    in_stripes = not gather_keys and any(map(is_causal, _attention(module)))
+    module, found = take_apart(module, axis, partial(_possible, in_stripes=in_stripes))
     found = _used(module, axis, found)
     if not gather_keys:
         found = _without_gathers(module, axis, found)
     return solved(module, axis, found, prices or Prices(), inputs_split=True)
 
 
-def _possible(module: Module, axis: Axis) -> Possible:
+def _possible(module: Module, axis: Axis, in_stripes: bool) -> Possible:
     """What rules allow, and rings."""
-    found = possible(module, axis, _seeds, weight_values)
+    found = possible(module, axis, partial(_seeds, in_stripes=in_stripes), weight_values)
     strategies = dict(found.strategies)
     for op in _attention(module):
-        ring = ring_strategy(op, axis.size)
-        if ring is not None and _is_reached(op, ring, found):
-            *others, replicated = strategies[op]
-            strategies[op] = (*others, ring, replicated)
+        *others, replicated = strategies[op]
+        rings = (ring for ring in rings_for(op, axis.size) if _is_reached(op, ring, found))
+        strategies[op] = (*others, *rings, replicated)
     return replace(found, strategies=strategies)
 
 
@@ -104,17 +104,27 @@ def _check(module: Module, axis: Axis) -> None:
         raise Diagnostic(f"{asked} does not divide a sequence of {most}{alternatives(would)}")
 
 
-def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
-    """The sequence in the inputs and in attention, and the heads of attention."""
+def _seeds(module: Module, axis: Axis, in_stripes: bool) -> Iterator[tuple[Value, State]]:
+    """The sequence in the inputs and in attention, if asked in stripes, too, and the heads of attention."""
     n, wanted = axis.size, {length for length in lengths(module) if length % axis.size == 0}
     for index, value in enumerate(module.main.params):
         if module.main.param_role(index).kind in ("input", "tangent"):
             shape = value.type.shape
-            yield from ((value, (dim, size // n)) for dim, size in enumerate(shape) if dim and size in wanted)
+            for dim in (dim for dim, size in enumerate(shape) if dim and size in wanted):
+                yield from ((value, (dim, stride)) for stride in _strides(shape[dim], n, in_stripes))
     for op in _attention(module):
         for value in query_key_value(op)[:2]:
             heads, rows = value.type.shape[1:3]
-            yield from ((value, (dim, size // n)) for dim, size in ((1, heads), (2, rows)) if size and size % n == 0)
+            yield from ((value, (1, stride)) for stride in _strides(heads, n))
+            yield from ((value, (2, stride)) for stride in _strides(rows, n, in_stripes))
+
+
+def _strides(size: int, n: int, in_stripes: bool = False) -> Iterator[int]:
+    """Of the splits of a dim over n ranks: into contiguous parts, and into every n-th."""
+    if size and size % n == 0:
+        yield size // n
+        if in_stripes:
+            yield 1
 
 
 def _used(module: Module, axis: Axis, found: Possible) -> Possible:

@@ -13,7 +13,7 @@ from math import prod
 
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ring import OPERANDS, attention_of, query_key_value
+from moaic.ir.ring import OPERANDS, attention_of, is_causal, is_striped, query_key_value
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.fusion import Kernel, nbytes
 
@@ -48,9 +48,8 @@ def handed_on_in(op: Op, mesh: Mesh) -> list[float]:
 
 
 def turns(op: Op, mesh: Mesh) -> list[Kernel]:
-    """What the rank does that skips no block, turn by turn."""
-    causal = bool(op.attrs.get("is_causal", False))
-    return [_turn(op, mesh, causal and turn == 0) for turn in range(ranks_of(op, mesh))]
+    """What the rank does that has most to do, turn by turn."""
+    return [_turn(op, mesh, is_causal(op) and (turn == 0 or is_striped(op))) for turn in range(ranks_of(op, mesh))]
 
 
 def transient(op: Op, mesh: Mesh) -> int:

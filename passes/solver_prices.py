@@ -10,7 +10,7 @@ from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.ops import Kind, flops_of, kind_of
 from moaic.ir.placed import placing
-from moaic.ir.ring import is_ring, ring_strategy
+from moaic.ir.ring import is_balanced, is_causal, is_ring, rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.machine import Machine, sent_share
@@ -109,14 +109,13 @@ class Pricing:
                 size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values)
             )
             split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
-            more = SPELLED_OUT if _is_placed(op, strategy) else 1
             share = 1 / self.n if split else 1.0
-            seconds = more * flops_of(op) / parts / self.prices.flops * share
+            seconds = flops_of(op) / parts / self.prices.flops * share
             if is_ring(op):
-                seconds += self._around(op, share, self.mesh.size(str(op.attrs["axis"])))
-            elif strategy == ring_strategy(op, self.n):
-                seconds += self._around(op, share, self.n)
-            return runs * seconds
+                return runs * self._around(op, seconds, share, self.mesh.size(str(op.attrs["axis"])))
+            if ring := rings_for(op, self.n).get(strategy):
+                return runs * self._around(ring, seconds, share, self.n)
+            return runs * seconds * (SPELLED_OUT if _is_placed(op, strategy) else 1)
         if kind is Kind.VIEW:
             return 0.0
         sends = op.name in _SENDING and op.attrs["axis"] != TIME
@@ -127,12 +126,17 @@ class Pricing:
             / rate
         )
 
-    def _around(self, op: Op, share: float, ranks: int) -> float:
-        """Seconds to bring blocks round, each a share of what a rank holds without the new axis, and to add up."""
+    def _around(self, op: Op, seconds: float, share: float, ranks: int) -> float:
+        """Seconds of a ring for what takes each rank so long on average.
+
+        All wait for the rank that has most to do, bring blocks round, each a share of what a rank holds without the
+        new axis, and add up.
+        """
+        slowest = seconds * (1 if is_balanced(op) else SPELLED_OUT)
         block, gradients = ([share * each for each in of(op, self.mesh)] for of in (block_bytes, gradient_bytes))
         sent = (self.prices.latency + nbytes / self.prices.link for nbytes in handed_on(block, gradients, ranks))
         added = share * merged_bytes(op, self.mesh, ranks) / self.prices.memory
-        return sum(sent) + added + ranks * self.prices.local
+        return slowest + sum(sent) + added + ranks * self.prices.local
 
     def _part(self, value: Value, state: State) -> float:
         return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
@@ -179,7 +183,7 @@ class Pricing:
 
 def _is_placed(op: Op, strategy: Strategy) -> bool:
     """Whether a rank has some rows of causal attention, under a mask: then nothing is skipped."""
-    if not op.attrs.get("is_causal", False):
+    if not is_causal(op):
         return False
     states = dict(zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True))
     return any(states[value][:1] == (dim,) for value, dim in placing(op))

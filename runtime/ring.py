@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Op
-from moaic.ir.ring import OPERANDS, RING, attention_of
+from moaic.ir.ring import OPERANDS, RING, attention_of, is_causal, is_striped
 from moaic.runtime.moves import Seat, dense
 from moaic.runtime.to_fx import run_op
 from moaic.runtime.transport import Group
@@ -31,61 +31,111 @@ class _Ring:
     op: Op
     seat: Seat
     group: Group
-
-    @property
-    def is_causal(self) -> bool:
-        return bool(self.op.attrs.get("is_causal", False))
+    mask: Tensor | None
+    """For the rows here; its columns are whole."""
 
     def sources(self) -> Iterator[int]:
         """Whose block is at hand, turn by turn: from one's own on backwards."""
         return ((self.group.index - turn) % self.group.size for turn in range(self.group.size))
 
-    def sees(self, source: int) -> bool:
-        """Whether the rows here look at any key of a block: under a causal flag not at those of later ranks."""
-        return source <= self.group.index or not self.is_causal
-
     def passed(self, *tensors: Tensor) -> Callable[[], list[Tensor]]:
         """Begins to give tensors to the next rank."""
         return self.seat.transport.begin_pass(tensors, self.group)
 
-    def attention(self, source: int, operands: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """The turn with one block, by the call that one device would make."""
-        block = Op(self.op.name, attrs={**self.op.attrs, "is_causal": self.is_diagonal(source)})
-        return run_op(block, operands, self.seat.station.device)
+    def turn(self, source: int, rows: int) -> _Turn | None:
+        """What so many rows here have to do with a block; None where they look at none of its keys."""
+        attention, causal, is_later = attention_of(self.op), is_causal(self.op), source > self.group.index
+        if causal and is_later and (rows == 1 or not is_striped(self.op)):
+            return None
+        flag = causal and (source == self.group.index or is_striped(self.op))
+        op = Op(attention.name, attrs={**attention.attrs, "is_causal": flag})
+        return _Turn(op, self.seat.station.device, self._columns(source), int(causal and is_later))
 
-    def is_diagonal(self, source: int) -> bool:
-        """Whether the flag cuts through a block."""
-        return self.is_causal and source == self.group.index
+    def _columns(self, source: int) -> Tensor | None:
+        """What the mask says of one block."""
+        if self.mask is None or self.mask.shape[-1] == 1:
+            return self.mask
+        if is_striped(self.op):
+            return self.mask[..., source :: self.group.size]
+        count = self.mask.shape[-1] // self.group.size
+        return self.mask.narrow(-1, source * count, count)
 
-    def columns(self, mask: Tensor | None, source: int) -> Tensor | None:
-        """Of a mask what it says of one block."""
-        if mask is None or mask.shape[-1] == 1:
-            return mask
-        count = mask.shape[-1] // self.group.size
-        return mask.narrow(-1, source * count, count)
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The rows here and one block of keys.
+
+    In stripes a row sees the keys up to the one of its own number under a causal flag, but this one only if it is not
+    of a later rank: then it is as if the first row and the last key were not there.
+    """
+
+    op: Op
+    device: torch.device
+    columns: Tensor | None
+    skipped: int
+    """First rows that see nothing, and as many last keys that no row sees."""
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(2, self.skipped, tensor.shape[2] - self.skipped)
+
+    def keys(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(2, 0, tensor.shape[2] - self.skipped)
+
+    def forward(self, query: Tensor, block: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The result for `rows` and its logsumexp."""
+        out, logsumexp = run_op(self.op, [self.rows(query), *map(self.keys, block), self._mask()], self.device)
+        return out, logsumexp
+
+    def backward(self, of_rows: Sequence[Tensor], block: Sequence[Tensor], logsumexp: Tensor) -> Sequence[Tensor]:
+        """The gradient of the query for `rows`, and those of keys and values for `keys`."""
+        grad, query, out = map(self.rows, of_rows)
+        block = [self.keys(each) for each in block]
+        return run_op(self.op, [grad, query, *block, out, dense(self.rows(logsumexp)), self._mask()], self.device)
+
+    def known(self, logsumexp: Tensor) -> Tensor:
+        """A logsumexp of this turn, -inf for rows that see nothing of the block, of which not all kernels say so."""
+        mask = self._mask()
+        if mask is None:
+            return logsumexp
+        seen = mask if mask.dtype == torch.bool else mask > -inf
+        if is_causal(self.op):
+            rows = logsumexp.shape[-1]
+            seen = seen & torch.ones(rows, rows, dtype=torch.bool, device=mask.device).tril()
+        return torch.where(seen.any(-1), logsumexp, -inf)
+
+    def _mask(self) -> Tensor | None:
+        """The mask of `rows` and `keys`."""
+        mask = self.columns
+        if mask is None:
+            return None
+        for dim, first, rest in ((-2, self.skipped, 0), (-1, 0, self.skipped)):
+            if -dim <= mask.dim() and mask.shape[dim] > 1:
+                mask = mask.narrow(dim, first, mask.shape[dim] - first - rest)
+        return dense(mask)
 
 
 def going_round(op: Op, seat: Seat) -> Callable[[list[Tensor]], list[Tensor]]:
     """What a rank does in a ring, from its local operands to its local results."""
-    ring = _Ring(attention_of(op), seat, seat.group(str(op.attrs["axis"])))
-    run, count = (_forward if op.name == RING else _backward), OPERANDS[ring.op.name]
+    group, count = seat.group(str(op.attrs["axis"])), OPERANDS[attention_of(op).name]
+    run = _forward if op.name == RING else _backward
 
     def of_operands(inputs: list[Tensor]) -> list[Tensor]:
-        return run(ring, *inputs[:count], mask=inputs[count] if len(inputs) > count else None)
+        return run(_Ring(op, seat, group, inputs[count] if len(inputs) > count else None), *inputs[:count])
 
     return of_operands
 
 
-def _forward(ring: _Ring, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[Tensor]:
+def _forward(ring: _Ring, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     block = [dense(key), dense(value)]
     total: _Total | None = None
-    for turn, source in enumerate(ring.sources(), 1):
-        coming = ring.passed(*block) if turn < ring.group.size else None
-        if ring.sees(source):
-            columns = ring.columns(mask, source)
-            out, logsumexp = ring.attention(source, [query, *block, columns])
-            known = _known(logsumexp, columns, ring.is_diagonal(source))
-            total = _Total.of(out, logsumexp, known) if total is None else total.with_more(out, known)
+    for number, source in enumerate(ring.sources(), 1):
+        coming = ring.passed(*block) if number < ring.group.size else None
+        if turn := ring.turn(source, query.shape[2]):
+            out, logsumexp = turn.forward(query, block)
+            if total is None:
+                total = _Total.of(out, logsumexp, turn.known(logsumexp))
+            else:
+                total.add(turn, out, turn.known(logsumexp))
         if coming is not None:
             block = coming()
     assert total is not None, "the first block is that of the rows"
@@ -104,15 +154,17 @@ class _Total:
 
     @staticmethod
     def of(out: Tensor, logsumexp: Tensor, known: Tensor) -> _Total:
-        return _Total(out.to(known.dtype), (known != -inf).to(known.dtype), known, logsumexp)
+        return _Total(out.to(known.dtype), (known != -inf).to(known.dtype), known.clone(), logsumexp)
 
-    def with_more(self, out: Tensor, known: Tensor) -> _Total:
-        """The result of one more turn added, in place."""
-        largest = torch.maximum(self.largest, known)
-        finite = torch.where(largest == -inf, 0.0, largest)
-        kept, more = torch.exp(self.largest - finite), torch.exp(known - finite)
-        added = self.out.mul_(kept.unsqueeze(-1)).add_(out * more.unsqueeze(-1))
-        return _Total(added, self.weight * kept + more, largest, self.unseen)
+    def add(self, turn: _Turn, out: Tensor, known: Tensor) -> None:
+        """The result of one more turn, in place."""
+        total, weight, largest = map(turn.rows, (self.out, self.weight, self.largest))
+        larger = torch.maximum(largest, known)
+        finite = torch.where(larger == -inf, 0.0, larger)
+        kept, more = torch.exp(largest - finite), torch.exp(known - finite)
+        total.mul_(kept.unsqueeze(-1)).add_(out * more.unsqueeze(-1))
+        weight.mul_(kept).add_(more)
+        largest.copy_(larger)
 
     def finished(self, dtype: torch.dtype) -> list[Tensor]:
         """The result and its logsumexp."""
@@ -122,49 +174,36 @@ class _Total:
         return [self.out.div_(weight.unsqueeze(-1)).to(dtype), logsumexp]
 
 
-def _known(logsumexp: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """The logsumexp of one turn, -inf for rows that see nothing of its block, of which not all kernels say so."""
-    if mask is None:
-        return logsumexp
-    seen = mask if mask.dtype == torch.bool else mask > -inf
-    if is_causal:
-        rows = logsumexp.shape[-1]
-        seen = seen & torch.ones(rows, rows, dtype=torch.bool, device=mask.device).tril()
-    return torch.where(seen.any(-1), logsumexp, -inf)
-
-
 def _backward(
-    ring: _Ring,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    mask: Tensor | None,
+    ring: _Ring, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
 ) -> list[Tensor]:
     block, leaving = [dense(key), dense(value)], list[Tensor]()
     total: Tensor | None = None
-    for turn, source in enumerate(ring.sources(), 1):
-        given = block if turn < ring.group.size else []
+    for number, source in enumerate(ring.sources(), 1):
+        given = block if number < ring.group.size else []
         coming = ring.passed(*given, *leaving)
-        made: list[Tensor] = []
-        if ring.sees(source):
-            operands = [grad, query, *block, out, logsumexp, ring.columns(mask, source)]
-            first, *made = ring.attention(source, operands)
-            total = _wide(first) if total is None else total.add_(first)
+        turn, made = ring.turn(source, query.shape[2]), list[Tensor]()
+        if turn:
+            first, *made = turn.backward([grad, query, out], block, logsumexp)
+            if total is None:
+                total = _wide(first)
+            else:
+                turn.rows(total).add_(first)
         arrived = coming()
-        block, leaving = arrived[: len(given)], _added(arrived[len(given) :], made)
+        block, leaving = arrived[: len(given)], _added(turn, arrived[len(given) :], made)
     assert total is not None, "the first block is that of the rows"
     home = ring.passed(*leaving)()
     return [each.to(like.dtype) for each, like in zip((total, *home), (query, key, value), strict=True)]
 
 
-def _added(arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
-    """Gradients of a block with what the rows here add to them; nothing has arrived where the block is from here."""
+def _added(turn: _Turn | None, arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
+    """Gradients of a block with what a turn adds to them; nothing has arrived where the block is from here."""
     if not arrived:
         return [dense(_wide(each)) for each in made]
-    return [each.add_(more) for each, more in zip(arrived, made, strict=True)] if made else arrived
+    if turn:
+        for each, more in zip(arrived, made, strict=True):
+            turn.keys(each).add_(more)
+    return arrived
 
 
 def _wide(tensor: Tensor) -> Tensor:

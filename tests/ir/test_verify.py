@@ -141,6 +141,11 @@ UNSOUND = [
     (ring(attrs='axis = "pp"'), 'attribute `axis` is `"pp"`, no axis of the mesh [dp=2, tp=4]'),
     (ring(attrs="scale = 0.5"), "attribute `axis` is `none`"),
     (ring(attrs='axis = "dp", is_causal = 1'), "attribute `is_causal` is `1`, not true or false"),
+    (ring(attrs='axis = "dp", stripes = 4'), "attribute `stripes` is `4`, and `dp` has 2 ranks"),
+    (
+        ring(attrs='axis = "dp", stripes = 2'),
+        "over `dp` `f32[2, 4{tp}, 8{dp}, 2]` is to be split 2:1 in a ring",
+    ),
     (ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp}}, 3]"), "size d is 2 in one place and 3 in another"),
     (ring().replace("dp=2", "dp=1"), "`moai.ring_sdpa`: one rank is no ring"),
     (ring(f"{QUERY}, %k: f32[2, 4, 15, 2]"), "8 rows and 15 keys do not fall into 2 blocks each"),

@@ -6,6 +6,9 @@ import re
 from functools import cache
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
@@ -21,7 +24,7 @@ from moaic.passes.pool import Here
 from moaic.passes.search import Selection, search
 from moaic.passes.solver_prices import Prices
 from moaic.passes.tensor import follow_tensor
-from tests.exact.models import IGNORED, Batch, llama, sizes
+from tests.exact.models import IGNORED, Answer, Batch, llama, sizes
 from tests.passes.models import LENGTH, Proof, config, proof, tokens
 from tests.passes.steps import dense, machine
 from tests.passes.test_tensor import attention, prove
@@ -175,6 +178,36 @@ def three_heads() -> Proof:
     """A Llama whose heads neither two nor four ranks can share."""
     wide = {"num_attention_heads": 3, "num_key_value_heads": 3}
     return Proof(lambda: llama(**sizes(24, 24, 64, LENGTH) | wide), few)
+
+
+class Flagged(nn.Module):
+    """Attention with a causal flag, as people write it who need no other mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(64, 24), nn.Embedding(LENGTH, 24)
+        self.packed, self.joined = nn.Linear(24, 3 * 24), nn.Linear(24, 24)
+        self.head = nn.Linear(24, 64)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Answer:
+        x: Tensor = self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        query, key, value = (part.unflatten(2, (3, 8)).transpose(1, 2) for part in self.packed(x).chunk(3, 2))
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
+        logits: Tensor = self.head(x + self.joined(seen.transpose(1, 2).flatten(2)))
+        return Answer(cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), logits)
+
+
+def unmasked(seed: int, rows: int) -> Batch:
+    return {name: tensor for name, tensor in few(seed, rows).items() if name != "attention_mask"}
+
+
+@pytest.mark.parametrize(
+    "plan", ["cp=2", "dp=2,cp=2,micro_batches=2", pytest.param("cp=4,tp=3", marks=pytest.mark.exact)]
+)
+def test_a_causal_flag_has_the_sequence_lie_in_stripes(plan: str) -> None:
+    made = Proof(Flagged, unmasked).prove(config(f"{plan},gather_keys=false")).module
+    assert {op.attrs.get("stripes") for op in rings(made)} == {config(plan).cp}
+    assert {op.results[0].type.layout.state("cp") for op in found(made, "aten.embedding")} >= {(1, 1)}
 
 
 @pytest.mark.parametrize(

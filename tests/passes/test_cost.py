@@ -200,13 +200,14 @@ def test_a_send_takes_what_its_link_takes_or_copies() -> None:
     assert seconds[0].value < seconds[1].value
 
 
-def test_a_ring_takes_its_turns() -> None:
-    """The last rank skips half of its own block alone; each block and gradient is handed on by itself."""
-    ring = Ring(2, rows=512, columns=512, causal=True, batch=1, heads=1, width=64, value_width=64)
+@pytest.mark.parametrize(("striped", "blocks"), [(False, 1.5), (True, 1.0)])
+def test_a_ring_takes_its_turns(striped: bool, blocks: float) -> None:
+    """The last rank skips half of its own block alone, or of all; each block and gradient is handed on by itself."""
+    ring = Ring(2, rows=512, columns=512, causal=True, striped=striped, batch=1, heads=1, width=64, value_width=64)
     where = replace(machine(overhead=1e-4), flops={"mm.f32": Number(1e9), "sdpa.f32": Number(1e9)})
     spent = program_seconds(load(ring.text), where, function_seconds(where, fused_functions()))
     block, row = 256 * 64 * 4, 256 * 4
     added = 3 * (block + row) + 3 * 3 * block
-    assert spent["heavy"].value == pytest.approx(((2 + 5) * 256 * 256 * 128 * 1.5 + added) / 1e9)
+    assert spent["heavy"].value == pytest.approx(((2 + 5) * 256 * 256 * 128 * blocks + added) / 1e9)
     assert spent["collective"].value == pytest.approx((2 + 2 + 4) * (1e-3 + 2 * block / 1e9))
     assert spent["overhead"].value == pytest.approx(2 * 2 * 1e-4)

@@ -21,6 +21,7 @@ class Ring:
     rows: int
     columns: int
     causal: bool = False
+    striped: bool = False
     mask: str = "none"
     dtype: str = "f32"
     batch: int = 2
@@ -31,12 +32,13 @@ class Ring:
     @property
     def text(self) -> str:
         query, key, value, out = (
-            f"{self.dtype}[{self.batch}, {self.heads}, {length}{{cp}}, {width}]"
+            f"{self.dtype}[{self.batch}, {self.heads}, {self._cut(length)}, {width}]"
             for length, width in zip(self._lengths, self._widths, strict=True)
         )
-        stats = f"{'f64' if self.dtype == 'f64' else 'f32'}[{self.batch}, {self.heads}, {self.rows}{{cp}}]"
+        stats = f"{'f64' if self.dtype == 'f64' else 'f32'}[{self.batch}, {self.heads}, {self._cut(self.rows)}]"
         param, mask = (f', %m: {self._mask_type} input "m"', "%m") if self._mask_shape else ("", "_")
-        attrs = f'{{is_causal = {str(self.causal).lower()}, scale = 0.5, axis = "cp"}}'
+        stripes = f", stripes = {self.ranks}" if self.striped else ""
+        attrs = f'{{is_causal = {str(self.causal).lower()}, scale = 0.5, axis = "cp"{stripes}}}'
         return f"""// moai 1
 mesh [cp={self.ranks}]
 func @main(%q: {query} input "q", %k: {key} input "k", %v: {value} input "v", %g: {out} input "g"{param})
@@ -56,6 +58,10 @@ func @main(%q: {query} input "q", %k: {key} input "k", %v: {value} input "v", %g
             shapes.append(self._mask_shape)
         *operands, last = (torch.randn(shape, generator=at, dtype=torch.float64).to(kind) for shape in shapes)
         return [*operands, self._masked(last) if self._mask_shape else last]
+
+    def _cut(self, length: int) -> str:
+        is_block = not self.striped or length == self.ranks
+        return f"{length}{{cp}}" if is_block else f"{length}{{cp:1}}"
 
     @property
     def _lengths(self) -> Sequence[int]:
@@ -79,7 +85,7 @@ func @main(%q: {query} input "q", %k: {key} input "k", %v: {value} input "v", %g
     @property
     def _mask_type(self) -> str:
         shape = self._mask_shape
-        spelled = [f"{n}{{cp}}" if at == len(shape) - 2 and n > 1 else f"{n}" for at, n in enumerate(shape)]
+        spelled = [self._cut(n) if at == len(shape) - 2 and n > 1 else f"{n}" for at, n in enumerate(shape)]
         return f"{'bool' if self.mask == 'looks' else self.dtype}[{', '.join(spelled)}]"
 
     def _masked(self, drawn: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ def rings(draw: st.DrawFn) -> Ring:
         rows,
         columns=rows if causal else ranks * draw(st.integers(1, 5)),
         causal=causal,
+        striped=draw(st.booleans()),
         mask=mask,
         dtype="f64",
         batch=draw(st.integers(1, 2)),
