@@ -36,7 +36,7 @@ def follow_context(module: Module, axis: Axis, prices: Prices | None = None, gat
     Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
     """
     _check(module, axis)
-    in_stripes = not gather_keys and any(map(is_causal, _attention(module)))
+    in_stripes = any(map(is_causal, _attention(module)))
     module, found = take_apart(module, axis, partial(_possible, in_stripes=in_stripes))
     found = _used(module, axis, found)
     if not gather_keys:

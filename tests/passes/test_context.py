@@ -89,7 +89,8 @@ def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: Prices) -> None:
     whole = attention(3, 1)
     split = follow_context(whole, Axis("cp", 2), prices).module
     (op,) = found(split, "moai.sdpa")
-    assert states(op) == [(2, 4), WHOLE, WHOLE]
+    query, *keys = states(op)
+    assert (query[0], keys) == (2, [WHOLE, WHOLE])
     prove(split, whole)
 
 
@@ -149,6 +150,13 @@ def test_what_is_not_gathered_goes_the_cheaper_way(heads: int, n: int, prices: P
 @pytest.mark.parametrize("prices", [EAGER, Prices(), Prices(link=1e6), FAR])
 def test_a_ring_that_costs_as_much_as_gathers_is_left(prices: Prices) -> None:
     assert not rings(follow_context(attention(3, 1), Axis("cp", 2), prices).module)
+
+
+def test_a_ring_is_taken_where_its_stripes_save_what_a_mask_does_in_vain() -> None:
+    whole = attention(3, 3)
+    split = follow_context(whole, Axis("cp", 2), SLOW).module
+    assert [op.attrs["stripes"] for op in rings(split)] == [2]
+    prove(split, whole)
 
 
 ACROSS = """// moai 1
