@@ -15,11 +15,12 @@ def needed_forward(function: Function) -> set[int]:
 
 def without_dead_ops(module: Module) -> Module:
     """`module` with only ops that some result depends on, and only functions that are called."""
-    functions = [_live(function) for function in module.functions]
+    functions = [live(function) for function in module.functions]
     called = {op.callee for function in functions for op in function.ops if op.name == "call"}
     return replace(module, functions=(*(f for f in functions[:-1] if f.name in called), functions[-1]))
 
 
-def _live(function: Function) -> Function:
-    live = needed(function, function.results)
-    return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in live))
+def live(function: Function) -> Function:
+    """`function` with only ops that some result depends on."""
+    found = needed(function, function.results)
+    return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in found))

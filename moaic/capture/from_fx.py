@@ -18,10 +18,12 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
+from moaic.capture.masks import with_flags
 from moaic.capture.source import location, role_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
 from moaic.ir.types import FLOATING, TensorType
+from moaic.passes.dead import live
 from moaic.runtime.schema import DTYPE_NAMES, Signature, op_name, signature_of
 
 aten = torch.ops.aten
@@ -379,9 +381,9 @@ class _Reader:
         forward_results = len(results)
         grads = self._slots(backward, program.descriptions[program.forward_outputs :], results, roles)
         params, param_roles = self._params()
-        function = Function("step", params, _live(self.ops, results), tuple(results), param_roles, tuple(roles))
+        function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         return Captured(
-            function,
+            live(with_flags(live(function), dict(self.constants))),
             self._positions(program.primals),
             self._positions(program.tangents),
             tuple(tensor for _, tensor in self.constants),
@@ -454,17 +456,6 @@ def _as_operand(value: Any) -> tuple[Operand, Attr]:
         values = cast("tuple[Any, ...]", value)
         return tuple(each if isinstance(each, Value) else None for each in values), None
     return None, value
-
-
-def _live(ops: Sequence[Op], results: Iterable[Value]) -> tuple[Op, ...]:
-    """The ops on which results depend."""
-    needed = set(results)
-    kept: list[Op] = []
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.results):
-            kept.append(op)
-            needed.update(op.inputs())
-    return tuple(reversed(kept))
 
 
 def _place(loc: Location) -> str:

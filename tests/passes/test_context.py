@@ -90,7 +90,7 @@ def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: Prices) -> None:
     split = follow_context(whole, Axis("cp", 2), prices).module
     (op,) = found(split, "moai.sdpa")
     query, *keys = states(op)
-    assert (query[0], keys) == (2, [WHOLE, WHOLE])
+    assert (query[:1], keys) == ((2,), [WHOLE, WHOLE])
     prove(split, whole)
 
 

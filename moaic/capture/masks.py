@@ -1,0 +1,216 @@
+"""Attention masks that say no more than a flag does.
+
+transformers spells out the causal mask of a batch without padding, and tells documents apart in rows that are one each.
+What is made of constants alone is computed here, once: a mask that hides nothing goes, and one that hides the later
+keys of every row becomes `is_causal`. Kernels then skip half of the work, and the fastest of GPUs take no other mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.needed import needed
+from moaic.ir.ops import OPS, Kind, kind_of
+from moaic.ir.ring import OPERANDS, is_causal, query_key_value
+from moaic.ir.types import FLOATING
+from moaic.runtime.to_fx import operand_of, run_op
+
+LIMIT: Final = 2**22
+"""Elements of a value that are computed one by one: those of the mask of 2,048 tokens."""
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
+_ELEMENTWISE: Final = _aten(
+    """eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar
+    ge.Scalar add.Tensor sub.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or logical_not
+    where.self _to_copy clone alias"""
+)
+_FILLED: Final = _aten("full zeros ones")
+_BOTH: Final = _aten("bitwise_and.Tensor logical_and")
+_REARRANGED: Final = _aten("expand slice.Tensor view clone alias")
+_ARBITRARY: Final = _aten("empty.memory_format")
+_UP_TO: Final[Mapping[str, tuple[int, bool]]] = {
+    "aten.le.Tensor": (0, True),
+    "aten.lt.Tensor": (0, False),
+    "aten.ge.Tensor": (1, True),
+    "aten.gt.Tensor": (1, False),
+}
+"""Comparisons: which operand is to be the smaller, and whether it may be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A mask that is too large to be computed, and of which each row shows so many first keys."""
+
+    shown: Tensor
+
+
+_Known = Tensor | _Prefix
+"""What is known of a value; a tensor has one element along a dim in which all are equal."""
+
+
+def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Function:
+    """`function` with a flag, or nothing, in the place of masks that say no more; what made them stays."""
+    masks = {mask for op in function.ops if (mask := _mask_of(op)) is not None}
+    if not masks:
+        return function
+    # A model may be captured without its weights, and then not all constants are there either.
+    known = _Constants({value: tensor for value, tensor in constants.items() if not isinstance(tensor, FakeTensor)})
+    with unset_fake_temporarily(), torch.no_grad():
+        for index in sorted(needed(function, masks)):
+            known.add(function.ops[index])
+        return replace(function, ops=tuple(_with_flag(op, known) for op in function.ops))
+
+
+def _mask_of(op: Op) -> Value | None:
+    count = OPERANDS.get(op.name, len(op.operands))
+    mask = op.operands[count] if len(op.operands) > count else None
+    return mask if isinstance(mask, Value) else None
+
+
+def _with_flag(op: Op, known: _Constants) -> Op:
+    mask = _mask_of(op)
+    found = None if mask is None else known.of(mask)
+    if found is None:
+        return op
+    query, key, _ = query_key_value(op)
+    rows, keys = query.type.shape[2], key.type.shape[2]
+    shown = _shown(found, keys)
+    if shown is None:
+        return op
+    causal = rows == keys and torch.equal(shown, torch.arange(1, rows + 1))
+    if not causal and bool((shown < keys).any()):
+        return op
+    attrs = {**op.attrs, "is_causal": causal or is_causal(op)}
+    return replace(op, operands=(*op.operands[: OPERANDS[op.name]], None), attrs=attrs)
+
+
+def _shown(mask: _Known, keys: int) -> Tensor | None:
+    """How many first keys each row shows; None where it shows others, or batches or heads differ."""
+    if isinstance(mask, _Prefix):
+        return mask.shown
+    looks = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dim() < 2 or prod(mask.shape[:-2]) > 1 or not bool((looks | _hides(mask)).all()):
+        return None
+    looks = looks.reshape(looks.shape[-2:]).expand(-1, keys)
+    shown = looks.sum(-1)
+    return shown if torch.equal(looks, torch.arange(keys) < shown.unsqueeze(-1)) else None
+
+
+class _Constants:
+    """Values that depend on constants alone, as ops are read one after the other."""
+
+    def __init__(self, constants: Mapping[Value, Tensor]) -> None:
+        self._known: dict[Value, _Known] = {value: _collapsed(tensor) for value, tensor in constants.items()}
+        self._same: dict[Value, Value] = {}
+        self._made: dict[Hashable, Sequence[Value]] = {}
+
+    def of(self, value: Value) -> _Known | None:
+        return self._known.get(self._same.get(value, value))
+
+    def add(self, op: Op) -> None:
+        """Reads an op; every layer makes its mask anew, by the same ops, and one is computed."""
+        op = op.with_operands(self._same)
+        key = (op.name, op.operands, tuple(sorted(op.attrs.items())), tuple(value.type for value in op.results))
+        made = self._made.setdefault(key, op.results)
+        if made is not op.results:
+            self._same.update(zip(op.results, made, strict=True))
+        elif op.name in OPS and kind_of(op) is not Kind.HEAVY and all(value in self._known for value in op.inputs()):
+            results = _computed(op, self._known)
+            self._known.update(zip(op.results, results, strict=False))
+
+
+def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
+    """The results of an op, or nothing."""
+    tensors = {value: found for value in op.inputs() if isinstance(found := known[value], Tensor)}
+    result = op.results[0].type
+    if not all(value in tensors for value in op.inputs()):
+        return _of_prefixes(op, [known[value] for value in op.inputs()])
+    if op.name in _FILLED:
+        return run_op(replace(op, attrs={**op.attrs, "size": (1,) * len(result.shape)}), [])
+    if op.name == "aten.expand":
+        (tensor,), rank = tensors.values(), len(result.shape)
+        return [tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))]
+    if op.name in _ELEMENTWISE:
+        inputs = [operand_of(each, tensors) for each in op.operands]
+        if prod(_together(list(tensors.values()))) <= LIMIT:
+            return [_collapsed(made) for made in run_op(op, inputs)]
+        return _compared(op, *inputs) if op.name in _UP_TO else []
+    if op.name in _ARBITRARY or any(value.type.elements() > LIMIT for value in (*op.inputs(), *op.results)):
+        return []
+    whole = {value: tensor.expand(value.type.shape) for value, tensor in tensors.items()}
+    return [_collapsed(made) for made in run_op(op, [operand_of(each, whole) for each in op.operands])]
+
+
+def _together(tensors: Sequence[Tensor]) -> Sequence[int]:
+    """The shape to which tensors broadcast."""
+    sizes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
+    return [max(of_dim) for of_dim in sizes]
+
+
+def _compared(op: Op, one: Tensor, other: Tensor) -> Sequence[_Known]:
+    """The mask of the keys up to a row's own number."""
+    smaller_at, equal_too = _UP_TO[op.name]
+    keys, rows = (other, one) if smaller_at else (one, other)
+    if keys.max() < rows.min() or (equal_too and keys.max() == rows.min()):
+        return [torch.ones((1,) * len(op.results[0].type.shape), dtype=torch.bool)]
+    lie_along = keys.numel() == keys.shape[-1] and rows.dim() > 1 and rows.numel() == rows.shape[-2]
+    keys, rows = keys.flatten(), rows.flatten()
+    if not lie_along or keys.dtype != rows.dtype or bool((keys[1:] < keys[:-1]).any()):
+        return []
+    return [_Prefix(torch.searchsorted(keys, rows, right=equal_too))]
+
+
+def _of_prefixes(op: Op, inputs: Sequence[_Known]) -> Sequence[_Known]:
+    """What becomes of masks that are too large to be computed."""
+    first, *rest = inputs
+    before, after = next(op.inputs()).type, op.results[0].type
+    if op.name in _BOTH:
+        return _both(first, *rest)
+    if op.name == "aten.where.self" and isinstance(first, _Prefix):
+        looks, hides = map(_single, rest)
+        turns = looks is not None and hides is not None and bool(looks == 0) and bool(_hides(hides))
+        return [first] if turns else []
+    is_cast = op.name == "aten._to_copy" and {before.dtype, after.dtype} <= FLOATING
+    is_rearranged = op.name in _REARRANGED and before.shape[-2:] == after.shape[-2:]
+    return [first] if is_cast or is_rearranged else []
+
+
+def _both(one: _Known, other: _Known) -> Sequence[_Known]:
+    if isinstance(one, _Prefix) and isinstance(other, _Prefix):
+        return [_Prefix(torch.minimum(one.shown, other.shown))]
+    prefix, rest = (one, _single(other)) if isinstance(one, _Prefix) else (other, _single(one))
+    return [prefix] if rest is not None and bool(rest) else []
+
+
+def _single(known: _Known) -> Tensor | None:
+    """What is the same everywhere."""
+    return known if isinstance(known, Tensor) and known.numel() == 1 else None
+
+
+def _hides(mask: Tensor) -> Tensor:
+    """Where a mask hides a key: numbers do from the lowest of their type on."""
+    if mask.is_floating_point():
+        return mask <= torch.finfo(mask.dtype).min
+    return ~mask if mask.dtype == torch.bool else torch.zeros_like(mask, dtype=torch.bool)
+
+
+def _collapsed(tensor: Tensor) -> Tensor:
+    """One element along every dim in which all are equal."""
+    for dim, size in enumerate(tensor.shape):
+        first = tensor.narrow(dim, 0, min(size, 1))
+        if size > 1 and bool((tensor == first).all()):
+            tensor = first
+    return tensor
