@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 # Tests that watch processes live and die, or count over all of them: one at a time. All others run two at a time.
 WATCHED := tests/models tests/runtime tests/tools
+# Tests of what `make ecosystem` installs, and of pages that name it.
+LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
 OLDEST := out/oldest
 
@@ -26,7 +28,7 @@ test: $(READY) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
-	$(BIN)/python -m pytest tests/models tests/exact tests/runtime tests/tutorial tests/tools tests/test_gpu_machine.py tests/test_gpu_bench.py tests/test_kernels.py tests/kernels -m exact
+	$(BIN)/python -m pytest tests -m exact $(LIBRARIES:%=--ignore=%)
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .
@@ -45,7 +47,7 @@ guide: $(READY) ## predict the tables of the parameter guide anew
 
 ecosystem: $(READY) ## install the libraries that people use around PyTorch, and train with each of them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
-	$(BIN)/python -m pytest tests/ecosystem tests/option tests/docs -m exact
+	$(BIN)/python -m pytest $(LIBRARIES) -m exact
 
 oldest: $(READY) ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
 	$(BIN)/python -m venv $(OLDEST)

@@ -95,16 +95,6 @@ def saved_loss(family: str, folder: Path, workers: int, monkeypatch: pytest.Monk
         return model(ids, attention_mask=mask, labels=mask_pads(ids, mask), use_cache=False).loss.item()
 
 
-@pytest.mark.slow
-def test_llama2_trains_alike_on_two_workers_and_in_plain_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare("llama2", tmp_path, monkeypatch)
-    theirs = train("llama2", tmp_path, workers=0)
-    assert theirs[-1] < theirs[0]
-    assert train("llama2", tmp_path, workers=2) == pytest.approx(theirs, rel=1e-5)
-
-
 @pytest.mark.exact
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
