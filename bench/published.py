@@ -18,10 +18,8 @@ import torch
 
 from moaic.capture.dry import Sample, Source, take_model
 from moaic.gpu_machine import machine_of
-from moaic.ir.graph import Module, Op
-from moaic.ir.ring import OPERANDS
+from moaic.ir.graph import Module
 from moaic.passes.config import Config, Recompute
-from moaic.passes.dead import without_dead_ops
 from moaic.passes.pool import Compiler
 from moaic.passes.registry import run_passes
 from moaic.runtime.targets import TARGETS
@@ -100,8 +98,8 @@ def predicted(row: Row) -> float:
     """Tokens per second and GPU."""
     torch.compiler.reset()
     with torch.autocast("cpu", row.elements):
-        taken = take_model(row.source, Sample(row.batch, row.sequence))
-    step = _causal(run_passes(Module((taken.captured.function,)), "zero"))
+        taken = take_model(row.source, Sample(row.batch, row.sequence, padding=False))
+    step = run_passes(Module((taken.captured.function,)), "zero")
     # Whether it fits was seen when it was measured.
     machine = replace(machine_of(TARGETS[row.target], row.gpus, {}), memory=sys.maxsize)
     compiler = Compiler(step, machine)
@@ -109,18 +107,6 @@ def predicted(row: Row) -> float:
     assert made.memory is not None, made
     seconds = compiler.cost(row.config).seconds.value
     return row.batch * row.sequence / seconds / row.gpus
-
-
-def _causal(module: Module) -> Module:
-    """With the attention that was measured: without padding it is causal, and reads no mask."""
-    functions = (replace(each, ops=tuple(_without_mask(op) for op in each.ops)) for each in module.functions)
-    return without_dead_ops(replace(module, functions=tuple(functions)))
-
-
-def _without_mask(op: Op) -> Op:
-    if op.name not in OPERANDS:
-        return op
-    return replace(op, operands=op.operands[: OPERANDS[op.name]], attrs={**op.attrs, "is_causal": True})
 
 
 def report(found: Iterable[tuple[Row, float]]) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moaic.capture.dry import Source
+from moaic.capture.dry import Sample, Source
 from moaic.gpu_machine import machine_of
 from moaic.guide import captured_step
 from moaic.ir.graph import Module
@@ -36,7 +36,7 @@ def test_planning_an_8b_model(benchmark: Any, target: str) -> None:
 
     def planned() -> Fates:
         start = time.perf_counter()
-        step = captured_step(Source("llama", LLAMA_8B), BATCH, SEQUENCE)
+        step = captured_step(Source("llama", LLAMA_8B), Sample(BATCH, SEQUENCE))
         times["capture_s"] = time.perf_counter() - start
         return _searched(step, target, times)
 

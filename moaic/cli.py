@@ -143,6 +143,7 @@ def _add_source(command: argparse.ArgumentParser, sequence: int) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model's configuration"
     )
     command.add_argument("--sequence", type=int, default=sequence, metavar="N", help="tokens (default: %(default)s)")
+    command.add_argument("--no-padding", action="store_true", help="rows of full length, and no attention mask")
     command.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's folder")
 
 
@@ -324,7 +325,8 @@ def _capture(chosen: argparse.Namespace) -> int:
 def _model(chosen: argparse.Namespace) -> tuple[Source, Sample]:
     from moaic.capture.dry import Sample
 
-    return _source(chosen), Sample(chosen.batch, chosen.sequence, training=not chosen.inference)
+    training = not chosen.inference
+    return _source(chosen), Sample(chosen.batch, chosen.sequence, training=training, padding=not chosen.no_padding)
 
 
 def _source(chosen: argparse.Namespace) -> Source:
@@ -376,7 +378,8 @@ def _question(chosen: argparse.Namespace) -> Question:
     else:
         machine = _machine(chosen.machine)
     making = kernels if chosen.kernels else None
-    return Question(_source(chosen), batches, chosen.sequence, machine, sizes or WORKERS, request, making, folder)
+    padding, workers = not chosen.no_padding, sizes or WORKERS
+    return Question(_source(chosen), batches, chosen.sequence, machine, workers, request, padding, making, folder)
 
 
 def _machine(path: str | None) -> Machine:

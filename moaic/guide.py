@@ -47,6 +47,7 @@ class Question:
     machine: Machine
     workers: Sequence[int]
     request: Request
+    padding: bool = True
     kernels: MadeKernels | None = None
     """Given where the kernels of plans are to be made, so that these are chosen and priced by them."""
     folder: Path | None = None
@@ -74,15 +75,15 @@ class Answer:
 def answers(question: Question, pool: Pool) -> Iterator[Answer]:
     """One answer per batch and number of workers, as soon as it is known. Raises Diagnostic for no model."""
     for batch in question.batches:
-        step = captured_step(question.source, batch, question.sequence)
+        step = captured_step(question.source, Sample(batch, question.sequence, padding=question.padding))
         for workers in question.workers:
             machine = replace(question.machine, workers=workers)
             yield planned(step, batch, machine, question, pool)
 
 
-def captured_step(source: Source, batch: int, sequence: int) -> Module:
+def captured_step(source: Source, sample: Sample) -> Module:
     """The training step of a loop that reads the loss and nothing else."""
-    captured = take_model(source, Sample(batch, sequence)).captured
+    captured = take_model(source, sample).captured
     return run_passes(Module((captured.function,)), "zero")
 
 

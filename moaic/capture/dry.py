@@ -29,6 +29,8 @@ class Sample:
     image: int = 224
     """Side of an image, where the model's configuration does not say."""
     training: bool = True
+    padding: bool = True
+    """Of text: whether rows are of unequal lengths, and the model is given a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +219,13 @@ def _maker(config: Any) -> Any:
 
 
 def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
-    """Rows of unequal lengths, whose padding is no part of the loss."""
+    """Rows whose padding, if they have any, is no part of the loss."""
     rows, length = sample.batch, sample.sequence
     with unset_fake_temporarily():
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
+        if not sample.padding:
+            return {"input_ids": ids, "labels": ids}
         mask = (torch.arange(length) < length - torch.arange(rows).unsqueeze(1) % (length // 2 + 1)).long()
         return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
