@@ -91,8 +91,8 @@ class Builder:
             stages.append(({"ep": ep}, "ep", _with(lambda m: follow_experts(m, Axis("ep", ep), prices).module)))
         if cp > 1:
             gather = config.gather_keys
-            follow = _with(lambda m: follow_context(m, Axis("cp", cp), prices, gather).module)
-            stages.append(({"cp": cp, "gather_keys": gather}, "cp", follow))
+            follow = _with(lambda m: follow_context(m, Axis("cp", cp), prices, gather, tp).module)
+            stages.append(({"cp": cp, "gather_keys": gather, "tp": tp}, "cp", follow))
         if tp > 1:
             stages.append(({"tp": tp}, "tp", _with(lambda m: follow_tensor(m, Axis("tp", tp), prices).module)))
         decided: dict[str, object] = {"distribute_param": level, "distribute_low_prec_param": narrow}

@@ -30,23 +30,25 @@ from moaic.passes.solver_states import Possible, possible
 from moaic.passes.tensor import ATTENTION, alternatives, solved
 
 
-def follow_context(module: Module, axis: Axis, prices: Prices | None = None, gather_keys: bool = True) -> Annotated:
+def follow_context(
+    module: Module, axis: Axis, prices: Prices | None = None, gather_keys: bool = True, tp: int = 1
+) -> Annotated:
     """`module` with its sequence split over `axis`; raises Diagnostic where there is none that divides.
 
     Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
+    Heads are exchanged for rows so that weights, and heads with them, still fall into `tp` parts.
     """
     _check(module, axis)
-    in_stripes = any(map(is_causal, _attention(module)))
-    module, found = take_apart(module, axis, partial(_possible, in_stripes=in_stripes))
+    module, found = take_apart(module, axis, partial(_possible, tp=tp))
     found = _used(module, axis, found)
     if not gather_keys:
         found = _without_gathers(module, axis, found)
     return solved(module, axis, found, prices or Prices(), inputs_split=True)
 
 
-def _possible(module: Module, axis: Axis, in_stripes: bool) -> Possible:
+def _possible(module: Module, axis: Axis, tp: int) -> Possible:
     """What rules allow, and rings."""
-    found = possible(module, axis, partial(_seeds, in_stripes=in_stripes), weight_values)
+    found = possible(module, axis, partial(_seeds, tp=tp), weight_values)
     strategies = dict(found.strategies)
     for op in _attention(module):
         *others, replicated = strategies[op]
@@ -104,27 +106,26 @@ def _check(module: Module, axis: Axis) -> None:
         raise Diagnostic(f"{asked} does not divide a sequence of {most}{alternatives(would)}")
 
 
-def _seeds(module: Module, axis: Axis, in_stripes: bool) -> Iterator[tuple[Value, State]]:
-    """The sequence in the inputs and in attention, if asked in stripes, too, and the heads of attention."""
-    n, wanted = axis.size, {length for length in lengths(module) if length % axis.size == 0}
+def _seeds(module: Module, axis: Axis, tp: int) -> Iterator[tuple[Value, State]]:
+    """The sequence in the inputs and in attention, also in stripes where these balance it; the heads of attention."""
+    n, wanted = axis.size, set(lengths(module))
+    in_stripes = any(map(is_causal, _attention(module)))
+
+    def rows(value: Value, dim: int) -> Iterator[tuple[Value, State]]:
+        size = value.type.shape[dim]
+        if size and size % n == 0:
+            yield from ((value, (dim, stride)) for stride in ((size // n, 1) if in_stripes else (size // n,)))
+
     for index, value in enumerate(module.main.params):
         if module.main.param_role(index).kind in ("input", "tangent"):
-            shape = value.type.shape
-            for dim in (dim for dim, size in enumerate(shape) if dim and size in wanted):
-                yield from ((value, (dim, stride)) for stride in _strides(shape[dim], n, in_stripes))
+            for dim in (dim for dim, size in enumerate(value.type.shape) if dim and size in wanted):
+                yield from rows(value, dim)
     for op in _attention(module):
         for value in query_key_value(op)[:2]:
-            heads, rows = value.type.shape[1:3]
-            yield from ((value, (1, stride)) for stride in _strides(heads, n))
-            yield from ((value, (2, stride)) for stride in _strides(rows, n, in_stripes))
-
-
-def _strides(size: int, n: int, in_stripes: bool = False) -> Iterator[int]:
-    """Of the splits of a dim over n ranks: into contiguous parts, and into every n-th."""
-    if size and size % n == 0:
-        yield size // n
-        if in_stripes:
-            yield 1
+            heads = value.type.shape[1]
+            if heads and heads % (n * tp) == 0:
+                yield value, (1, heads // (n * tp))
+            yield from rows(value, 2)
 
 
 def _used(module: Module, axis: Axis, found: Possible) -> Possible:
