@@ -36,10 +36,8 @@ IMPOSSIBLE = {
     "resnet": "needs the whole batch|splits the sequence, and @step has none",
     "mixtral": "a pipeline begins the backward of a micro-batch before the forward of others",
     "vit": "cp=2 does not divide a sequence of 5",
-    "gpt_neox": "cannot split the 4 heads of .* once more: cp splits them",
 }
-"""Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward,
-and heads that lie in one matrix with all of q, k and v are split by one axis."""
+"""Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward."""
 
 ON_REQUEST = ("cp=2", "schedule=gpipe")
 
