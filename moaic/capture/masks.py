@@ -15,14 +15,14 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.needed import needed
 from moaic.ir.ops import OPS, Kind, kind_of
 from moaic.ir.ring import OPERANDS, is_causal, query_key_value
 from moaic.ir.types import FLOATING
-from moaic.runtime.to_fx import operand_of, run_op
+from moaic.runtime.to_fx import CPU, operand_of, run_op
 
 LIMIT: Final = 2**22
 """Elements of a value that are computed one by one: those of the mask of 2,048 tokens."""
@@ -67,8 +67,9 @@ def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Functio
     if not masks:
         return function
     # A model may be captured without its weights, and then not all constants are there either.
-    known = _Constants({value: tensor for value, tensor in constants.items() if not isinstance(tensor, FakeTensor)})
-    with unset_fake_temporarily(), torch.no_grad():
+    known = _Constants({v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu})
+    # Whoever calls the model may have made another device the usual one.
+    with unset_fake_temporarily(), torch.no_grad(), CPU:
         for index in sorted(needed(function, masks)):
             known.add(function.ops[index])
         return replace(function, ops=tuple(_with_flag(op, known) for op in function.ops))
