@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from moaic.ir.attention import is_causal
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
@@ -599,7 +600,7 @@ def _flops_sdpa_backward(op: Op) -> int:
 
 def _skipped(op: Op) -> int:
     """Causal attention does half of the work."""
-    return 2 if op.attrs.get("is_causal", False) else 1
+    return 2 if is_causal(op) else 1
 
 
 def _flops_convolution(op: Op) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_at, query_key_value
 from moaic.ir.emit import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import REPLICATED, Layout, Mesh, Split
@@ -280,30 +281,26 @@ def _own(work: _Work, matrices: Value, ids: Operand) -> Value:
 # Attention.
 
 
-def _causal(work: _Work, old: Op, mask_at: int) -> None:
+def _causal(work: _Work, old: Op) -> None:
     """The causal mask spelled out, beside the mask that there is."""
-    query, key = (_operand(work.new, i) for i in _QUERY_KEY[old.name])
-    whole = _operand(old, _QUERY_KEY[old.name][0])
+    query, key, _ = query_key_value(work.new)
+    whole, _, _ = query_key_value(old)
     rows, columns = query.type.shape[2], key.type.shape[2]
     row = work.view(work.positions(rows, work.splits(whole, 2)), (rows, 1))
     kind = TensorType("bool", (rows, columns))
     allowed = work.emit("aten.le.Tensor", [work.positions(columns, ()), row], kind)
-    given = work.new.operands[mask_at] if len(work.new.operands) > mask_at else None
+    given = mask_of(work.new)
     mask = allowed if given is None else _masked(work, allowed, given)
-    operands = (*work.new.operands[:mask_at], mask)
+    operands = (*work.new.operands[: ATTENTION[old.name]], mask)
     work.ops.append(replace(work.new, operands=operands, attrs={**old.attrs, "is_causal": False}))
 
 
-def _masked(work: _Work, allowed: Value, given: Operand) -> Value:
-    assert isinstance(given, Value)
+def _masked(work: _Work, allowed: Value, given: Value) -> Value:
     if given.type.dtype == "bool":
         return work.both(allowed, given)
     kind = TensorType(given.type.dtype, ())
     never = work.emit("aten.full", [], kind, size=(), fill_value=float("-inf"), dtype=kind.dtype)
     return work.emit("aten.where.self", [allowed, given, never], _together(kind.dtype, allowed, given))
-
-
-_QUERY_KEY: Mapping[str, tuple[int, int]] = {"moai.sdpa": (0, 1), "moai.sdpa_backward": (1, 2)}
 
 
 # Ranges.
@@ -345,8 +342,8 @@ def _index_list(op: Op) -> Iterator[tuple[Value, int]]:
 
 
 def _causal_rows(op: Op) -> Iterator[tuple[Value, int]]:
-    if op.attrs.get("is_causal", False):
-        yield _operand(op, _QUERY_KEY[op.name][0]), 2
+    if is_causal(op):
+        yield _operand(op, query_at(op)), 2
 
 
 _PLACING: Mapping[str, Callable[[Op], Iterator[tuple[Value, int]]]] = {
@@ -376,7 +373,7 @@ _MAKERS: Mapping[str, Callable[[_Work, Op], None]] = {
     "aten.index_put": _index_put,
     "moai.grouped_mm": _grouped_mm,
     "moai.grouped_outer": _grouped_outer,
-    "moai.sdpa": lambda work, old: _causal(work, old, 3),
-    "moai.sdpa_backward": lambda work, old: _causal(work, old, 6),
+    "moai.sdpa": _causal,
+    "moai.sdpa_backward": _causal,
     **dict.fromkeys(("aten.arange", "aten.arange.start", "aten.arange.start_step"), _arange),
 }

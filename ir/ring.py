@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from moaic.ir.graph import Op, Value
+from moaic.ir.attention import ATTENTION, is_causal, query_key_value
+from moaic.ir.graph import Op
 from moaic.ir.rules import Rule, Strategy, rule_from_text
 
 RING: Final = "moai.ring_sdpa"
@@ -29,9 +30,6 @@ _RULES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Operands but for a mask, and results; `Q` are rows and `K` keys in blocks."""
 
-OPERANDS: Final[Mapping[str, int]] = {name: operands.count(",") + 1 for name, (operands, _) in _RULES.items()}
-"""Of attention, how many there are without a mask."""
-
 _BLOCKS: Final[Mapping[str, str]] = {"Q": "(s q!)", "K": "(s k!)"}
 _STRIPES: Final[Mapping[str, str]] = {"Q": "(q! s)", "K": "(k! s)"}
 
@@ -40,10 +38,6 @@ _MASK: Final = ("b", "h", "Q", "m!")
 
 def is_ring(op: Op) -> bool:
     return op.name in _ATTENTION
-
-
-def is_causal(op: Op) -> bool:
-    return bool(op.attrs.get("is_causal", False))
 
 
 def is_striped(op: Op) -> bool:
@@ -59,16 +53,6 @@ def attention_of(op: Op) -> Op:
     """The attention for which a ring stands."""
     attrs = {name: attr for name, attr in op.attrs.items() if name not in ("axis", "stripes")}
     return replace(op, name=_ATTENTION[op.name], attrs=attrs)
-
-
-def query_at(op: Op) -> int:
-    """Which operand of attention the query is, in either direction, in a ring or not: key and value come next."""
-    return 1 if _plain(op) == "moai.sdpa_backward" else 0
-
-
-def query_key_value(op: Op) -> tuple[Value, Value, Value]:
-    query, key, value = list(op.inputs())[query_at(op) : query_at(op) + 3]
-    return query, key, value
 
 
 def _plain(op: Op) -> str:
@@ -119,7 +103,7 @@ def _rule(op: Op, blocks: int) -> Rule:
     sizes = {"s": blocks, "q": query.type.shape[2] // blocks, "k": key.type.shape[2] // blocks}
     operands, results = _RULES[_plain(op)]
     inputs = [value.type for value in op.inputs()]
-    if len(inputs) > OPERANDS[_plain(op)]:
+    if len(inputs) > ATTENTION[_plain(op)]:
         operands = f"{operands}, {' '.join(_MASK[4 - len(inputs[-1].shape) :])}"
     text = f"{operands} -> {results}"
     for dim, factors in (_STRIPES if is_striped(op) else _BLOCKS).items():

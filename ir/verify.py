@@ -12,6 +12,7 @@ from itertools import combinations
 from math import prod
 from typing import NoReturn, cast
 
+from moaic.ir.attention import mask_of, query_key_value
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
@@ -19,7 +20,7 @@ from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
-from moaic.ir.ring import RING, RING_BACKWARD, around, query_key_value, why_not
+from moaic.ir.ring import RING, RING_BACKWARD, around, attention_of, why_not
 from moaic.ir.rules import Rule, Strategy
 from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, TensorType
@@ -497,8 +498,8 @@ def _in_ring(of: Check) -> Check:
 def _mask_misfit(op: Op, mesh: Mesh) -> str:
     """What is wrong with the mask, if there is one and anything is."""
     query, key, _ = query_key_value(op)
-    mask = op.operands[-1] if len(op.operands) in (4, 7) else None
-    if not isinstance(mask, Value):
+    mask = mask_of(attention_of(op))
+    if mask is None:
         return ""
     wanted = (*query.type.shape[:3], key.type.shape[2])
     shape = mask.type.shape

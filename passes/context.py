@@ -16,18 +16,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from moaic.ir.attention import ATTENTION, is_causal, query_at, query_key_value
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.ring import is_causal, query_at, query_key_value, rings_for
+from moaic.ir.ring import rings_for
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis
 from moaic.passes.softmax import take_apart
 from moaic.passes.solver_prices import Prices
 from moaic.passes.solver_problem import weight_values
 from moaic.passes.solver_states import Possible, possible
-from moaic.passes.tensor import ATTENTION, alternatives, solved
+from moaic.passes.tensor import alternatives, solved
 
 
 def follow_context(

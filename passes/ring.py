@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from moaic.ir.attention import is_causal, mask_of, query_key_value
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ring import OPERANDS, attention_of, is_causal, is_striped, query_key_value
+from moaic.ir.ring import attention_of, is_striped
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.fusion import Kernel, nbytes
 
@@ -74,7 +75,7 @@ def _turn(op: Op, mesh: Mesh, causal: bool) -> Kernel:
     results = tuple(local[value] for value in op.results)
     block = replace(attention, results=results, attrs={**attention.attrs, "is_causal": causal})
     reads = {value: nbytes(value) for value in block.inputs()}
-    for mask in list(reads)[OPERANDS[block.name] :]:
+    if mask := mask_of(block):
         reads[mask] //= ranks_of(op, mesh)
     return Kernel((block,), reads, results)
 

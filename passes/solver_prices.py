@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import log2, prod
 
+from moaic.ir.attention import is_causal
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.ops import Kind, flops_of, kind_of
 from moaic.ir.placed import placing
-from moaic.ir.ring import is_balanced, is_causal, is_ring, rings_for
+from moaic.ir.ring import is_balanced, is_ring, rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.machine import Machine, sent_share

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moaic.ir.attention import ATTENTION
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Operand, Role, Value
 from moaic.ir.layout import State
@@ -21,8 +22,6 @@ from moaic.passes.solver_linear import solve
 from moaic.passes.solver_prices import Prices, Pricing
 from moaic.passes.solver_problem import Choice, Problem, problem
 from moaic.passes.solver_states import Possible, possible
-
-ATTENTION = frozenset({"moai.sdpa", "moai.sdpa_backward"})
 
 
 def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:

@@ -17,8 +17,9 @@ from math import inf
 import torch
 from torch import Tensor
 
+from moaic.ir.attention import ATTENTION, is_causal
 from moaic.ir.graph import Op
-from moaic.ir.ring import OPERANDS, RING, attention_of, is_causal, is_striped
+from moaic.ir.ring import RING, attention_of, is_striped
 from moaic.runtime.moves import Seat, dense
 from moaic.runtime.to_fx import run_op
 from moaic.runtime.transport import Group
@@ -116,7 +117,7 @@ class _Turn:
 
 def going_round(op: Op, seat: Seat) -> Callable[[list[Tensor]], list[Tensor]]:
     """What a rank does in a ring, from its local operands to its local results."""
-    group, count = seat.group(str(op.attrs["axis"])), OPERANDS[attention_of(op).name]
+    group, count = seat.group(str(op.attrs["axis"])), ATTENTION[attention_of(op).name]
     run = _forward if op.name == RING else _backward
 
     def of_operands(inputs: list[Tensor]) -> list[Tensor]:

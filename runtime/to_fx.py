@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from moaic.ir.attention import is_causal
 from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
@@ -172,7 +173,7 @@ def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 def _attention_attrs(op: Op, query: Tensor) -> tuple[bool, float]:
     scale: Any = op.attrs.get("scale")
-    return bool(op.attrs.get("is_causal", False)), query.shape[-1] ** -0.5 if scale is None else float(scale)
+    return is_causal(op), query.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def _flash_takes(query: Tensor, value: Tensor, mask: Tensor | None, device: torch.device) -> bool:

@@ -382,8 +382,10 @@ class _Reader:
         grads = self._slots(backward, program.descriptions[program.forward_outputs :], results, roles)
         params, param_roles = self._params()
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
+        with no_dispatch():
+            function = with_flags(function, dict(self.constants))
         return Captured(
-            live(with_flags(live(function), dict(self.constants))),
+            live(function),
             self._positions(program.primals),
             self._positions(program.tangents),
             tuple(tensor for _, tensor in self.constants),

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from math import prod
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_key_value
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.needed import needed
 from moaic.ir.ops import OPS, Kind, kind_of
-from moaic.ir.ring import OPERANDS, is_causal, query_key_value
 from moaic.ir.types import FLOATING
 from moaic.runtime.to_fx import CPU, operand_of, run_op
 
@@ -63,26 +61,20 @@ _Known = Tensor | _Prefix
 
 def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Function:
     """`function` with a flag, or nothing, in the place of masks that say no more; what made them stays."""
-    masks = {mask for op in function.ops if (mask := _mask_of(op)) is not None}
+    masks = {mask for op in function.ops if (mask := mask_of(op)) is not None}
     if not masks:
         return function
     # A model may be captured without its weights, and then not all constants are there either.
     known = _Constants({v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu})
     # Whoever calls the model may have made another device the usual one.
-    with unset_fake_temporarily(), torch.no_grad(), CPU:
+    with torch.no_grad(), CPU:
         for index in sorted(needed(function, masks)):
             known.add(function.ops[index])
         return replace(function, ops=tuple(_with_flag(op, known) for op in function.ops))
 
 
-def _mask_of(op: Op) -> Value | None:
-    count = OPERANDS.get(op.name, len(op.operands))
-    mask = op.operands[count] if len(op.operands) > count else None
-    return mask if isinstance(mask, Value) else None
-
-
 def _with_flag(op: Op, known: _Constants) -> Op:
-    mask = _mask_of(op)
+    mask = mask_of(op)
     found = None if mask is None else known.of(mask)
     if found is None:
         return op
@@ -95,7 +87,7 @@ def _with_flag(op: Op, known: _Constants) -> Op:
     if not causal and bool((shown < keys).any()):
         return op
     attrs = {**op.attrs, "is_causal": causal or is_causal(op)}
-    return replace(op, operands=(*op.operands[: OPERANDS[op.name]], None), attrs=attrs)
+    return replace(op, operands=(*op.operands[: ATTENTION[op.name]], None), attrs=attrs)
 
 
 def _shown(mask: _Known, keys: int) -> Tensor | None:
@@ -146,19 +138,13 @@ def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
         return [tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))]
     if op.name in _ELEMENTWISE:
         inputs = [operand_of(each, tensors) for each in op.operands]
-        if prod(_together(list(tensors.values()))) <= LIMIT:
+        if torch.broadcast_tensors(*tensors.values())[0].numel() <= LIMIT:
             return [_collapsed(made) for made in run_op(op, inputs)]
         return _compared(op, *inputs) if op.name in _UP_TO else []
     if op.name in _ARBITRARY or any(value.type.elements() > LIMIT for value in (*op.inputs(), *op.results)):
         return []
     whole = {value: tensor.expand(value.type.shape) for value, tensor in tensors.items()}
     return [_collapsed(made) for made in run_op(op, [operand_of(each, whole) for each in op.operands])]
-
-
-def _together(tensors: Sequence[Tensor]) -> Sequence[int]:
-    """The shape to which tensors broadcast."""
-    sizes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
-    return [max(of_dim) for of_dim in sizes]
 
 
 def _compared(op: Op, one: Tensor, other: Tensor) -> Sequence[_Known]:

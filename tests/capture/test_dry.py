@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moaic.capture.dry import Sample, Source, take_model
-from moaic.passes.tensor import ATTENTION
+from moaic.ir.attention import ATTENTION
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 BAICHUAN = Path(__file__).parents[2] / "tutorial" / "baichuan2"

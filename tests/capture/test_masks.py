@@ -14,9 +14,9 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from moaic.capture import masks
 from moaic.capture.masks import with_flags
+from moaic.ir.attention import ATTENTION
 from moaic.ir.graph import Function, Op
 from moaic.ir.verify import load
-from moaic.passes.tensor import ATTENTION
 from moaic.runtime.interpreter import run_function
 from tests.exact.graphs import captured_step
 from tests.exact.models import LENGTH, Batch, Example, gpt2, llama, sizes, text

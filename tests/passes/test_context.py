@@ -89,8 +89,8 @@ def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: Prices) -> None:
     whole = attention(3, 1)
     split = follow_context(whole, Axis("cp", 2), prices).module
     (op,) = found(split, "moai.sdpa")
-    query, *keys = states(op)
-    assert (query[:1], keys) == ((2,), [WHOLE, WHOLE])
+    # In blocks or in stripes, which cost the same here.
+    assert states(op) in ([(2, 4), WHOLE, WHOLE], [(2, 1), WHOLE, WHOLE])
     prove(split, whole)
 
 
