@@ -111,10 +111,10 @@ def _owners(function: Function) -> dict[Value, Value]:
 def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list[Op]]:
     """Ops of each kernel, by the index of its first op. Views and constants belong to none.
 
-    Two light ops share a kernel if one reads the other and as many heavy ops lie above both. Such a group has no path
-    that leaves it and comes back: the path would pass a heavy op, and its depth would differ.
+    Two light ops share a kernel if one reads the other and both are done after as many heavy ops. Such a group has no
+    path that leaves it and comes back: the path would pass a heavy op, and its depth would differ.
     """
-    depth: dict[Value, int] = dict.fromkeys(function.params, 0)
+    depth = _depths(function)
     inside = _added_by_matmuls(function)
     parent: dict[int, int] = {}
     light: dict[Value, int] = {}
@@ -127,8 +127,6 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
 
     for index, op in enumerate(function.ops):
         kind = kind_of(op)
-        above = max((depth[value] for value in op.inputs()), default=0)
-        depth.update(dict.fromkeys(op.results, above + (kind is Kind.HEAVY)))
         if kind in (Kind.VIEW, Kind.NULLARY):
             continue
         parent[index] = inside.get(op, index)
@@ -136,13 +134,29 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
             continue
         light.update(dict.fromkeys(op.results, index))
         for value in map(owners.__getitem__, op.inputs()):
-            if value in light and depth[value] == above:
+            if value in light and depth[function.ops[light[value]]] == depth[op]:
                 first, second = sorted((root(light[value]), root(index)))
                 parent[second] = first
     groups: dict[int, list[Op]] = defaultdict(list)
     for index in parent:
         groups[root(index)].append(function.ops[index])
     return groups
+
+
+def _depths(function: Function) -> dict[Op, int]:
+    """After how many heavy ops each op is done: as late as those that read it allow, but for heavy ones."""
+    above: dict[Op, int] = {}
+    known: dict[Value, int] = {}
+    for op in function.ops:
+        above[op] = max((known.get(value, 0) for value in op.inputs()), default=0)
+        known.update(dict.fromkeys(op.results, above[op] + (kind_of(op) is Kind.HEAVY)))
+    latest: dict[Value, int] = {}
+    for op in reversed(function.ops):
+        if kind_of(op) is not Kind.HEAVY:
+            above[op] = min((latest[result] for result in op.results if result in latest), default=above[op])
+        for value in op.inputs():
+            latest[value] = min(above[op], latest.get(value, above[op]))
+    return above
 
 
 def _added_by_matmuls(function: Function) -> dict[Op, int]:

@@ -101,7 +101,7 @@ def _inlined(module: Module, made: Segments) -> Module:
     for function in module.functions[:-1]:
         if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
             body = _expand(function, bodies)
-            bodies[function.name] = segment(body, made, [is_timed(op, "mb") for op in body.ops])
+            bodies[function.name] = segment(body, module.mesh, [is_timed(op, "mb") for op in body.ops], made)
         else:
             made.by_key[function.name] = function
     for key, function in made.by_key.items():
@@ -177,7 +177,7 @@ def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[i
 
 def _program(timed: Timed, made: Segments) -> Module:
     """One program with only the segments that it calls; sums over micro-batches are added to inside them."""
-    main = segment(timed.function, made, timed.phases)
+    main = segment(timed.function, timed.mesh, timed.phases, made)
     called = {op.callee for op in main.ops if op.name == "call"}
     functions = tuple(function for function in made.functions if function.name in called)
     return added_inside(Module((*functions, main), timed.mesh), made.adding)

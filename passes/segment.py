@@ -1,8 +1,9 @@
 """Cut a function at its instructions: what lies between them becomes segment functions, to be compiled and called.
 
 Ops of one phase go into one segment as far as no instruction lies between them: an op's level is the number of
-instructions-then-compute alternations before it, and one (phase, level, home) is one segment. Views and constants are
-built in every segment that reads them. Equal segments share one function.
+instructions-then-compute alternations before it, and one (phase, level, home) is one segment. What a later segment
+alone wants may be done there (`sink`). Views and constants are built in every segment that reads them. Equal segments
+share one function.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from moaic.ir.graph import Function, Location, Op, Value
-from moaic.ir.layout import Home
+from moaic.ir.layout import Mesh
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.order import ops_in_order
 from moaic.passes.outline import fresh, shape_of
+from moaic.passes.sink import Key, sunk
 from moaic.passes.sums import Known
-
-Key = tuple[int, int, Home]
 
 
 @dataclass(slots=True)
@@ -38,24 +38,25 @@ class Segments:
         return tuple(self.by_key.values())
 
 
-def segment(function: Function, made: Segments, phases: Sequence[int] | None = None) -> Function:
+def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Segments) -> Function:
     """`function` as calls of segments and instructions alone; the segments are added to `made`."""
-    phases = phases or [0] * len(function.ops)
-    keys = _keys(function, phases)
+    early = _keys(function, phases)
+    keys = sunk(function, early, mesh)
     members = _members(function, keys)
     calls: dict[int, Op] = {i: op for i, op in enumerate(function.ops) if kind_of(op) is Kind.INSTRUCTION}
     used = _used(function, members)
-    for key, indices in members.items():
+    for key in (each for each in dict.fromkeys(early) if each in members):
+        indices = members[key]
         own = [i for i in indices if keys[i] == key]
         call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, made)
         if call is not None:
-            calls[own[0]] = call
+            calls[next(i for i in own if early[i] == key)] = call
     ops = ops_in_order(calls)
     assert ops is not None, f"segments of @{function.name} wait for each other"
     return replace(function, ops=ops)
 
 
-def _keys(function: Function, phases: Sequence[int]) -> list[Key]:
+def _keys(function: Function, phases: Sequence[Hashable]) -> list[Key]:
     """(phase, level, home) of every op."""
     levels: dict[Value, int] = {}
     keys: list[Key] = []

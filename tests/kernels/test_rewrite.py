@@ -64,6 +64,9 @@ EXPECTED = {
 }
 
 
+COUNTED = 7
+
+
 def always(name: str, shape: Shape, element: str) -> bool:
     return True
 
@@ -105,7 +108,7 @@ def widened(function: Function) -> Function:
 
 
 def inputs_of(function: Function, most: int) -> list[Tensor]:
-    """Drawn numbers; whole ones below `most`, of which every third is no label."""
+    """Drawn numbers; whole ones below `most`, of which every third is no label. A single one is a count."""
     random = torch.Generator().manual_seed(0)
 
     def drawn(value: Value) -> Tensor:
@@ -114,6 +117,8 @@ def inputs_of(function: Function, most: int) -> list[Tensor]:
             return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
         if dtype == torch.bool:
             return torch.rand(shape, generator=random) > 0.5
+        if not shape:
+            return torch.tensor(COUNTED)
         whole = torch.randint(most, shape, generator=random)
         is_labels = "labels" in value.name
         return torch.where(torch.arange(whole.numel()).view(shape) % 3 == 0, -100, whole) if is_labels else whole
@@ -167,7 +172,7 @@ def test_so_do_the_functions_of_a_plan(llama: Function) -> None:
             # Of what lies on one rank, the only row is asked for.
             assert_same(function, rewritten, most=1)
         found += kernels_in(rewritten)
-    assert {*found} == {"moai.rms_norm", "moai.rms_norm_of_sum", "moai.rms_norm_backward", "moai.swiglu"}
+    assert {*found} == {*LOSS, "moai.rms_norm", "moai.rms_norm_of_sum", "moai.rms_norm_backward", "moai.swiglu"}
 
 
 def test_a_kernel_is_used_where_it_was_measured_to_win(llama: Function) -> None:
