@@ -20,7 +20,7 @@ from moaic.ir.verify import verify
 from moaic.passes.build import Builder
 from moaic.passes.candidates import candidates
 from moaic.passes.config import Config, Request
-from moaic.passes.program import Programs
+from moaic.passes.program import Programs, lower
 from moaic.passes.promote import promote
 from moaic.runtime.interpreter import run_function, run_ranks
 from moaic.runtime.schema import DTYPES
@@ -155,7 +155,7 @@ class Proof:
             return Verdict(config, Fate.FAIL, reason=crashed(error))
 
     def _verdict(self, config: Config, halves: bool) -> Verdict:
-        programs = self.builder.build(config).programs
+        programs = lower(self.builder.build(config).module, ())
         parts = [programs.joint, *([programs.forward, programs.backward] if halves else [])]
         modules = [module for module in parts if module is not None]
         text = "".join(map(render, modules))

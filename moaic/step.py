@@ -16,7 +16,7 @@ from moaic.ir.graph import Function, Module, Value
 from moaic.ir.layout import Layout
 from moaic.ir.printer import render
 from moaic.passes.build import Plan
-from moaic.passes.program import Programs, lower
+from moaic.passes.program import Programs, lower, usually_unread
 from moaic.passes.resting import follow_resting
 from moaic.passes.zero import drop_zeros
 from moaic.runtime.accelerator import Accelerator
@@ -110,7 +110,7 @@ class Step:
         self.compiled = compiled
         self._plan = plan
         self._plans: dict[frozenset[int], Plan] = {}
-        self._variants: dict[tuple[frozenset[int], frozenset[int]], Variant] = {}
+        self._variants: dict[tuple[frozenset[int], frozenset[int] | None], Variant] = {}
         roles = [function.param_role(i).kind for i in range(len(function.params))]
         self.tangents = [i for i, kind in enumerate(roles) if kind == "tangent"]
         self.given = [i for i, kind in enumerate(roles) if kind not in ("tangent", "key")]
@@ -133,7 +133,7 @@ class Step:
         outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
         call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
         if not self.grads:
-            variant = self._at_rest(inputs) or self._variant(frozenset(), frozenset())
+            variant = self._at_rest(inputs) or self._variant(frozenset())
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # What no plan can do is said now, before anything waits for the values.
@@ -186,7 +186,7 @@ class Step:
             promise.force()
         if not promise.done:
             return self._run_joint(call, zeros, given)
-        if call.saved is None or call.variant is not self._variant(zeros, frozenset()):
+        if call.saved is None or call.variant is not self._variant(zeros):
             if not zeros >= self._assumed_zero:
                 self._assumed_zero = zeros
             self._run_forward(call, zeros)
@@ -207,7 +207,7 @@ class Step:
 
     def _run_forward(self, call: Call, zeros: frozenset[int]) -> None:
         """Run the forward alone; outputs whose handles are gone, or that are made already, are not asked for."""
-        call.variant = self._variant(zeros, frozenset())
+        call.variant = self._variant(zeros)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
         call.saved = call.variant.new_results("forward", len(outputs))
@@ -235,13 +235,18 @@ class Step:
         self.accelerator.fill(zero, 0)
         return zero
 
-    def _variant(self, zeros: frozenset[int], unread: frozenset[int]) -> Variant:
-        key = (zeros, unread)
-        if key not in self._variants:
-            plan = self._planned(zeros)
-            programs = lower(plan.module, unread) if unread else plan.programs
-            self._variants[key] = Variant(programs, self.accelerator, self.compiled)
-        return self._variants[key]
+    def _variant(self, zeros: frozenset[int], unread: frozenset[int] | None = None) -> Variant:
+        """Of its programs the joint one is without the outputs at `unread`; as planned unless told."""
+        if (zeros, unread) not in self._variants:
+            self._variants[zeros, unread] = self._new_variant(zeros, unread)
+        return self._variants[zeros, unread]
+
+    def _new_variant(self, zeros: frozenset[int], unread: frozenset[int] | None) -> Variant:
+        plan = self._planned(zeros)
+        if unread == usually_unread(plan.module.main):
+            return self._variant(zeros)
+        programs = plan.programs if unread is None else lower(plan.module, unread)
+        return Variant(programs, self.accelerator, self.compiled)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:
         if zeros not in self._plans:

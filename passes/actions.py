@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -15,15 +15,18 @@ from moaic.ir.types import TensorType
 from moaic.passes.dead import needed_forward
 from moaic.passes.schedule import Schedule
 from moaic.passes.stage import AXIS
-from moaic.passes.timed import Timed
+from moaic.passes.timed import Phase, Timed
 
 Groups = Mapping[tuple[str, int], Sequence[Op]]
 """Ops in order, by kind of action and stage."""
 
 
-def actions_of(main: Function, body: Sequence[Op], *, splits_backward: bool) -> Groups:
-    """The ops of `body` by what the schedule calls them; a send belongs to its sender."""
-    forward = _forward(main, body)
+def actions_of(main: Function, body: Sequence[Op], chunked: Collection[Op], *, splits_backward: bool) -> Groups:
+    """The ops of `body` by what the schedule calls them; a send belongs to its sender.
+
+    What is `chunked` is done with the forward, gradients too: else all chunks would be kept for the backward.
+    """
+    forward = _forward(main, body, chunked)
     weights = _weights(main, body, forward) if splits_backward else set[Op]()
     groups: dict[tuple[str, int], list[Op]] = defaultdict(list)
     for op in body:
@@ -40,8 +43,8 @@ def _stage(op: Op) -> int:
     return stage
 
 
-def _forward(main: Function, body: Sequence[Op]) -> set[Op]:
-    """What outputs need, and what higher stages' backwards need of it: these come before this stage's backward."""
+def _forward(main: Function, body: Sequence[Op], chunked: Collection[Op]) -> set[Op]:
+    """What outputs need, and what must come before this stage's backward: what higher stages' need, and chunks."""
     found = {main.ops[i] for i in needed_forward(main)}
     makers = {result: op for op in body for result in op.results}
     early: set[Op] = set()
@@ -50,7 +53,7 @@ def _forward(main: Function, body: Sequence[Op]) -> set[Op]:
         if op in found or sources <= found | early:
             early.add(op)
     rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.home_on(AXIS) or 0)}
-    wanted = [value for op in rising for value in op.results]
+    wanted = [value for op in early if op in rising or op in chunked for value in op.results]
     return found | ({main.ops[i] for i in needed(main, wanted)} & early)
 
 
@@ -95,7 +98,7 @@ def on_workers(timed: Timed, schedule: Schedule) -> Timed:
     """Homes are the workers that run the stages; what need not move is not sent."""
     same: dict[Value, Value] = {}
     ops: list[Op] = []
-    phases: list[int] = []
+    phases: list[Phase] = []
 
     @cache
     def type_on_worker(tensor: TensorType) -> TensorType:

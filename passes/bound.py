@@ -34,20 +34,20 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Told by the step on one device, by how much of it is recomputed. What is not known bounds nothing."""
+    """Told by the step on one device (`alone`). What is not known bounds nothing."""
 
-    alone: Mapping[str, Alone]
+    by_config: Mapping[Config, Alone]
 
     def seconds(self, config: Config) -> float:
         """The least that a step takes under `config`."""
-        known = self.alone.get(config.recompute)
+        known = self.by_config.get(alone(config))
         schedule = _schedule(config)
         stretch = schedule.stretch if schedule is not None else 1.0
         return 0.0 if known is None else known.seconds * stretch / config.ranks
 
     def nbytes(self, config: Config) -> int:
         """The least that the fullest worker needs under `config`."""
-        known = self.alone.get(config.recompute)
+        known = self.by_config.get(alone(config))
         if known is None:
             return 0
         held, level = known.memory, config.distribute_param
@@ -57,6 +57,11 @@ class Bounds:
         gathered = held.parameters // parts if level == "step" else 0
         sums = held.gradients // parts if level == "none" and config.micro_batches > 1 else 0
         return at_rest + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
+
+
+def alone(config: Config) -> Config:
+    """What of a configuration says how much one device computes and keeps."""
+    return Config(recompute=config.recompute, loss_chunks=config.loss_chunks)
 
 
 def _kept(activations: int, config: Config) -> int:

@@ -10,6 +10,7 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.verify import check_made
 from moaic.passes.actions import signature_on_workers
 from moaic.passes.annotate import Axis
+from moaic.passes.chunk import in_chunks
 from moaic.passes.config import Config
 from moaic.passes.context import follow_context
 from moaic.passes.distribute import distribute
@@ -103,6 +104,9 @@ class Builder:
                 stages.append(({"schedule": config.schedule}, "weights", _with(split_weights)))
             decided = {"pp": config.pp, "schedule": config.schedule}
             stages.append((decided, "pp", _with(lambda m: in_stages(m, schedule))))
+        if config.loss_chunks > 1:
+            chunks = config.loss_chunks
+            stages.append(({"loss_chunks": chunks}, "chunk", _with(lambda m: in_chunks(m, chunks))))
         return stages
 
     def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:

@@ -10,6 +10,7 @@ from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
+from moaic.passes.chunk import logits_of
 from moaic.passes.config import Config, Distribute, Recompute, Request
 from moaic.passes.context import lengths
 from moaic.passes.experts import experts_of
@@ -26,6 +27,11 @@ MOST_PARTS = 64
 LONG = 4096
 """From this many tokens on, splitting the sequence is looked at whatever the batch."""
 
+WIDE = 64 << 20
+"""From so many bytes of logits on each worker on, computing the loss in chunks is looked at."""
+
+CHUNKS = (1, 8)
+
 GATHERING: tuple[Distribute, ...] = ("step", "use")
 """Levels at which parameters rest in shards and are gathered."""
 
@@ -38,7 +44,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_distribution(workers, rows, trains, request)
     _check_schedule(workers, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep, gather_keys)
+        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep, gather_keys, chunks)
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
@@ -49,6 +55,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
         for mode in _recompute_modes(trains, request)
         for level in _levels(dp, trains, request)
         for low_precision in _low_precision(step, level, request)
+        for chunks in _chunks(step, workers, trains, request)
     ]
     assert found, f"{request} was found possible, and nothing keeps to it"
     return sorted(found, key=simplicity)
@@ -68,6 +75,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
         config.dp,
         config.distribute_low_prec_param,
         not config.gather_keys,
+        config.loss_chunks,
     )
 
 
@@ -171,6 +179,14 @@ def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
     if request.distribute_low_prec_param:
         return GATHERING if dp > 1 else []
     return get_args(Distribute) if dp > 1 else ["none"]
+
+
+def _chunks(step: Module, workers: int, trains: bool, request: Request) -> Sequence[int]:
+    """Chunks of the loss worth a look, where there are logits that nobody need see."""
+    if not trains or request.loss_chunks is not None:
+        return [request.loss_chunks or 1] if trains else [1]
+    logits = logits_of(step.main)
+    return CHUNKS if logits is not None and logits.type.nbytes() >= WIDE * workers else [1]
 
 
 def _low_precision(step: Module, level: Distribute, request: Request) -> Sequence[bool]:

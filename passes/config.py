@@ -34,6 +34,8 @@ class Config:
     ep: int = 1
     gather_keys: bool = True
     """Whether `cp` may gather keys and values of attention; where not, no rank ever holds all of them."""
+    loss_chunks: int = 1
+    """Parts in which logits and their gradients are computed, one after another."""
 
     @property
     def ranks(self) -> int:
@@ -69,6 +71,7 @@ class Request:
     cp: int | None = None
     ep: int | None = None
     gather_keys: bool | None = None
+    loss_chunks: int | None = None
 
     def admits(self, config: Config) -> bool:
         """Whether `config` keeps to everything that was asked for."""
@@ -103,7 +106,7 @@ def _value(name: str, value: object) -> object:
         return None
     if name == "schedule":
         return _schedule(str(value))
-    if name in ("dp", "ep", "cp", "tp", "pp", "micro_batches"):
+    if name in ("dp", "ep", "cp", "tp", "pp", "micro_batches", "loss_chunks"):
         text = str(value)
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")

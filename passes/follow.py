@@ -50,7 +50,7 @@ def follow_time(module: Module, axis: Axis) -> Annotated:
     """`module` in micro-batches; raises Barrier where much of the step would have to run unsplit first."""
     total = function_flops(module, module.main)
     most = PRE_LIMIT * total
-    found = annotate(module, axis, batch_states(module, axis), _finished, _in_time, most_early=most)
+    found = annotate(module, axis, batch_states(module, axis), _finished, cheapest_in_time, most_early=most)
     if found.pre_op is not None and found.pre_flops > most:
         share = 100 * found.pre_flops / total
         raise barrier(axis, found.pre_op, f"making that takes {share:.0f} % of the step's FLOPs again")
@@ -96,7 +96,9 @@ _EARLY = 1e6
 _UNSPLIT = 1e9
 
 
-def _in_time(function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]) -> Strategy:
+def cheapest_in_time(
+    function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+) -> Strategy:
     def price(strategy: Strategy) -> float:
         late = all(state == WHOLE for state in strategy.operands)
         return sum(

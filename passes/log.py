@@ -85,6 +85,15 @@ def split_does_not_fit(nbytes: int, limit: int) -> None:
     )
 
 
+def outputs_do_not_fit(nbytes: int, limit: int) -> None:
+    LOGGER.warning(
+        "The selected plan fits if of a model's outputs only the loss is still held when backward() comes. Holding all "
+        "of them would need %d [MiB] per worker, and there are %d.",
+        nbytes / MIB,
+        limit / MIB,
+    )
+
+
 def relaxed(step: Module) -> None:
     LOGGER.warning(
         "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",

@@ -23,6 +23,7 @@ from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, fuse
+from moaic.passes.program import Programs, lower
 from moaic.passes.rank import held, homes, of_rank
 from moaic.passes.ring import transient
 
@@ -43,7 +44,7 @@ class Memory:
     optimizer: int
     """Optimizer state, assumed."""
     joint: int
-    """Peak while forward and backward run as one, everything at rest included."""
+    """Peak while forward and backward run as one, everything at rest included, and without outputs beside a loss."""
 
     @property
     def step(self) -> int:
@@ -77,9 +78,19 @@ def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
 
 def _memory_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> Memory:
     at_rest = _AtRest.of(plan, at)
-    joint = at_rest.beside(plan.programs.joint_params) + program_peak(plan.programs.joint, fused, at)
+    joint = _joint_at(plan.programs, at_rest, at, fused)
     gradients = sum(each.gradient.local_nbytes(at_rest.mesh) for each in at_rest.trained)
     return Memory(bytes_of(at_rest.values.values(), at_rest.mesh), gradients, at_rest.state, joint)
+
+
+def _joint_at(programs: Programs, at_rest: _AtRest, at: dict[str, int], fused: FusedFunctions) -> int:
+    return at_rest.beside(programs.joint_params) + program_peak(programs.joint, fused, at)
+
+
+def held_peak(plan: Plan, fused: FusedFunctions) -> int:
+    """Bytes needed where forward and backward run as one, and somebody holds every output by then."""
+    programs = lower(plan.module, ())
+    return max(_joint_at(programs, _AtRest.of(plan, at), at, fused) for at in homes(programs.joint.mesh))
 
 
 def split_peak(plan: Plan, fused: FusedFunctions) -> int:

@@ -54,16 +54,16 @@ def planner_version() -> str:
 
 
 def to_text(fates: Fates) -> str:
-    """JSON: the selected configuration, what it needs in halves, then one object per candidate."""
+    """JSON: the selected configuration, what it needs in halves or with all outputs, then one object per candidate."""
     rows = [_candidate_out(candidate) for candidate in fates.candidates]
-    known = {"selected": config_out(fates.selected), "apart": fates.apart, "candidates": rows}
-    return json.dumps(known, indent=1)
+    needs = {"apart": fates.apart, "held": fates.held}
+    return json.dumps({"selected": config_out(fates.selected), **needs, "candidates": rows}, indent=1)
 
 
 def from_text(text: str) -> Fates:
     data = json.loads(text)
     candidates = tuple(_candidate_in(row) for row in data["candidates"])
-    return Fates(candidates, config_in(data["selected"]), data["apart"])
+    return Fates(candidates, config_in(data["selected"]), data["apart"], data["held"])
 
 
 def _candidate_out(candidate: Candidate) -> dict[str, Any]:

@@ -60,12 +60,30 @@ class Programs:
         return self._halves.backward_params
 
 
-def lower(module: Module, unread: Collection[int] = ()) -> Programs:
-    """Programs for `module`; the joint one does not make the results at the positions `unread`."""
+def lower(module: Module, unread: Collection[int] | None = None) -> Programs:
+    """Programs for `module`; the joint one does not make the results at the positions `unread`.
+
+    Unless told, what usually nobody reads.
+    """
     made = Segments()
     timed = unroll(_inlined(module, made))
-    joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in unread])
+    left_out = usually_unread(module.main) if unread is None else unread
+    joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in left_out])
     return Programs(_program(joint, made), joint_params, lambda: _in_halves(timed, made))
+
+
+def usually_unread(main: Function) -> frozenset[int]:
+    """Positions of the outputs beside a loss that nobody holds any longer when the backward comes.
+
+    That is of a training step all but scalars, unless a tangent of theirs is read.
+    """
+    read = {value for op in main.ops for value in op.inputs()}
+    tangents = [(main.param_role(i), param) for i, param in enumerate(main.params)]
+    given = {role.label: param.type.shape for role, param in tangents if role.kind == "tangent" and param in read}
+    if () not in given.values():
+        return frozenset()
+    outputs = ((i, main.result_role(i), main.results[i].type.shape) for i in main.outputs)
+    return frozenset(i for i, role, shape in outputs if role.kind == "output" and shape and role.label not in given)
 
 
 def _in_halves(timed: Timed, made: Segments) -> Halves:

@@ -10,6 +10,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import check_made, verify
 from moaic.passes.annotate import Axis
+from moaic.passes.chunk import in_chunks
 from moaic.passes.config import Distribute, Recompute
 from moaic.passes.context import follow_context
 from moaic.passes.dead import without_dead_ops
@@ -117,10 +118,13 @@ PASSES: dict[str, Pass] = {
         ),
         Pass("weights", "split gradients of parameters off each layer's backward", lambda m, _: split_weights(m)),
         Pass("pp", "cut into pipeline stages: a number of workers, then perhaps `:` and a schedule", _pipeline, "2"),
+        Pass("chunk", "compute the loss in chunks of tokens", lambda m, t: in_chunks(m, _number("chunk", t)), "2"),
         Pass("dead", "drop what nobody reads", lambda m, _: without_dead_ops(m)),
         Pass("promote", "every floating value in float64", lambda m, _: promote(m)),
         Pass(
-            "lower", "the joint program: segments, instructions, micro-batches written out", lambda m, _: lower(m).joint
+            "lower",
+            "the joint program: segments, instructions, micro-batches written out",
+            lambda m, _: lower(m, ()).joint,
         ),
     )
 }

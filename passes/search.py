@@ -11,18 +11,18 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from itertools import pairwise
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes import log
-from moaic.passes.bound import Alone, Bounds
+from moaic.passes.bound import Alone, Bounds, alone
 from moaic.passes.build import Plan, build
 from moaic.passes.candidates import candidates, relaxed, simplicity
-from moaic.passes.config import Config, Recompute, Request
+from moaic.passes.config import Config, Request
 from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
-from moaic.passes.memory import Memory, fused_functions, split_peak
+from moaic.passes.memory import Memory, fused_functions, held_peak, split_peak
 from moaic.passes.pool import Compiled, Here, Pool
 from moaic.passes.room import frugal
 from moaic.passes.solver_prices import prices_of
@@ -57,6 +57,8 @@ class Fates:
     selected: Config
     apart: int = 0
     """Bytes that a worker needs under the selected plan where forward and backward run apart."""
+    held: int = 0
+    """The same where they run as one, and the program holds all outputs until then."""
 
     def of(self, config: Config) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.config == config)
@@ -122,7 +124,9 @@ def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machin
 
 def _finish(step: Module, machine: Machine, fates: Fates) -> Selection:
     plan = build(step, fates.selected, prices_of(machine))
-    return _said(step, Selection(plan, replace(fates, apart=split_peak(plan, fused_functions())), machine))
+    fused = fused_functions()
+    found = replace(fates, apart=split_peak(plan, fused), held=held_peak(plan, fused))
+    return _said(step, Selection(plan, found, machine))
 
 
 def again(step: Module, machine: Machine, fates: Fates) -> Selection:
@@ -138,6 +142,8 @@ def _said(step: Module, selection: Selection) -> Selection:
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
     if fates.apart > memory:
         log.split_does_not_fit(fates.apart, memory)
+    if fates.held > memory:
+        log.outputs_do_not_fit(fates.held, memory)
     return selection
 
 
@@ -172,10 +178,10 @@ class _Search:
     def _bounds(self) -> Bounds:
         """From the step on one device, with kernels as they are expected: those that were made do no less."""
         self.pool.begin(self.step, replace(self.machine, made={}))
-        alone = [Config(recompute=mode) for mode in get_args(Recompute)]
-        memories = {config: made.memory for config, made in self._compiled(alone).items() if made.memory is not None}
+        on_one = sorted(set(map(alone, self.configs)), key=simplicity)
+        memories = {config: made.memory for config, made in self._compiled(on_one).items() if made.memory is not None}
         costs = self._costs(list(memories))
-        return Bounds({c.recompute: Alone(costs[c].seconds.value, memory) for c, memory in memories.items()})
+        return Bounds({config: Alone(costs[config].seconds.value, memory) for config, memory in memories.items()})
 
     def _leave_out(self, waiting: Sequence[Config]) -> None:
         """Says of every candidate that need not be compiled why."""
@@ -232,22 +238,28 @@ class _Search:
 
 
 def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
-    """For each plan those that recompute less, gather keys, or have the next fewer micro-batches, else alike.
+    """For each plan those that recompute less, gather keys, or have the next fewer micro-batches or chunks, else alike.
 
     These are faster, so it is worth a look only where all of them are too large. A pipeline needs its micro-batches.
     """
-    counts: dict[Config, list[int]] = defaultdict(list)
-    for config in configs:
-        counts[replace(config, micro_batches=1)].append(config.micro_batches)
+    known = set(configs)
+    fewer = _next_fewer(configs, "micro_batches") | _next_fewer(configs, "loss_chunks")
 
     def faster(config: Config) -> list[Config]:
-        saved, parts = replace(config, recompute="saved"), config.micro_batches
-        fewer = [n for n in counts[replace(config, micro_batches=1)] if n < parts and config.pp == 1]
-        others = [saved, replace(config, gather_keys=True)]
-        less = [each for each in others if each != config and parts in counts[replace(each, micro_batches=1)]]
-        return [*less, replace(config, micro_batches=max(fewer))] if fewer else less
+        others = [replace(config, recompute="saved"), replace(config, gather_keys=True)]
+        found = [each for each in others if each != config and each in known]
+        parts = fewer.get((config, "micro_batches")) if config.pp == 1 else None
+        return [*found, *(each for each in (parts, fewer.get((config, "loss_chunks"))) if each is not None)]
 
     return {config: faster(config) for config in configs}
+
+
+def _next_fewer(configs: Sequence[Config], name: str) -> dict[tuple[Config, str], Config]:
+    """For each plan, with `name`, the one that is alike but for the next smaller number of these."""
+    alike: dict[Config, list[Config]] = defaultdict(list)
+    for config in sorted(configs, key=lambda each: getattr(each, name)):
+        alike[replace(config, **{name: 1})].append(config)
+    return {(more, name): less for found in alike.values() for less, more in pairwise(found)}
 
 
 def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:

@@ -13,12 +13,52 @@ from dataclasses import replace
 from moaic.ir.graph import NO_ROLE, NOWHERE, Function, Module, Op, Operand, Value
 from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import TensorType
+from moaic.passes.timed import Timed
 
 Sums = Mapping[int, str]
 """Results of a function that it adds to sums, by position, and the element types of these sums."""
 
 Known = dict[tuple[Function, tuple[tuple[int, str], ...]], Function]
 """Functions that add, by what they are made from: the programs of one plan share them."""
+
+
+def without_sums_of_sums(timed: Timed) -> Timed:
+    """`timed` with what is summed over chunks first, and then over micro-batches, added to one sum."""
+    main = timed.function
+    positions = {result: index for index, op in enumerate(main.ops) for result in op.results}
+    reads = _reads(main)
+    changed: dict[int, Op | None] = {}
+    for index, op in enumerate(main.ops):
+        links = _links(main, positions, reads, op) if op.name == ACCUMULATE else []
+        before = op.operands[0] if links else None
+        if not links or (isinstance(before, Value) and positions.get(before, -1) > links[0]):
+            continue
+        first, last = links[0], links[-1]
+        changed[index] = None
+        changed[first] = replace(main.ops[first], operands=(before, main.ops[first].operands[1]))
+        changed[last] = replace(changed.get(last) or main.ops[last], results=op.results)
+    kept = [(changed.get(i, op), phase) for i, (op, phase) in enumerate(zip(main.ops, timed.phases, strict=True))]
+    ops = tuple(op for op, _ in kept if op is not None)
+    return replace(timed, function=replace(main, ops=ops), phases=tuple(phase for op, phase in kept if op is not None))
+
+
+def _links(main: Function, positions: Mapping[Value, int], reads: Mapping[Value, int], op: Op) -> list[int]:
+    """Positions of the ops that add up, from nothing, what this one alone reads; empty where other ops make it."""
+    found: list[int] = []
+    value = op.operands[1]
+    while isinstance(value, Value) and value in positions and reads[value] == 1:
+        found.insert(0, positions[value])
+        if main.ops[found[0]].name != ACCUMULATE:
+            return []
+        value = main.ops[found[0]].operands[0]
+    return found if value is None else []
+
+
+def _reads(function: Function) -> Mapping[Value, int]:
+    """How often each value is read, by ops and as a result."""
+    reads = Counter(value for op in function.ops for value in op.inputs())
+    reads.update(function.results)
+    return reads
 
 
 def added_inside(program: Module, known: Known) -> Module:
@@ -32,8 +72,7 @@ def added_inside(program: Module, known: Known) -> Module:
 
 def _accumulates(main: Function) -> dict[Value, Op]:
     """By part, the instruction that adds it to a sum, where nothing else reads the part."""
-    reads = Counter(value for op in main.ops for value in op.inputs())
-    reads.update(main.results)
+    reads = _reads(main)
     ops = (op for op in main.ops if op.name == ACCUMULATE)
     return {part: op for op in ops if isinstance(part := op.operands[1], Value) and reads[part] == 1}
 

@@ -10,19 +10,25 @@ from moaic.ir.layout import Mesh
 
 PRE, POST = -1, -2
 
+Phase = tuple[int, int]
+"""What an instruction belongs to, and the chunk of the loss in it. Each PRE, POST or a number.
+
+The number of an action: a micro-batch or, in a pipeline, one entry of the schedule.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Instructions of one function in order, each with what it belongs to: PRE, POST or the number of an action.
-
-    An action is a micro-batch or, in a pipeline, one entry of the schedule.
-    """
+    """Instructions of one function in order, and the phase of each."""
 
     function: Function
     mesh: Mesh
-    phases: tuple[int, ...]
+    phases: tuple[Phase, ...]
 
 
-def finishes(op: Op, axis: str = "mb") -> bool:
+MICRO_BATCHES, CHUNKS = "mb", "chunk"
+
+
+def finishes(op: Op, axis: str = MICRO_BATCHES) -> bool:
     """Whether an op makes one whole of what all parts over `axis` gave."""
     return op.name in (ALL_REDUCE, ALL_GATHER) and op.attrs["axis"] == axis

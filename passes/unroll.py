@@ -18,7 +18,8 @@ from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.actions import actions_of, on_workers
 from moaic.passes.schedule import Schedule, schedule_in
-from moaic.passes.timed import POST, PRE, Timed, finishes
+from moaic.passes.sums import without_sums_of_sums
+from moaic.passes.timed import CHUNKS, MICRO_BATCHES, POST, PRE, Phase, Timed, finishes
 
 NUMBER = TensorType("i64", (1,))
 """Type of the number of a part."""
@@ -47,33 +48,48 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     )
 
 
-def unroll(module: Module, axis: str = "mb") -> Timed:
-    """The main function of `module` without the axis `mb`; what it calls are functions of one part.
+def unroll(module: Module) -> Timed:
+    """The main function of `module` without micro-batches and chunks; what it calls are functions of one part.
 
     Raises Diagnostic where an op needs what its place in the module's schedule cannot give.
     """
-    schedule = schedule_in(module)
-    mesh = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
-    work = _Unroller(module, axis)
+    schedule, chunks = schedule_in(module), dict[Op, int]()
+    if module.mesh.size(CHUNKS) > 1:
+        module, chunks = _chunks_written_out(module)
+    work = _Unroller(module, MICRO_BATCHES, chunks)
     function = work.run(schedule)
-    timed = Timed(function, mesh, tuple(work.phases))
+    timed = Timed(function, work.without, tuple(work.phases))
+    timed = without_sums_of_sums(timed) if chunks else timed
     return timed if schedule is None else on_workers(timed, schedule)
 
 
+def _chunks_written_out(module: Module) -> tuple[Module, dict[Op, int]]:
+    """`module` without the axis of chunks, and the chunk of each op of its main function."""
+    work = _Unroller(module, CHUNKS, {})
+    main = work.run(None)
+    chunks = (chunk for chunk, _ in work.phases)
+    return replace(module, functions=(*module.functions[:-1], main), mesh=work.without), dict(
+        zip(main.ops, chunks, strict=True)
+    )
+
+
 class _Unroller:
-    def __init__(self, module: Module, axis: str) -> None:
+    def __init__(self, module: Module, axis: str, chunks: Mapping[Op, int]) -> None:
         self.axis = axis
         self.mesh = module.mesh
+        self.without = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
+        self.chunks = chunks
         self.count = module.mesh.size(axis)
         self.old = module.main
         self.functions = {function.name: function for function in module.functions[:-1]}
         self.ops: list[Op] = []
-        self.phases: list[int] = []
+        self.phases: list[Phase] = []
         self.whole: dict[Value, Value] = {}
         self.parts: dict[Value, dict[int, Value]] = {}
         self.of_part: dict[Op, Op] = {}
         """Ops as they were computed for the first part: for others only values differ."""
         self.phase = PRE
+        self.chunk = PRE
         self.all_numbers: Value | None = None
         self.numbers: dict[int, Value] = {}
         self.sweep = self._sweeps()
@@ -123,7 +139,8 @@ class _Unroller:
         if schedule is None:
             yield from ((body, index) for index in range(self.count))
             return
-        groups = actions_of(self.old, body, splits_backward=schedule.splits_backward)
+        chunked = {op for op, chunk in self.chunks.items() if chunk >= 0}
+        groups = actions_of(self.old, body, chunked, splits_backward=schedule.splits_backward)
         for action in schedule.merged:
             yield groups.get((action.kind, action.stage), ()), action.part
 
@@ -154,6 +171,7 @@ class _Unroller:
         return body
 
     def _once(self, op: Op, phase: int) -> None:
+        self.chunk = self.chunks.get(op, PRE)
         if self._finishes(op):
             self._finish(op)
             return
@@ -163,9 +181,10 @@ class _Unroller:
 
     def _append(self, op: Op, phase: int) -> None:
         self.ops.append(op)
-        self.phases.append(phase)
+        self.phases.append((phase, self.chunk))
 
     def _part_of(self, op: Op, index: int) -> None:
+        self.chunk = self.chunks.get(op, PRE)
         if op.name == "moai.shard" and op.attrs["axis"] == self.axis:
             self._cut(op, index)
             return

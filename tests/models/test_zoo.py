@@ -33,13 +33,17 @@ TOLERANCE = {"resnet": 1e-4}
 ENOUGH = 1000
 
 IMPOSSIBLE = {
-    "resnet": "needs the whole batch|splits the sequence, and @step has none",
-    "mixtral": "a pipeline begins the backward of a micro-batch before the forward of others",
-    "vit": "cp=2 does not divide a sequence of 5",
+    "resnet": "needs the whole batch|splits the sequence, and @step has none|is about logits",
+    "mixtral": "a pipeline begins the backward of a micro-batch before the forward of others|cannot cut this loss",
+    "vit": "cp=2 does not divide a sequence of 5|is about logits",
+    "remote": "cannot cut this loss",
 }
-"""Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward."""
+"""Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward.
+Where losses are cut: not every step makes logits, a stage may begin amid the loss, and a row of 7 has no halves."""
 
-ON_REQUEST = ("cp=2", "schedule=gpipe")
+ON_REQUEST = ("cp=2", "schedule=gpipe", "loss_chunks=2")
+
+CHUNKED = parse_request("loss_chunks=2")
 
 FEW = {2: 2, 4: 1}
 """How many plans of every model are tried each time."""
@@ -112,6 +116,14 @@ def test_a_thousand_pairs_were_proved(zoo: Zoo) -> None:
     assert zoo.pairs(on_workers=False) >= ENOUGH
 
 
+@pytest.mark.parametrize("name", ["gemma2", "bert", "t5", "remote"])
+def test_losses_in_chunks_are_exact(zoo: Zoo, name: str) -> None:
+    """With a soft cap, of few tokens of each row, of rows of unequal lengths, of logits cut short."""
+    proof = zoo.proof(name)
+    for config in sampled(plans_of(proof.step.module, 2, CHUNKED), 3):
+        check(zoo, name, proof.verdict(config))
+
+
 def all_plans(step: Module, ranks: int) -> list[Config]:
     """The candidates, and plans that nobody would try for so short a sequence and so few rows without being asked."""
     plans = dict.fromkeys(plans_of(step, ranks))
@@ -160,6 +172,7 @@ def run_on_workers(zoo: Zoo, name: str, count: int, most: int | None, *, compile
     step = zoo.proof(name).step
     proof = WorkerProof(step, compiled=compiled)
     configs = one_of_each_kind(plans_of(step.module, count))
+    chunked = one_of_each_kind(plans_of(step.module, count, CHUNKED))
     with workers(count) as accelerator:
-        for config in configs if most is None else sampled(configs, most):
+        for config in [*configs, *chunked] if most is None else [*sampled(configs, most), *sampled(chunked, 1)]:
             check(zoo, name, proof.verdict(config, accelerator), on_workers=True)

@@ -21,6 +21,7 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import verify
 from moaic.passes.build import Builder, Plan
 from moaic.passes.config import Config, parse_request
+from moaic.passes.program import lower
 from moaic.passes.zero import drop_zeros
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.exact.graphs import Step, captured_step
@@ -70,10 +71,10 @@ class Proof:
     def prove(self, config: Config) -> Plan:
         """The plan, which computes on virtual ranks what the graph says."""
         plan = self.builder.build(config)
-        joint = plan.programs.joint
+        programs = lower(plan.module, ())
         verify(plan.module)
-        verify(joint)
-        close(self, run_ranks(joint, [self.step.inputs[i] for i in plan.programs.joint_params]), config)
+        verify(programs.joint)
+        close(self, run_ranks(programs.joint, [self.step.inputs[i] for i in programs.joint_params]), config)
         return plan
 
 

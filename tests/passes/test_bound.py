@@ -37,7 +37,7 @@ class Prices:
 def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers: int) -> None:
     step, where = dense(*sizes), machine(workers=workers)
     prices = Prices(step, where)
-    bounds = Bounds({mode: prices.of(Config(recompute=mode)) for mode in ("saved", "full")})
+    bounds = Bounds({each: prices.of(each) for each in (Config(), Config(recompute="full"))})
     compared = 0
     for config in candidates(step, workers, Request()):
         try:
@@ -56,6 +56,6 @@ def test_what_is_not_known_bounds_nothing() -> None:
 
 def test_a_pipeline_of_few_micro_batches_waits() -> None:
     prices = Prices(dense(), machine())
-    bounds = Bounds({"saved": prices.of(Config())})
+    bounds = Bounds({Config(): prices.of(Config())})
     half, piped = (bounds.seconds(config) for config in (Config(dp=2), Config(pp=2, micro_batches=2)))
     assert piped == pytest.approx(1.5 * half)
