@@ -33,8 +33,8 @@ def moai(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
-    Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, gather_keys, distribute_param and
-    distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
+    Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
+    and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
     `precision="bf16"` a model computes as under autocast, and what it holds keeps its type. `compile=False`, or
     MOAI_COMPILE=0, has the workers run op by op what they would compile. Raises Diagnostic for what no plan can do.
     """
