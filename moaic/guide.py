@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from moaic.amount import duration
 from moaic.capture.dry import Sample, Source, take_model
 from moaic.ir.errors import Diagnostic
@@ -83,6 +85,8 @@ def answers(question: Question, pool: Pool) -> Iterator[Answer]:
 
 def captured_step(source: Source, sample: Sample) -> Module:
     """The training step of a loop that reads the loss and nothing else."""
+    # Dynamo counts over all models of a type how often one forward is captured, and gives up after eight.
+    torch.compiler.reset()
     captured = take_model(source, sample).captured
     return run_passes(Module((captured.function,)), "zero")
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from moaic.capture.dry import Source
+from moaic.capture.dry import Sample, Source
 from moaic.cli import main
 from moaic.gpu_machine import machine_of, sources
-from moaic.guide import Question, planned
+from moaic.guide import Question, captured_step, planned
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.kernels import program_of
@@ -150,3 +151,11 @@ def test_the_guide_says_where_its_numbers_come_from(
     said = capsys.readouterr().out
     assert "NVIDIA H100 SXM (sm_90), from its data sheet:" in said
     assert re.search(r"launch [\d.]+ us \(assumed\), .*; kernels were made of ([1-9]\d*) of \1 functions", said)
+
+
+def test_a_guide_over_many_batches_does_not_end_where_dynamo_gives_up() -> None:
+    tiny = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    source = Source("llama", {**tiny, "num_key_value_heads": 2, "vocab_size": 64})
+    with torch._dynamo.config.patch(recompile_limit=1):  # pyright: ignore[reportPrivateUsage]
+        steps = [captured_step(source, Sample(batch, 8)) for batch in (2, 3, 4)]
+    assert [step.main.params[0].type.shape[0] for step in steps] == [2, 3, 4]
