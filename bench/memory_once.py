@@ -1,7 +1,7 @@
-"""Peak memory of each worker of a pipeline in one step, measured and predicted: a JSON line per worker.
+"""Peak memory and time of a step of the example's Llama in one way: a JSON line per process that computes.
 
-The step is one of the example's Llama with large activations. What is measured is the growth of resident memory from
-before the step to its peak, as the system counts it.
+What is measured is the growth of resident memory from before a step to its peak, as the system counts it; beside it
+what a plan was predicted to take.
 """
 
 from __future__ import annotations
@@ -10,70 +10,118 @@ import argparse
 import json
 import os
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from train_llama2 import build
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from moaic.ir.verify import load
 from moaic.passes.memory import bytes_of, fused_functions, program_peak
 from moaic.passes.program import lower
 from moaic.passes.rank import held
-from moaic.passes.schedule import schedule_of
 from moaic.runtime import session
 
-SIZE = argparse.Namespace(
-    seed=0, hidden=256, layers=6, heads=4, intermediate=1024, seq=256, dtype="float32", device="moai"
-)
-ROWS = 32
+INDUCTOR = "inductor"
+"""The way of `torch.compile` as it is; every other way is a plan of moaic."""
+
+TIMED = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("schedule")
-    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("way", help=f"{INDUCTOR}, or a plan")
+    parser.add_argument("--workers", type=int, default=1, help="workers, or threads of torch.compile")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=8192)
     args: Any = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"MOAI_DUMP": folder, "MOAI_FLAVOR": "2", "MOAI_LOG": "warning"}
-        os.environ["MOAI_PLAN"] = f"pp=2,micro_batches={args.parts},schedule={args.schedule}"
-        measured = growth_in_a_step()
-        (path,) = Path(folder).glob("*/plan.moai")
-        plan = load(path.read_text(encoding="utf-8"))
-    # Nobody reads the logits, so no step makes them.
-    logits = [i for i, value in enumerate(plan.main.results) if value.type.shape[-1:] == (8192,)]
-    outputs = [i for i in logits if plan.main.result_role(i).kind == "output"]
-    program = lower(plan, outputs).joint
-    schedule = schedule_of(args.schedule, 2, args.parts)
-    for worker, grown in enumerate(measured):
-        at = {"pp": worker}
-        inputs = bytes_of(held(program.main.params, at), program.mesh)
-        expected = program_peak(program, fused_functions(), at) - inputs
-        row = {"worker": worker, "live": schedule.live(worker), "predicted": expected, "measured": grown}
-        print(json.dumps(row), flush=True)
+    measure = by_inductor if args.way == INDUCTOR else by_moai
+    for number, row in enumerate(measure(args)):
+        print(json.dumps({"worker": number, **row}), flush=True)
 
 
-def growth_in_a_step() -> list[int]:
-    """Bytes by which each worker's resident memory grew at most."""
-    model: Any = build(SIZE)
-    model.to("moai")
-    compiled: Any = torch.compile(model, backend="moai")
-    ids = torch.randint(1, 8192, (ROWS, SIZE.seq), generator=torch.Generator().manual_seed(0)).to("moai")
+def build(args: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=args.vocabulary,
+            hidden_size=256,
+            intermediate_size=1024,
+            num_hidden_layers=args.layers,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            use_cache=False,
+        )
+    )
+
+
+def tokens(args: Any) -> torch.Tensor:
+    return torch.randint(1, args.vocabulary, (args.rows, 256), generator=torch.Generator().manual_seed(0))
+
+
+def by_inductor(args: Any) -> list[dict[str, float | None]]:
+    torch.set_num_threads(args.workers)
+    model, ids = build(args), tokens(args)
+    compiled: Any = torch.compile(model)
 
     def step() -> None:
         compiled(input_ids=ids, labels=ids).loss.backward()
         model.zero_grad()
-        torch.get_device_module("moai").synchronize()
 
+    grown, seconds = taken(step, lambda: [os.getpid()])
+    return [{"predicted": None, "measured": each, "seconds": seconds} for each in grown]
+
+
+def by_moai(args: Any) -> list[dict[str, float | None]]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"MOAI_DUMP": folder, "MOAI_FLAVOR": str(args.workers), "MOAI_LOG": "warning"}
+        os.environ["MOAI_PLAN"] = args.way
+        model = build(args)
+        model.to("moai")
+        compiled: Any = torch.compile(model, backend="moai")
+        ids = tokens(args).to("moai")
+
+        def step() -> None:
+            compiled(input_ids=ids, labels=ids).loss.backward()
+            model.zero_grad()
+            torch.get_device_module("moai").synchronize()
+
+        grown, seconds = taken(step, lambda: [worker.pid for worker in session.accelerator().stats().workers])
+        (path,) = Path(folder).glob("*/plan.moai")
+        expected = predicted(path.read_text(encoding="utf-8"), len(grown))
+    pairs = zip(expected, grown, strict=True)
+    return [{"predicted": nbytes, "measured": each, "seconds": seconds} for nbytes, each in pairs]
+
+
+def predicted(plan: str, workers: int) -> list[int]:
+    """Bytes that each worker's part of the joint program makes at most, beside what it is given."""
+    program = lower(load(plan)).joint
+    places = [program.mesh.coordinates(rank) for rank in range(workers)]
+    given = [bytes_of(held(program.main.params, at), program.mesh) for at in places]
+    return [program_peak(program, fused_functions(), at) - own for at, own in zip(places, given, strict=True)]
+
+
+def taken(step: Callable[[], None], processes: Callable[[], Sequence[int]]) -> tuple[list[int], float]:
+    """Bytes by which the resident memory of each process grew in a step at most, and seconds of a step."""
     for _ in range(2):
         step()
-    workers = [worker.pid for worker in session.accelerator().stats().workers]
-    before = [status(pid, "VmRSS") for pid in workers]
-    for pid in workers:
+    pids = processes()
+    before = [status(pid, "VmRSS") for pid in pids]
+    for pid in pids:
         # Writing 5 makes the peak what it is now.
         Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
     step()
-    return [status(pid, "VmHWM") - base for pid, base in zip(workers, before, strict=True)]
+    grown = [status(pid, "VmHWM") - base for pid, base in zip(pids, before, strict=True)]
+    seconds: list[float] = []
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return grown, median(seconds)
 
 
 def status(pid: int, name: str) -> int:

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import cast
 
 import pytest
+from memory import Rows, memory_of
 from pytest_benchmark.fixture import BenchmarkFixture
 
-HERE = Path(__file__).parent
+from moaic.passes.schedule import schedule_of
 
-Rows = list[dict[str, int]]
-
-
-def measure(schedule: str) -> Rows:
-    # What is freed goes back to the system at once, so that what is resident is what is in use.
-    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    variables = {**os.environ, **allocator, "PYTHONPATH": str(HERE.parent / "examples")}
-    command = [sys.executable, str(HERE / "memory_once.py"), schedule]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    return [cast("dict[str, int]", json.loads(line)) for line in done.stdout.splitlines()]
+PARTS = 8
+SIZE = ("--workers", "2", "--rows", "32", "--layers", "6")
 
 
 @pytest.mark.timeout(1200)
 def test_memory_follows_the_schedule(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("gpipe", "1f1b", "zero-bubble")
-    found = cast(
-        "dict[str, Rows]", benchmark.pedantic(lambda: {name: measure(name) for name in names}, rounds=1, iterations=1)
-    )
+
+    def measured() -> dict[str, Rows]:
+        return {name: memory_of(f"pp=2,micro_batches={PARTS},schedule={name}", *SIZE) for name in names}
+
+    found = cast("dict[str, Rows]", benchmark.pedantic(measured, rounds=1, iterations=1))
     benchmark.extra_info["workers"] = found
     with capsys.disabled():
         for name, rows in found.items():
-            for row in rows:
+            live = schedule_of(name, 2, PARTS).live
+            for worker, row in enumerate(rows):
                 print(
-                    f"\n{name:12} worker {row['worker']}: {row['live']} micro-batches live, "
+                    f"\n{name:12} worker {worker}: {live(worker)} micro-batches live, "
                     f"{row['predicted'] / 1e6:.0f} MB predicted, {row['measured'] / 1e6:.0f} MB measured",
                     end="",
                 )
