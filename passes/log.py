@@ -127,6 +127,7 @@ def configuration(step: Module, config: Config) -> str:
         *(() if config.gather_keys else ("gather_keys : false",)),
         f"tp : {config.tp}" if config.tp > 1 else "No TP",
         f"recomputation : {'true' if config.recompute == 'full' else 'false'}",
+        *((f"loss_chunks : {config.loss_chunks}",) if config.loss_chunks > 1 else ()),
         f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
     )
     if config.pp > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from math import prod
 
 import pytest
@@ -87,7 +88,8 @@ def test_gradients_of_the_weight_are_added_to_one_sum_over_chunks_and_micro_batc
     assert len(weights) == 2, "of the head and of the embedding, each begun at nothing"
 
 
-def test_it_is_chosen_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_chosen_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "moaic")
     monkeypatch.setattr(candidates, "WIDE", 1)
     found = proof("llama")
     whole, chunked = (
@@ -97,6 +99,18 @@ def test_it_is_chosen_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> 
     for memory, chunks in ((2 * whole, 1), ((whole + chunked) // 2, 8)):
         selection = search(found.step.module, machine(workers=1, memory=memory), alone, pool=Here())
         assert selection.plan.config == Config(loss_chunks=chunks)
+    assert "loss_chunks : 8" in caplog.text
+
+
+def test_outputs_that_would_not_fit_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    found = proof("llama")
+    peak = memory_of(found.builder.build(Config()), fused_functions()).peak
+    request = Request(dp=1, tp=1, pp=1, cp=1, micro_batches=1, recompute="saved", loss_chunks=1)
+    search(found.step.module, machine(workers=1, memory=peak), request, pool=Here())
+    assert "fits if of a model's outputs only the loss is still held when backward() comes" in caplog.text
+    caplog.clear()
+    search(found.step.module, machine(workers=1, memory=2 * peak), request, pool=Here())
+    assert "only the loss" not in caplog.text
 
 
 def test_small_logits_are_looked_at_whole() -> None:
