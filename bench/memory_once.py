@@ -24,6 +24,7 @@ from moaic.passes.memory import bytes_of, fused_functions, program_peak
 from moaic.passes.program import lower
 from moaic.passes.rank import held
 from moaic.runtime import session
+from moaic.runtime.threads import cores
 
 INDUCTOR = "inductor"
 """The way of `torch.compile` as it is; every other way is a plan of moaic."""
@@ -34,7 +35,7 @@ TIMED = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("way", help=f"{INDUCTOR}, or a plan")
-    parser.add_argument("--workers", type=int, default=1, help="workers, or threads of torch.compile")
+    parser.add_argument("--workers", type=int, default=1, help="of moaic; each way has all cores")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -64,7 +65,7 @@ def tokens(args: Any) -> torch.Tensor:
 
 
 def by_inductor(args: Any) -> list[dict[str, float | None]]:
-    torch.set_num_threads(args.workers)
+    torch.set_num_threads(cores())
     model, ids = build(args), tokens(args)
     compiled: Any = torch.compile(model)
 

@@ -16,7 +16,7 @@ ROUNDS = 3
 
 @pytest.mark.timeout(1800)
 def test_a_large_vocabulary(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    """One worker or thread, 2,048 tokens; ways take turns, time is measured with memory left to the allocator."""
+    """One process with all cores, 2,048 tokens; ways take turns, time is measured with memory left to the allocator."""
 
     def measured() -> tuple[dict[str, Rows], dict[str, list[float]]]:
         memory = {way: memory_of(way, *SIZE) for way in WAYS}
