@@ -156,6 +156,7 @@ PLANS = {
         Config(tp=2, recompute="full"),
         Config(pp=2, micro_batches=2),
         Config(cp=2),
+        Config(dp=2, loss_chunks=2),
         Config(dp=2, tp=2, pp=2),
     ],
     "mixtral": [Config(ep=2)],
