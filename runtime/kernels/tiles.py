@@ -36,7 +36,7 @@ _LOSS_AMD: Final[Cuts] = (
 )
 _NORM_NVIDIA: Final[Cuts] = (
     Cut(Tile(columns=1024, warps=2, programs=1056), 1024),
-    Cut(Tile(columns=2048, warps=8, programs=528), 2048),
+    Cut(Tile(columns=2048, warps=4, programs=528), 2048),
     Cut(Tile(columns=4096, warps=8, programs=264), 4096),
     Cut(Tile(columns=8192, warps=16, programs=132), 8192),
 )
