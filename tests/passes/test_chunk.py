@@ -6,6 +6,7 @@ import logging
 from math import prod
 
 import pytest
+from torch import Tensor, nn
 
 from moaic.check import in_halves
 from moaic.ir.errors import Diagnostic
@@ -18,7 +19,7 @@ from moaic.passes.outline import outline
 from moaic.passes.pool import Here
 from moaic.passes.search import search
 from tests.exact.models import llama
-from tests.passes.models import LENGTH, MIXTURES, MODELS, ROWS, SIZES, VOCABULARY, Proof, close, config, proof
+from tests.passes.models import LENGTH, MIXTURES, MODELS, ROWS, SIZES, VOCABULARY, WIDTH, Proof, close, config, proof
 from tests.passes.steps import dense, machine
 
 PLANS = {
@@ -56,6 +57,25 @@ def test_a_mixture_has_a_loss_in_chunks_beside_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["loss_chunks=4", "dp=2,tp=2,loss_chunks=2", "micro_batches=2,loss_chunks=2"])
+class Smoothed(nn.Module):
+    """Words alone, with smoothed labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        logits = self.head(self.words(input_ids) * attention_mask.unsqueeze(-1))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("plan", ["loss_chunks=4", "dp=2,loss_chunks=2", "tp=2,loss_chunks=2"])
+def test_labels_may_be_smoothed_and_a_head_may_have_a_bias(plan: str) -> None:
+    made = Proof(Smoothed).prove(config(plan))
+    assert largest(made) == ROWS * LENGTH * VOCABULARY // 4
+
+
 def test_so_is_a_forward_that_runs_before_its_backward(plan: str) -> None:
     found = proof("llama")
     results = in_halves(found.step, found.builder.build(config(plan)).programs)
