@@ -56,7 +56,6 @@ def test_a_mixture_has_a_loss_in_chunks_beside_others(name: str) -> None:
     proof(name).prove(config("loss_chunks=4"))
 
 
-@pytest.mark.parametrize("plan", ["loss_chunks=4", "dp=2,tp=2,loss_chunks=2", "micro_batches=2,loss_chunks=2"])
 class Smoothed(nn.Module):
     """Words alone, with smoothed labels."""
 
@@ -76,6 +75,7 @@ def test_labels_may_be_smoothed_and_a_head_may_have_a_bias(plan: str) -> None:
     assert largest(made) == ROWS * LENGTH * VOCABULARY // 4
 
 
+@pytest.mark.parametrize("plan", ["loss_chunks=4", "dp=2,tp=2,loss_chunks=2", "micro_batches=2,loss_chunks=2"])
 def test_so_is_a_forward_that_runs_before_its_backward(plan: str) -> None:
     found = proof("llama")
     results = in_halves(found.step, found.builder.build(config(plan)).programs)
