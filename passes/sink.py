@@ -28,7 +28,8 @@ def sunk(function: Function, keys: Sequence[Key], mesh: Mesh) -> list[Key]:
     found = list(keys)
     for cone in sight.cones():
         if sight.saved(cone) > sight.kept(cone):
-            found = [sight.wanted.get(i, key) if i in cone else key for i, key in enumerate(found)]
+            for index in cone:
+                found[index] = sight.wanted[index]
     return found
 
 
@@ -83,6 +84,11 @@ class _Sight:
             found.update((result, read if kind_of(op) in _COPIED else {result}) for result in op.results)
         return found
 
+    @cached_property
+    def starts(self) -> Mapping[Key, int]:
+        """Position of the first op of each segment."""
+        return {key: index for index, key in reversed([*enumerate(self.keys)])}
+
     def cones(self) -> Iterator[Collection[int]]:
         """Ops that may go to the same segment and hang together."""
         cone_of: dict[int, set[int]] = {}
@@ -101,7 +107,7 @@ class _Sight:
 
     def kept(self, cone: Collection[int]) -> int:
         """Bytes that must be kept instead: what nobody else reads as late as that, and was not given."""
-        start = min(i for i, key in enumerate(self.keys) if key == self.wanted[next(iter(cone))])
+        start = self.starts[self.wanted[next(iter(cone))]]
         read = {value for i in cone for value in self._read(self.function.ops[i])}
         own = {result for i in cone for result in self.function.ops[i].results}
         return self._nbytes(value for value in read - own if not self._is_late(value, cone, start))
