@@ -1,4 +1,4 @@
-"""Peak memory and time of a step of the example's Llama in one way: a JSON line per process that computes.
+"""Peak memory and time of a step of a small Llama in one way: a JSON line per process that computes.
 
 What is measured is the growth of resident memory from before a step to its peak, as the system counts it; beside it
 what a plan was predicted to take.

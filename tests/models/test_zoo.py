@@ -41,9 +41,10 @@ IMPOSSIBLE = {
 """Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward.
 Where losses are cut: not every step makes logits, a stage may begin amid the loss, and a row of 7 has no halves."""
 
-ON_REQUEST = ("cp=2", "schedule=gpipe", "loss_chunks=2")
+CHUNKS = "loss_chunks=2"
+ON_REQUEST = ("cp=2", "schedule=gpipe", CHUNKS)
 
-CHUNKED = parse_request("loss_chunks=2")
+CHUNKED = parse_request(CHUNKS)
 
 FEW = {2: 2, 4: 1}
 """How many plans of every model are tried each time."""

@@ -76,7 +76,7 @@ def test_labels_may_be_smoothed_and_a_head_may_have_a_bias(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["loss_chunks=4", "dp=2,tp=2,loss_chunks=2", "micro_batches=2,loss_chunks=2"])
-def test_so_is_a_forward_that_runs_before_its_backward(plan: str) -> None:
+def test_a_forward_in_chunks_may_run_before_its_backward(plan: str) -> None:
     found = proof("llama")
     results = in_halves(found.step, found.builder.build(config(plan)).programs)
     close(found, results, config(plan))
