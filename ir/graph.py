@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -131,6 +132,12 @@ class Function:
     def gradients(self) -> tuple[int, ...]:
         """Positions of the results that are gradients."""
         return tuple(i for i in range(len(self.results)) if self.result_role(i).kind == "grad")
+
+    def reads(self) -> Counter[Value]:
+        """How often each value is read, by ops and as a result."""
+        reads = Counter(value for op in self.ops for value in op.inputs())
+        reads.update(self.results)
+        return reads
 
     def values(self) -> Iterator[Value]:
         """Every value that the function defines."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from moaic.ir.graph import Function, Value
@@ -29,8 +28,7 @@ def taken_over(function: Function) -> Mapping[Value, Value]:
     if not adds:
         return {}
     params = set(function.params)
-    reads = Counter(value for op in function.ops for value in op.inputs())
-    reads.update(function.results)
+    reads = function.reads()
     found: dict[Value, Value] = {}
     for op in adds:
         (result,), total = op.results, next(op.inputs())

@@ -23,6 +23,7 @@ from moaic.passes.schedule import schedule_in, schedule_of
 from moaic.passes.solver_prices import Prices
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
+from moaic.passes.timed import CHUNKS, MICRO_BATCHES
 from moaic.passes.weights import split_weights
 
 
@@ -85,7 +86,9 @@ class Builder:
             ({"recompute": mode}, "recompute", _with(lambda m: recompute(m, mode)))
         ]
         if mb > 1:
-            stages.append(({"micro_batches": mb}, "mb", lambda m: _timed(m, Axis("mb", mb, in_time=True))))
+            stages.append(
+                ({"micro_batches": mb}, MICRO_BATCHES, lambda m: _timed(m, Axis(MICRO_BATCHES, mb, in_time=True)))
+            )
         if dp > 1:
             stages.append(({"dp": dp}, "dp", _with(lambda m: follow_space(m, Axis("dp", dp)).module)))
         if ep > 1:
@@ -106,7 +109,7 @@ class Builder:
             stages.append((decided, "pp", _with(lambda m: in_stages(m, schedule))))
         if config.loss_chunks > 1:
             chunks = config.loss_chunks
-            stages.append(({"loss_chunks": chunks}, "chunk", _with(lambda m: in_chunks(m, chunks))))
+            stages.append(({"loss_chunks": chunks}, CHUNKS, _with(lambda m: in_chunks(m, chunks))))
         return stages
 
     def _after(self, before: Made, key: tuple[str, Config], stage: Stage) -> Made:

@@ -149,7 +149,7 @@ def _cut(module: Module, region: _Region, axis: Axis) -> Function:
     """The main function with the region done by chunks."""
     main = module.main
     whole = _outlined(main, region.ops)
-    states = [region.states.get(value, WHOLE) for value in whole.operands if isinstance(value, Value)]
+    states = [region.states.get(value, WHOLE) for value in whole.inputs()]
     function = fresh(Function("loss", tuple(whole.inputs()), tuple(main.ops[i] for i in region.ops), whole.results))
     made = annotate(Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time)
     spelled, results = spelled_out(whole, made.module.main)

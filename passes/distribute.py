@@ -13,9 +13,9 @@ from moaic.ir.rules import fits
 from moaic.ir.types import TensorType
 from moaic.passes.config import Distribute
 from moaic.passes.hoist import hoist_casts, narrows
+from moaic.passes.timed import MICRO_BATCHES
 
 AXIS = "dp"
-TIME = "mb"
 
 
 def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:
@@ -57,7 +57,9 @@ def _scatter_gradients(main: Function, mesh: Mesh, *, each: bool) -> Function:
     """
     finals = {main.results[i] for i in main.gradients}
     read = Counter(value for op in main.ops for value in op.inputs())
-    sums = {op.results[0]: op for op in main.ops if each and op.name == ALL_REDUCE and op.attrs["axis"] == TIME}
+    sums = {
+        op.results[0]: op for op in main.ops if each and op.name == ALL_REDUCE and op.attrs["axis"] == MICRO_BATCHES
+    }
     mapping: dict[Value, Value] = {}
     instead: dict[Op, Sequence[Op]] = {}
     for op in main.ops:
@@ -97,7 +99,7 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
     params = tuple(resting.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
-    each = level == "use" and mesh.size(TIME) > 1
+    each = level == "use" and mesh.size(MICRO_BATCHES) > 1
     when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
     for op in main.ops:
         if low_precision and narrows(op) and op.operands[0] in resting:
@@ -120,5 +122,5 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
 
 
 def _gather(source: Value, whole: Value, reader: Op, each: bool) -> Op:
-    attrs = {"axis": AXIS, "each": TIME} if each else {"axis": AXIS}
+    attrs = {"axis": AXIS, "each": MICRO_BATCHES} if each else {"axis": AXIS}
     return Op(ALL_GATHER, (source,), (whole,), attrs, reader.loc)

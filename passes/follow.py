@@ -9,6 +9,7 @@ from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, State
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis, Versions, annotate, barrier, function_flops
+from moaic.passes.timed import MICRO_BATCHES
 
 PRE_LIMIT = 0.05
 """Share of the step's FLOPs that may run on the unsplit batch before the first micro-batch."""
@@ -33,7 +34,7 @@ def carriers(function: Function) -> frozenset[Value]:
 def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
     """Inputs that carry the batch in dim 0 split over it (inside micro-batches, if there are any), all else whole."""
     rows = batch_size(module.main)
-    parts = module.mesh.size("mb") * axis.size
+    parts = module.mesh.size(MICRO_BATCHES) * axis.size
     if rows % parts:
         raise Diagnostic(f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts")
 
@@ -99,6 +100,8 @@ _UNSPLIT = 1e9
 def cheapest_in_time(
     function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
 ) -> Strategy:
+    """The strategy for which the least must be done before the first part or after the last."""
+
     def price(strategy: Strategy) -> float:
         late = all(state == WHOLE for state in strategy.operands)
         return sum(

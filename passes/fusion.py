@@ -8,7 +8,7 @@ another kernel reads it or if it is a result.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,8 +164,7 @@ def _added_by_matmuls(function: Function) -> dict[Op, int]:
     adds = [op for op in function.ops if op.name == ADD_TO]
     if not adds:
         return {}
-    reads = Counter(value for op in function.ops for value in op.inputs())
-    reads.update(function.results)
+    reads = function.reads()
     products = {op.results[0]: index for index, op in enumerate(function.ops) if op.name == "aten.mm"}
     return {
         op: products[part]

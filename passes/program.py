@@ -12,7 +12,7 @@ from moaic.ir.ops import Kind, kind_of
 from moaic.passes.outline import spelled_out
 from moaic.passes.segment import Segments, segment
 from moaic.passes.sums import added_inside
-from moaic.passes.timed import Timed
+from moaic.passes.timed import MICRO_BATCHES, Timed
 from moaic.passes.unroll import function_of_part, is_timed, unroll
 
 
@@ -119,11 +119,11 @@ def _inlined(module: Module, made: Segments) -> Module:
     for function in module.functions[:-1]:
         if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
             body = _expand(function, bodies)
-            bodies[function.name] = segment(body, module.mesh, [is_timed(op, "mb") for op in body.ops], made)
+            bodies[function.name] = segment(body, module.mesh, [is_timed(op, MICRO_BATCHES) for op in body.ops], made)
         else:
             made.by_key[function.name] = function
     for key, function in made.by_key.items():
-        made.by_key[key] = function_of_part(function, "mb", module.mesh)
+        made.by_key[key] = function_of_part(function, MICRO_BATCHES, module.mesh)
     return replace(module, functions=(*made.functions, _expand(module.main, bodies)))
 
 

@@ -25,6 +25,7 @@ from moaic.passes.recompute import recompute
 from moaic.passes.schedule import SCHEDULES, is_schedule_name, schedule_of
 from moaic.passes.stage import in_stages
 from moaic.passes.tensor import follow_tensor
+from moaic.passes.timed import CHUNKS, MICRO_BATCHES
 from moaic.passes.weights import split_weights
 from moaic.passes.zero import drop_zeros
 
@@ -78,7 +79,7 @@ def _pipeline(module: Module, text: str) -> Module:
     wanted = name or "1f1b"
     if not is_schedule_name(wanted):
         raise Diagnostic(f"there is no schedule `{wanted}`", hint=f"choose one of {', '.join(SCHEDULES)}")
-    return in_stages(module, schedule_of(wanted, _number("pp", workers), module.mesh.size("mb")))
+    return in_stages(module, schedule_of(wanted, _number("pp", workers), module.mesh.size(MICRO_BATCHES)))
 
 
 PASSES: dict[str, Pass] = {
@@ -93,7 +94,10 @@ PASSES: dict[str, Pass] = {
             "saved",
         ),
         Pass(
-            "mb", "split the batch in time", lambda m, t: follow_time(m, Axis("mb", _number("mb", t), True)).module, "2"
+            MICRO_BATCHES,
+            "split the batch in time",
+            lambda m, t: follow_time(m, Axis(MICRO_BATCHES, _number(MICRO_BATCHES, t), True)).module,
+            "2",
         ),
         Pass("dp", "split the batch in space", lambda m, t: follow_space(m, Axis("dp", _number("dp", t))).module, "2"),
         Pass(
@@ -118,7 +122,7 @@ PASSES: dict[str, Pass] = {
         ),
         Pass("weights", "split gradients of parameters off each layer's backward", lambda m, _: split_weights(m)),
         Pass("pp", "cut into pipeline stages: a number of workers, then perhaps `:` and a schedule", _pipeline, "2"),
-        Pass("chunk", "compute the loss in chunks of tokens", lambda m, t: in_chunks(m, _number("chunk", t)), "2"),
+        Pass(CHUNKS, "compute the loss in chunks of tokens", lambda m, t: in_chunks(m, _number(CHUNKS, t)), "2"),
         Pass("dead", "drop what nobody reads", lambda m, _: without_dead_ops(m)),
         Pass("promote", "every floating value in float64", lambda m, _: promote(m)),
         Pass(

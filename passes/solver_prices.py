@@ -16,9 +16,7 @@ from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.machine import Machine, sent_share
 from moaic.passes.ring import block_bytes, gradient_bytes, handed_on, merged_bytes
-
-TIME = "mb"
-"""The axis whose ranks run one after the other: what is split over it runs once per part."""
+from moaic.passes.timed import MICRO_BATCHES
 
 PARAMETER_COPIES = 4
 """A parameter, its gradient and two values of an optimizer."""
@@ -93,8 +91,8 @@ class Pricing:
 
     def runs(self, *values: Value) -> int:
         """Times per step that something with these operands and results runs."""
-        in_parts = any(value.type.layout.state(TIME) != WHOLE for value in values)
-        return self.mesh.size(TIME) if in_parts else 1
+        in_parts = any(value.type.layout.state(MICRO_BATCHES) != WHOLE for value in values)
+        return self.mesh.size(MICRO_BATCHES) if in_parts else 1
 
     def local_bytes(self, value: Value) -> int:
         """Bytes on one rank that holds `value` whole on the new axis, for one run."""
@@ -119,7 +117,7 @@ class Pricing:
             return runs * seconds * (SPELLED_OUT if _is_placed(op, strategy) else 1)
         if kind is Kind.VIEW:
             return 0.0
-        sends = op.name in _SENDING and op.attrs["axis"] != TIME
+        sends = op.name in _SENDING and op.attrs["axis"] != MICRO_BATCHES
         rate = self.prices.link / _SENDING[op.name] if sends else self.prices.memory
         return (
             runs

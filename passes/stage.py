@@ -22,7 +22,7 @@ from moaic.passes.cut import cut
 from moaic.passes.dead import needed_forward, without_dead_ops
 from moaic.passes.open import cost_of, opened
 from moaic.passes.schedule import Schedule, forwards_only
-from moaic.passes.timed import finishes
+from moaic.passes.timed import MICRO_BATCHES, finishes
 
 AXIS = "pp"
 
@@ -37,7 +37,7 @@ def in_stages(module: Module, schedule: Schedule) -> Module:
     """`module` with an axis `pp` of the schedule's stages; raises Diagnostic where it does not fall into these."""
     if not module.main.gradients:
         schedule = forwards_only(schedule)
-    stages, parts = schedule.stages, module.mesh.size("mb")
+    stages, parts = schedule.stages, module.mesh.size(MICRO_BATCHES)
     if schedule.parts != parts:
         raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
     module = opened(module, stages)
@@ -159,7 +159,9 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
         if finishes(op) and inputs[0] in late:
             same[op.results[0]] = late[inputs[0]]
         elif any(value in late for value in inputs) or _adds_stages(op, assigned):
-            terms = [i for i, value in enumerate(inputs) if value in late or value.type.layout.state("mb") != WHOLE]
+            terms = [
+                i for i, value in enumerate(inputs) if value in late or value.type.layout.state(MICRO_BATCHES) != WHOLE
+            ]
             done = {inputs[i]: _finish(inputs[i], op, ops) for i in terms if inputs[i] not in late} | late
             if not _is_linear(op, terms):
                 raise Diagnostic(f"pp cannot pass {op.name}: it reads a sum of several stages before its last term")
@@ -173,7 +175,7 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
 
 
 def _adds_stages(op: Op, assigned: _Assigned) -> bool:
-    pending = all(value.type.layout.state("mb") == PENDING for value in op.inputs())
+    pending = all(value.type.layout.state(MICRO_BATCHES) == PENDING for value in op.inputs())
     return op.name == "aten.add.Tensor" and pending and len({assigned.of(value) for value in op.inputs()}) > 1
 
 
@@ -184,12 +186,12 @@ def _is_linear(op: Op, terms: Sequence[int]) -> bool:
 
 def _finish(value: Value, reader: Op, ops: list[Op]) -> Value:
     done = Value(_finished(value), value.name)
-    ops.append(Op(ALL_REDUCE, (value,), (done,), {"axis": "mb"}, reader.loc))
+    ops.append(Op(ALL_REDUCE, (value,), (done,), {"axis": MICRO_BATCHES}, reader.loc))
     return done
 
 
 def _finished(value: Value) -> TensorType:
-    return value.type.with_layout(value.type.layout.with_state("mb", WHOLE))
+    return value.type.with_layout(value.type.layout.with_state(MICRO_BATCHES, WHOLE))
 
 
 class _Placer:

@@ -1,4 +1,4 @@
-"""Sums over micro-batches are added to where their parts are made: functions take the sums so far and give the next.
+"""Sums over parts in time are added to where the parts are made: functions take the sums so far and give the next.
 
 Legal for a result that every call of the function hands to one `moai.accumulate` and to nothing else, if the sum so far
 stands above the call. What a matmul makes is then added in the matmul, and never written apart.
@@ -6,7 +6,6 @@ stands above the call. What a matmul makes is then added in the matmul, and neve
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ def without_sums_of_sums(timed: Timed) -> Timed:
     """`timed` with what is summed over chunks first, and then over micro-batches, added to one sum."""
     main = timed.function
     positions = {result: index for index, op in enumerate(main.ops) for result in op.results}
-    reads = _reads(main)
+    reads = main.reads()
     changed: dict[int, Op | None] = {}
     for index, op in enumerate(main.ops):
         links = _links(main, positions, reads, op) if op.name == ACCUMULATE else []
@@ -54,13 +53,6 @@ def _links(main: Function, positions: Mapping[Value, int], reads: Mapping[Value,
     return found if value is None else []
 
 
-def _reads(function: Function) -> Mapping[Value, int]:
-    """How often each value is read, by ops and as a result."""
-    reads = Counter(value for op in function.ops for value in op.inputs())
-    reads.update(function.results)
-    return reads
-
-
 def added_inside(program: Module, known: Known) -> Module:
     """`program` with what can be added inside its functions added there."""
     accumulates = _accumulates(program.main)
@@ -72,7 +64,7 @@ def added_inside(program: Module, known: Known) -> Module:
 
 def _accumulates(main: Function) -> dict[Value, Op]:
     """By part, the instruction that adds it to a sum, where nothing else reads the part."""
-    reads = _reads(main)
+    reads = main.reads()
     ops = (op for op in main.ops if op.name == ACCUMULATE)
     return {part: op for op in ops if isinstance(part := op.operands[1], Value) and reads[part] == 1}
 

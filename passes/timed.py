@@ -8,6 +8,9 @@ from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Function, Op
 from moaic.ir.layout import Mesh
 
+MICRO_BATCHES, CHUNKS = "mb", "chunk"
+"""Axes whose parts come one after the other: what is split over them runs once per part."""
+
 PRE, POST = -1, -2
 
 Phase = tuple[int, int]
@@ -24,9 +27,6 @@ class Timed:
     function: Function
     mesh: Mesh
     phases: tuple[Phase, ...]
-
-
-MICRO_BATCHES, CHUNKS = "mb", "chunk"
 
 
 def finishes(op: Op, axis: str = MICRO_BATCHES) -> bool:

@@ -1,9 +1,9 @@
-"""Write micro-batches out: the axis `mb` leaves the mesh, and what it split in time is repeated once per part.
+"""Write out what is split in time: chunks of the loss, then micro-batches; what was split is repeated once per part.
 
-Every op is *pre* (whole, needs nothing of a micro-batch), *body* (split or pending over `mb`) or *post* (reads a
-finished sum). Pre runs once, body once per part, post once. Where a backward needs a finished sum, the body is gone
-through twice: what the sum is made of for every part, then what reads it for every part. In a pipeline the body's ops
-of each stage come in the order of the schedule, and stages become the workers that run them.
+Of each axis every op is *pre* (whole, needs nothing of a part), *body* (split or pending over the axis) or *post*
+(reads a finished sum). Pre runs once, body once per part, post once. Where a backward needs a finished sum, the body is
+gone through twice: what the sum is made of for every part, then what reads it for every part. In a pipeline the body's
+ops of each stage come in the order of the schedule, and stages become the workers that run them.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def _chunks_written_out(module: Module) -> tuple[Module, dict[Op, int]]:
     """`module` without the axis of chunks, and the chunk of each op of its main function."""
     work = _Unroller(module, CHUNKS, {})
     main = work.run(None)
-    chunks = (chunk for chunk, _ in work.phases)
-    return replace(module, functions=(*module.functions[:-1], main), mesh=work.without), dict(
-        zip(main.ops, chunks, strict=True)
-    )
+    chunks = {op: chunk for op, (chunk, _) in zip(main.ops, work.phases, strict=True)}
+    return replace(module, functions=(*module.functions[:-1], main), mesh=work.without), chunks
 
 
 class _Unroller:
