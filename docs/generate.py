@@ -44,6 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for place, page in PAGES.items():
+        assert place not in files.src_uris, f"{place} is a page that somebody wrote"
         files.append(File.generated(config, place, content=page()))
     return files
 
@@ -307,7 +308,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "gpus.md": gpus_page,
+    "measured.md": gpus_page,
     "reference/ops.md": ops_page,
     "reference/passes.md": passes_page,
     "reference/own-kernels.md": kernels_page,

@@ -151,7 +151,7 @@ def test_the_page_says_that_nothing_is_measured_or_what_is(tmp_path: Path) -> No
     assert "GPU two" not in page
     assert "| norm | ours | 0.5 ms |" in page
     assert "No GPU has been measured yet" not in page
-    assert generate.PAGES["gpus.md"]().startswith("# Measured on GPUs")
+    assert generate.PAGES["measured.md"]().startswith("# Measured on GPUs")
 
 
 @pytest.mark.exact
