@@ -17,7 +17,7 @@ from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
-from moaic.planning import Planning, compiles, measure, prepare, request_of
+from moaic.planning import Planning, compiles, measure, prepare, records, request_of
 from moaic.precision import takes_precision
 from moaic.report import Report
 from moaic.runtime import session
@@ -29,19 +29,25 @@ from moaic.step import Call, Key, Step
 @takes_precision
 @captures_whole
 def moai(
-    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None
+    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
 
     Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
     and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
     `precision="bf16"` a model computes as under autocast, and what it holds keeps its type. `compile=False`, or
-    MOAI_COMPILE=0, has the workers run op by op what they would compile. Raises Diagnostic for what no plan can do.
+    MOAI_COMPILE=0, has the workers run op by op what they would compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or
+    `mode="reduce-overhead"` has GPUs repeat steps that they have recorded. Raises Diagnostic for what no plan can do.
     """
-    request, compiled = request_of(options or {}), compiles(options or {})
+    given = options or {}
+    request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
     prepare()
     with Report.current().timed("capture_s"), progress.shown("Capturing"):
-        run = capture_backend(graph_module, examples, lambda program: GraphEngine(program, request, compiled=compiled))
+        run = capture_backend(
+            graph_module,
+            examples,
+            lambda program: GraphEngine(program, request, compiled=compiled, recorded=recorded),
+        )
     measure()
     return run
 
@@ -60,9 +66,10 @@ def report() -> dict[str, object]:
 class GraphEngine:
     """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
 
-    def __init__(self, program: FxProgram, request: Request, *, compiled: bool = True) -> None:
+    def __init__(self, program: FxProgram, request: Request, *, compiled: bool = True, recorded: bool = False) -> None:
         self._request = request
         self._compiled = compiled
+        self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
         self._calls: dict[int, Call] = {}
@@ -120,7 +127,9 @@ class GraphEngine:
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
             planning = Planning(self._request, strict=not self._steps)
-            self._steps[captured] = Step(captured.function, accelerator, planning.plan, compiled=self._compiled)
+            self._steps[captured] = Step(
+                captured.function, accelerator, planning.plan, compiled=self._compiled, recorded=self._recorded
+            )
             self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
         return self._steps[captured]
 

@@ -13,7 +13,7 @@ from moaic import logging_setup, progress, uncaught
 from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.option.choices import COMPILE, NO_DECISIONS
+from moaic.option.choices import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes import log
 from moaic.passes import machine as machines
 from moaic.passes.build import Plan, build
@@ -38,10 +38,29 @@ CAUTION = 0.7
 """Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
 
 
+REDUCE_OVERHEAD = "reduce-overhead"
+
+
 def compiles(options: Mapping[str, object]) -> bool:
     """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
     asked = options.get(COMPILE)
     return words.says_yes(COMPILE, os.environ.get(words.COMPILE_VARIABLE, "true") if asked is None else asked)
+
+
+def records(options: Mapping[str, object], mode: str | None = None) -> bool:
+    """Whether GPUs repeat steps that they have recorded, as `torch.compile` calls it in its `mode`.
+
+    MOAI_CUDA_GRAPHS where neither says. Raises Diagnostic for a mode that is another's.
+    """
+    if mode not in (None, "default", REDUCE_OVERHEAD):
+        raise Diagnostic(
+            f"mode={mode} is not known to backend moai",
+            hint=f"leave it out, or choose {REDUCE_OVERHEAD}: GPUs repeat steps that they have recorded",
+        )
+    asked = options.get(CUDA_GRAPHS)
+    if mode == REDUCE_OVERHEAD:
+        return True
+    return words.says_yes(CUDA_GRAPHS, os.environ.get(words.GRAPHS_VARIABLE, "false") if asked is None else asked)
 
 
 def request_of(options: Mapping[str, object]) -> Request:

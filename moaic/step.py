@@ -38,13 +38,15 @@ class Variant:
     programs: Programs
     accelerator: Accelerator
     compiled: bool
+    recorded: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: Call) -> None:
         """Run a program for `call`; parameters move to where a training program wants them, for good."""
         main = self.program(name).main
         if name not in self._numbers:
-            self._numbers[name] = self.accelerator.load(render(self.program(name)), compiled=self.compiled)
+            text = render(self.program(name))
+            self._numbers[name] = self.accelerator.load(text, compiled=self.compiled, recorded=self.recorded)
         has_key = any(role.kind == "key" for role in main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None
         self.accelerator.run(
@@ -103,11 +105,20 @@ class Call:
 class Step:
     """A step function and the programs that its calls have needed so far."""
 
-    def __init__(self, function: Function, accelerator: Accelerator, plan: Planner, *, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        function: Function,
+        accelerator: Accelerator,
+        plan: Planner,
+        *,
+        compiled: bool = True,
+        recorded: bool = False,
+    ) -> None:
         self.module = Module((function,))
         self.function = function
         self.accelerator = accelerator
         self.compiled = compiled
+        self.recorded = recorded
         self._plan = plan
         self._plans: dict[frozenset[int], Plan] = {}
         self._variants: dict[tuple[frozenset[int], frozenset[int] | None], Variant] = {}
@@ -168,7 +179,7 @@ class Step:
             module = follow_resting(self.module, next(iter(meshes)), layouts)
         except Diagnostic:
             return None
-        return Variant(lower(module), self.accelerator, self.compiled)
+        return Variant(lower(module), self.accelerator, self.compiled, self.recorded)
 
     def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:
         if not self.grads:
@@ -246,7 +257,7 @@ class Step:
         if unread == usually_unread(plan.module.main):
             return self._variant(zeros)
         programs = plan.programs if unread is None else lower(plan.module, unread)
-        return Variant(programs, self.accelerator, self.compiled)
+        return Variant(programs, self.accelerator, self.compiled, self.recorded)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:
         if zeros not in self._plans:

@@ -201,10 +201,11 @@ class Accelerator:
                 return
             self._launch(call, outputs)
 
-    def load(self, text: str, *, compiled: bool = True, module: Module | None = None) -> int:
+    def load(self, text: str, *, compiled: bool = True, recorded: bool = False, module: Module | None = None) -> int:
         """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.
 
-        `module` is what the text says, where the caller has it at hand.
+        With `recorded` they repeat runs by recordings where their devices can. `module` is what the text says, where
+        the caller has it at hand.
         """
         module = parse(text) if module is None else module
         main, mesh = module.main, module.mesh
@@ -226,7 +227,7 @@ class Accelerator:
             )
             self._programs.append(loaded)
             number = len(self._programs) - 1
-            self._pool.push([Code.LOAD, self._lines.here(), number, text, compiled])
+            self._pool.push([Code.LOAD, self._lines.here(), number, text, compiled, recorded])
             self._pool.flush()
             return number
 

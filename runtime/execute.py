@@ -24,6 +24,7 @@ from moaic.runtime.landings import Landings
 from moaic.runtime.moves import Seat, is_shared, move, own, owned
 from moaic.runtime.order import own_order
 from moaic.runtime.physical import Physical
+from moaic.runtime.recording import Recorder, can_be_recorded
 from moaic.runtime.ring import going_round
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
@@ -60,6 +61,8 @@ class Record:
     communicate: float = 0.0
     """With the time spent waiting for others."""
     last_run: float = 0.0
+    repeated: int = 0
+    """Runs that a recording stood for; what they computed and communicated is not told apart."""
 
     def encoded(self) -> dict[str, Any]:
         return {
@@ -68,14 +71,20 @@ class Record:
             "compute": self.compute,
             "communicate": self.communicate,
             "last_run": self.last_run,
+            "repeated": self.repeated,
         }
 
 
 class Program:
     """One rank's part of a program, compiled."""
 
-    def __init__(self, text: str, station: Station, *, compiled: bool, note: Callable[[int], None]) -> None:
-        """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none."""
+    def __init__(
+        self, text: str, station: Station, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
+    ) -> None:
+        """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none.
+
+        With `recorded` runs are repeated by recordings, where the device has such.
+        """
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
@@ -83,7 +92,8 @@ class Program:
         self.makes_gradients = bool(self.main.gradients)
         self.record = Record()
         self._note = note
-        self._clock = time.perf_counter if compiled else partial(_settled_clock, station.physical)
+        # What is recorded must not be waited for.
+        self._clock = time.perf_counter if compiled or recorded else partial(_settled_clock, station.physical)
         if not self.takes_part:
             return
         self._station = station
@@ -105,18 +115,47 @@ class Program:
         self._params = len(self.main.params)
         roles = [self.main.param_role(index).kind for index in range(self._params)]
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
+        self._recorder = self._new_recorder() if recorded else None
+
+    def _new_recorder(self) -> Recorder | None:
+        communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
+        carries = self._station.transport.can_be_recorded or not communicates
+        possible = self._station.physical.records and carries and can_be_recorded(self.main)
+        return Recorder(self.main, self._station.physical, self._execute) if possible else None
 
     def run(
-        self, inputs: Sequence[Tensor | None], key: Sequence[int] | None, wanted: Sequence[bool]
+        self,
+        inputs: Sequence[Tensor | None],
+        key: Sequence[int] | None,
+        wanted: Sequence[bool],
+        *,
+        as_written: bool = False,
     ) -> list[Tensor | None]:
         """The results in order, each in memory of its own; None for those not wanted, or not held here.
 
-        So are the inputs None that this rank does not hold.
+        So are the inputs None that this rank does not hold. With `as_written` no recording stands for the run.
         """
-        slots = self._fill(inputs, key)
+        operands = self._with_key(inputs, key)
         del inputs
+        start = self._clock()
+        if self._recorder is None or as_written:
+            results = self._execute(operands, wanted)
+        else:
+            results = self._recorder.run(operands, wanted)
+            self.record.repeated = self._recorder.repeated
+        self.record.runs += 1
+        self.record.last_run = self._clock() - start
+        return results
+
+    def forget_recording(self) -> None:
+        """Gives back the memory that a recorded run keeps."""
+        if self.takes_part and self._recorder is not None:
+            self._recorder.forget()
+
+    def _execute(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        slots: list[Any] = [*operands, *[None] * (len(self._slots) - self._params)]
         clock = self._clock
-        start = before = clock()
+        before = clock()
         for index, instruction in zip(self._numbers, self._instructions, strict=True):
             run, reads, writes, frees, awaits, communicates = instruction
             self._note(index)
@@ -138,8 +177,6 @@ class Program:
                 self.record.compute += now - before
             before = now
         self._station.transport.settle()
-        self.record.runs += 1
-        self.record.last_run = before - start
         return self._finish(slots, wanted)
 
     def what(self, index: int) -> str:
@@ -151,12 +188,9 @@ class Program:
         op = self.main.ops[index]
         return op.callee if op.name == "call" else op.name, "communicate" if _communicates(op) else "compute"
 
-    def _fill(self, inputs: Sequence[Tensor | None], key: Sequence[int] | None) -> list[Any]:
-        slots: list[Any] = [None] * len(self._slots)
+    def _with_key(self, inputs: Sequence[Tensor | None], key: Sequence[int] | None) -> list[Tensor | None]:
         rest = iter(inputs)
-        for index in range(self._params):
-            slots[index] = self._key(key) if index in self._keys else next(rest)
-        return slots
+        return [self._key(key) if index in self._keys else next(rest) for index in range(self._params)]
 
     def _key(self, key: Sequence[int] | None) -> Tensor:
         return self._station.physical.taken_in(torch.tensor(key, dtype=torch.int64))

@@ -38,11 +38,12 @@ Maker = Callable[[Group], Any]
 class GroupTransport:
     """The collectives of one worker."""
 
-    def __init__(self, make: Maker, physical: Physical, *, stages: bool) -> None:
+    def __init__(self, make: Maker, physical: Physical, *, stages: bool, can_be_recorded: bool = False) -> None:
         """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
         self._make = make
         self._physical = physical
         self._stages = stages
+        self.can_be_recorded = can_be_recorded
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sending: deque[tuple[Any, Tensor]] = deque()
 
@@ -108,7 +109,8 @@ class GroupTransport:
         if is_first:
             # What is kept shares the memory of `tensor`, so that nobody who asks takes it for unused.
             self._sending.append((work, carried))
-            self._forget_done()
+            if not self._physical.is_recording:
+                self._forget_done()
         elif self._stages:
             block.copy_(carried)
 
@@ -198,7 +200,7 @@ def group_transport(carrier: Carrier, store: int, physical: Physical) -> GroupTr
             return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
 
     stages = carrier is Carrier.GLOO and physical.device.type != CPU
-    return GroupTransport(made, physical, stages=stages)
+    return GroupTransport(made, physical, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
 
 
 def _gloo() -> Callable[[Any, int, int], Any]:

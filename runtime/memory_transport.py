@@ -31,6 +31,10 @@ class SharedMemoryTransport:
     def runs_beside(self) -> bool:
         return False
 
+    @property
+    def can_be_recorded(self) -> bool:
+        return False
+
     def barrier(self, group: Group) -> None:
         self._box.room(torch.uint8)
         self._box.post(group.others)

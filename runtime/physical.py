@@ -50,6 +50,23 @@ class Physical(Protocol):
         """
         ...
 
+    @property
+    def records(self) -> bool:
+        """Whether it can do again what it was told once."""
+        ...
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether what it is told is written down and not done."""
+        ...
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """Does nothing of what `run` tells it; each call of what comes back does, on the memory of `run`'s result.
+
+        Raises RuntimeError where something cannot be recorded, or memory is short.
+        """
+        ...
+
     def synchronize(self) -> None:
         """Returns once all that was begun here is done."""
         ...
@@ -100,6 +117,17 @@ class Processor:
         result = run(operands)
         return lambda: result
 
+    @property
+    def records(self) -> bool:
+        return False
+
+    @property
+    def is_recording(self) -> bool:
+        return False
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        raise RuntimeError("a CPU records nothing")
+
     def synchronize(self) -> None:
         pass
 
@@ -132,6 +160,7 @@ class Gpu:
         """`sight` is what the environment has to say before the GPU is touched."""
         self.device = device
         self._sight = sight
+        self.is_recording = False
 
     def begin(self) -> None:
         os.environ.update(self._sight)
@@ -170,6 +199,23 @@ class Gpu:
         torch.cuda.current_stream(self.device).wait_event(done)
         while done in [each for each, _ in self._behind]:
             self._behind.popleft()
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        assert not self._behind, "what was begun before would be waited for at each repetition"
+        graph = torch.cuda.CUDAGraph()
+        self.is_recording = True
+        try:
+            # Threads of NCCL ask at any time how far their work is, which would end a recording of all threads.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = run()
+        finally:
+            self.is_recording = False
+            self._behind.clear()
+        return graph.replay, result
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -18,6 +18,8 @@ class ProgramStatistics:
     communicate: float
     """With the time spent waiting for other workers."""
     last_run: float
+    repeated: int = 0
+    """Runs that a recording on the GPU stood for, which counts for nothing above but `runs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,11 @@ class Transport(Protocol):
         """Whether data is on its way while the worker goes on, and many small sums are better one."""
         ...
 
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a device that records can do collectives again."""
+        ...
+
     def barrier(self, group: Group) -> None:
         """Returns once every rank of the group is here."""
         ...

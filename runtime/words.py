@@ -11,6 +11,7 @@ YES: Final = ("true", "1")
 NO: Final = ("false", "0", "no", "none")
 
 COMPILE_VARIABLE: Final = "MOAI_COMPILE"
+GRAPHS_VARIABLE: Final = "MOAI_CUDA_GRAPHS"
 
 
 def says_yes(name: str, value: object) -> bool:

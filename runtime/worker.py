@@ -136,9 +136,11 @@ class Worker:
         elif new is not old or source != target:
             self.table[target] = new.clone()
 
-    def _load(self, number: int, text: str, compiled: bool) -> None:
+    def _load(self, number: int, text: str, compiled: bool, recorded: bool) -> None:
+        for program in self._programs.values():
+            program.forget_recording()
         note = partial(self._note, number)
-        self._programs[number] = Program(text, self.station, compiled=compiled, note=note)
+        self._programs[number] = Program(text, self.station, compiled=compiled, recorded=recorded, note=note)
 
     def _note(self, number: int, index: int) -> None:
         self._step = index
@@ -153,7 +155,8 @@ class Worker:
         if not program.takes_part:
             return
         wanted = [buffer_id is not None for buffer_id in outputs]
-        results = program.run([self.table.get(buffer_id) for buffer_id in inputs], key, wanted)
+        given = [self.table.get(buffer_id) for buffer_id in inputs]
+        results = program.run(given, key, wanted, as_written=self._trace.on)
         if program.makes_gradients:
             self._finish_step(program)
         for buffer_id, tensor in zip(outputs, results, strict=True):

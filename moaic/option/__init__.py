@@ -7,10 +7,10 @@ def enable_advanced_parallelization(**options: object) -> None:
     """From now on "cuda" means the virtual accelerator in this process, and modules that lie there are compiled.
 
     Options are those of the backend (`pp`, `dp`, `cp`, `ep`, `tp`, `micro_batches`, `schedule`, `recompute`,
-    `loss_chunks`, `gather_keys`, `distribute_param`, `distribute_low_prec_param`, `precision`, `compile`), and by
-    their other names `pipeline_parallel`, `num_stages`, `num_micro_batches`, `activation_recomputation`,
-    `distribute_parameter` and `mixed_precision`; what is left out is chosen. Called again, it takes the new options.
-    Raises Diagnostic for an option or value that there is not.
+    `loss_chunks`, `gather_keys`, `distribute_param`, `distribute_low_prec_param`, `precision`, `compile`,
+    `cuda_graphs`), and by their other names `pipeline_parallel`, `num_stages`, `num_micro_batches`,
+    `activation_recomputation`, `distribute_parameter` and `mixed_precision`; what is left out is chosen. Called again,
+    it takes the new options. Raises Diagnostic for an option or value that there is not.
     """
     from moaic.option import mode
     from moaic.option.choices import choices_from

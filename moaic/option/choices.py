@@ -15,10 +15,11 @@ from moaic.precision import PRECISION, precision_of
 from moaic.runtime.words import says_yes
 
 COMPILE: Final = "compile"
+CUDA_GRAPHS: Final = "cuda_graphs"
 PIPELINE: Final = "pipeline_parallel"
 
-NO_DECISIONS: Final = (COMPILE, PRECISION)
-"""Options that are no decisions of the plan: whether its programs are compiled, and in which types it computes."""
+NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, PRECISION)
+"""Options that are no decisions of the plan: how workers run its programs, and in which types it computes."""
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "num_stages": "pp",

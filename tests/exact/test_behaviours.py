@@ -274,6 +274,33 @@ def test_compile_is_yes_or_no(value: object) -> None:
         call(input=torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("asked", [{"mode": "reduce-overhead"}, {"options": {"cuda_graphs": True}}])
+def test_steps_may_be_recorded_where_devices_can(asked: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers on the CPU cannot, and nothing changes."""
+    torch.compiler.reset()
+    monkeypatch.setenv("MOAI_COMPILE", "0")
+    host, model = LLAMA.model(), LLAMA.model().to("moai")
+    call: Any = torch.compile(model, backend="moai", **asked)
+
+    def there(**batch: Tensor) -> Any:
+        return call(**{name: tensor.to("moai") for name, tensor in batch.items()})
+
+    same(clip(model, there), clip(host, host))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"mode": "max-autotune"}, r"mode=max-autotune is not known to backend moai\n.*choose reduce-overhead"),
+        ({"options": {"cuda_graphs": "perhaps"}}, r"cuda_graphs=perhaps is not known\n.*choose True or False"),
+    ],
+)
+def test_a_way_of_running_that_there_is_not_says_so(asked: Mapping[str, Any], message: str) -> None:
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=message):
+        torch.compile(nn.Linear(2, 2).to("moai"), backend="moai", **asked)(torch.ones(2, 2).to("moai"))
+
+
 def on_tensor(leaf: Tensor, loss: Tensor, hook: Callable[..., Any]) -> None:
     loss.register_hook(hook)
 

@@ -23,6 +23,7 @@ from moaic.ir.printer import render
 from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
+from moaic.runtime import recording
 from moaic.runtime.arrange import Step, arranged, as_written
 from moaic.runtime.execute import Program
 from moaic.runtime.group_transport import GroupTransport
@@ -54,6 +55,15 @@ class Absent:
     def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
         result = run(operands)
         return lambda: result
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    is_recording = False
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        return (lambda: None), run()
 
     def synchronize(self) -> None: ...
 
@@ -98,7 +108,8 @@ class Silent:
 def stations(ranks: int, device: str) -> Iterator[Station]:
     """Every rank, with groups that carry tensors of such a device."""
     for rank in range(ranks):
-        groups = GroupTransport(lambda group: Silent(device), Absent(), stages=device == "cpu")
+        stages = device == "cpu"
+        groups = GroupTransport(lambda group: Silent(device), Absent(), stages=stages, can_be_recorded=not stages)
         yield Station(rank, Absent(), groups)
 
 
@@ -117,8 +128,16 @@ def h100(device: torch.device) -> tuple[int, int]:
     return 9, 0
 
 
-def run_on(station: Station, module: Module) -> None:
-    """Runs a program as one rank; its results are on the GPU, of the types that it says."""
+def unshared(tensor: Tensor) -> bool:
+    return False
+
+
+def without_address(tensor: Tensor) -> int:
+    return 0
+
+
+def run_on(station: Station, module: Module, *, recorded: bool = False) -> None:
+    """Runs a program as one rank, as often as it takes to record it; its results are on the GPU, of its types."""
     main, at = module.main, module.mesh.coordinates(station.rank)
 
     def held(value: Value) -> Tensor | None:
@@ -132,10 +151,19 @@ def run_on(station: Station, module: Module) -> None:
         patch.setattr(torch.Tensor, "__getitem__", item)
         # Which kernels attention gets depends on the GPU.
         patch.setattr(torch.cuda, "get_device_capability", h100)
-        program = Program(render(module), station, compiled=False, note=lambda index: None)
+        # Tensors without data have no addresses, and count what uses them otherwise.
+        patch.setattr(recording, "is_shared", unshared)
+        patch.setattr(torch.Tensor, "data_ptr", without_address)
+        noted: list[int] = []
+        program = Program(render(module), station, compiled=False, recorded=recorded, note=noted.append)
         roles = [main.param_role(index).kind for index in range(len(main.params))]
         inputs = [held(param) for param, role in zip(main.params, roles, strict=True) if role != "key"]
-        found = program.run(inputs, (1, 2) if "key" in roles else None, [True] * len(main.results))
+        wanted, key = [True] * len(main.results), (1, 2) if "key" in roles else None
+        for _ in range(recording.SETTLED + 1 if recorded else 0):
+            program.run(inputs, key, wanted)
+        noted.clear()
+        found = program.run(inputs, key, wanted)
+        assert bool(noted) != recorded
         for value, tensor in zip(main.results, found, strict=True):
             assert (tensor is None) == (held(value) is None)
             if tensor is not None:
@@ -162,6 +190,14 @@ PLANS = {
     "mixtral": [Config(ep=2)],
     "gpt2": [Config(dp=2, tp=2)],
 }
+
+
+@pytest.mark.parametrize("config", PLANS["llama"], ids=str)
+def test_a_recorded_step_stays_on_its_gpu(config: Config) -> None:
+    program = builder("llama").build(config).programs.joint
+    for station in stations(program.mesh.ranks, "cuda"):
+        run_on(station, program, recorded=True)
+
 
 FEW = (PLANS["llama"][1], PLANS["llama"][3])
 

@@ -1,0 +1,138 @@
+"""Runs of a program that are recorded once and then repeated by one launch, on the memory that they were recorded on.
+
+On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: what a
+model holds is read where it lies, everything else is copied in. Gradients are handed out where they were made, for as
+long as the next run is not due; all other results are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moaic.ir.graph import Function
+from moaic.runtime.moves import is_shared, own
+from moaic.runtime.physical import Physical
+
+Tensors = list[Tensor | None]
+Execute = Callable[[Sequence[Tensor | None], Sequence[bool]], Tensors]
+"""A run as it is written: from operands and which results are wanted to the results."""
+
+SETTLED: Final = 2
+"""Runs before one is recorded: by then everything is compiled, and what runs keep between them is there."""
+
+MISFITS: Final = 2
+"""Runs on end that a recording does not fit, after which it is given up."""
+
+TRIES: Final = 3
+"""Recordings that are made of one program at most."""
+
+RESTING: Final = frozenset({"param", "buffer", "constant"})
+GIVEN: Final = frozenset({"input", "tangent", "key"})
+
+
+def can_be_recorded(main: Function) -> bool:
+    """Whether all operands rest or are small enough to copy: what a forward saves for its backward is not."""
+    return all(main.param_role(index).kind in RESTING | GIVEN for index in range(len(main.params)))
+
+
+class Recorder:
+    """Runs a program: as it is written until it has settled, from then on by its recording, where that fits."""
+
+    def __init__(self, main: Function, physical: Physical, execute: Execute) -> None:
+        self._physical = physical
+        self._execute = execute
+        self._rests = [main.param_role(index).kind in RESTING for index in range(len(main.params))]
+        self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
+        self._recording: _Recording | None = None
+        self._runs = self._misfits = self._tries = 0
+        self.repeated = 0
+
+    def run(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Tensors:
+        self._runs += 1
+        if self._recording is not None:
+            if self._recording.fits(operands, wanted):
+                return self._repeated(self._recording, operands)
+            self._misfits += 1
+            if self._misfits >= MISFITS:
+                self.forget()
+        elif self._runs > SETTLED and self._tries < TRIES and self._has_room():
+            self._recording = self._recorded(operands, wanted)
+            if self._recording is not None:
+                return self._repeated(self._recording, operands)
+        return self._execute(operands, wanted)
+
+    def _repeated(self, recording: _Recording, operands: Sequence[Tensor | None]) -> Tensors:
+        self._misfits = 0
+        self.repeated += 1
+        return recording.run(operands)
+
+    def forget(self) -> None:
+        """Gives back the recording's memory; there may be another once runs have settled."""
+        self._recording = None
+        self._runs = self._misfits = 0
+
+    def _has_room(self) -> bool:
+        """Whether a second of the highest peak so far would still fit: a recording keeps its memory between runs."""
+        return self._physical.free() >= 2 * (self._physical.peak() - self._physical.resident())
+
+    def _recorded(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Recording | None:
+        """None where the device cannot, for whatever reason: then there is nothing to gain in trying again."""
+        self._tries += 1
+        places = [
+            operand if rests or operand is None else own(operand)
+            for operand, rests in zip(operands, self._rests, strict=True)
+        ]
+        try:
+            repeat, results = self._physical.record(lambda: self._execute(places, wanted))
+        except RuntimeError:
+            self._tries = TRIES
+            return None
+        copied = [None if rests else place for place, rests in zip(places, self._rests, strict=True)]
+        resting = [_place(place) if rests else None for place, rests in zip(places, self._rests, strict=True)]
+        return _Recording(repeat, tuple(wanted), copied, resting, results, self._lent)
+
+
+_Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+def _place(tensor: Tensor | None) -> _Place | None:
+    return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """One run of a program."""
+
+    repeat: Callable[[], None]
+    wanted: tuple[bool, ...]
+    copied: Tensors
+    """Where operands that do not rest are read."""
+    resting: list[_Place | None]
+    """Where the others lie: known, and not kept."""
+    results: Tensors
+    lent: list[bool] = field(default_factory=list[bool])
+    """Which of the results are handed out where they were made."""
+
+    def fits(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> bool:
+        """Whether all that rests lies where it lay, as much is wanted, and nobody has a gradient of the run before."""
+        here = (_place(operand) for operand in operands)
+        return (
+            self.wanted == tuple(wanted)
+            and all(place is None or place == at for place, at in zip(self.resting, here, strict=True))
+            and not any(lent and result is not None and is_shared(result) for result, lent in self._pairs())
+        )
+
+    def run(self, operands: Sequence[Tensor | None]) -> Tensors:
+        for place, operand in zip(self.copied, operands, strict=True):
+            if place is not None and operand is not None:
+                place.copy_(operand)
+        self.repeat()
+        return [None if result is None else result.detach() if lent else own(result) for result, lent in self._pairs()]
+
+    def _pairs(self) -> zip[tuple[Tensor | None, bool]]:
+        return zip(self.results, self.lent, strict=True)
