@@ -1,9 +1,10 @@
 """Everything that one GPU can tell, in eight minutes: checks on it, and what moaic is worth there.
 
 Our own kernels are checked against their references and plans of small models against plain PyTorch; then training
-steps of two Llamas are timed beside `torch.compile` and eager PyTorch, and the kernels beside Inductor's and
-Liger-Kernel's. Every part is a process of its own with its share of the time: one that fails leaves the others'
-figures, and what is cut is said. Exit code 1: a check failed, or a part did not end well; 2: there is no GPU.
+steps of two Llamas are timed beside `torch.compile` and eager PyTorch, those of a small one with and without CUDA
+graphs, and the kernels beside Inductor's and Liger-Kernel's. Every part is a process of its own with its share of the
+time: one that fails leaves the others' figures, and what is cut is said. Exit code 1: a check failed, or a part did not
+end well; 2: there is no GPU.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ SEVERAL_WORKERS = {"MOAI_DEVICE": "1", "MOAI_FLAVOR": "2", "MOAI_LOG": "warning"
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 PARTS = (
-    Part("Own kernels beside their references", BENCH / "gpu_check_kernels.py", 65, here=INTERPRETED),
-    Part("Plans beside one device", BENCH / "gpu_check_plans.py", 90, environment=SEVERAL_WORKERS),
-    Part("Training steps of a 1B Llama", BENCH / "gpu_llama.py", 115, ("--model", "1B")),
-    Part("Training steps of an 8B-shaped Llama", BENCH / "gpu_llama.py", 130, ("--model", "8B")),
-    Part("Own kernels timed", BENCH / "gpu_time_kernels.py", 65, here=INTERPRETED),
+    Part("Own kernels beside their references", BENCH / "gpu_check_kernels.py", 60, here=INTERPRETED),
+    Part("Plans beside one device", BENCH / "gpu_check_plans.py", 80, environment=SEVERAL_WORKERS),
+    Part("Training steps of a 1B Llama", BENCH / "gpu_llama.py", 105, ("--model", "1B")),
+    Part("Training steps of an 8B-shaped Llama", BENCH / "gpu_llama.py", 120, ("--model", "8B")),
+    Part("Training steps of a small Llama", BENCH / "gpu_graphs.py", 50),
+    Part("Own kernels timed", BENCH / "gpu_time_kernels.py", 60, here=INTERPRETED),
 )
 
 

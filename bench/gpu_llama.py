@@ -347,9 +347,10 @@ def cuts(subject: str, llama: Llama, whole: Llama, done: int) -> list[LeftOut]:
 
 def started(way: str, llama: Llama, task: Task) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("gpu_train.py")
-    device = "moai" if way == OURS else task.device
+    is_ours = way.startswith(OURS)
+    device = "moai" if is_ours else task.device
     command = [sys.executable, str(script), way, device, json.dumps(asdict(llama))]
-    variables = os.environ | (WITH_MOAIC if way == OURS else WITHOUT_MOAIC)
+    variables = os.environ | (WITH_MOAIC if is_ours else WITHOUT_MOAIC)
     return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 

@@ -93,7 +93,13 @@ class Trainer:
             self._module.synchronize()
             seconds.append(time.perf_counter() - start)
             busy.append(time.process_time() - own)
-        return {"steps": seconds, "busy": busy, "loss": float(loss), "memory": self._peak()}
+        return {
+            "steps": seconds,
+            "busy": busy,
+            "loss": float(loss),
+            "memory": self._peak(),
+            "repeated": repeated_steps() if self._device == "moai" else 0,
+        }
 
     def park(self) -> dict[str, Any]:
         self._move("cpu")
@@ -124,12 +130,28 @@ class Trainer:
         return int(self._module.max_memory_allocated())
 
 
+def repeated_steps() -> int:
+    """Runs of programs that recordings stood for, on the one worker."""
+    from moaic.runtime import session
+
+    (worker,) = session.accelerator().stats().workers
+    return sum(program.repeated for program in worker.programs.values())
+
+
 def ours(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model, backend="moai")
 
 
+def ours_repeated(model: nn.Module) -> Callable[..., Any]:
+    return torch.compile(model, backend="moai", mode="reduce-overhead")
+
+
 def compiled(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model)
+
+
+def compiled_repeated(model: nn.Module) -> Callable[..., Any]:
+    return torch.compile(model, mode="reduce-overhead")
 
 
 def eager(model: nn.Module) -> Callable[..., Any]:
@@ -138,7 +160,9 @@ def eager(model: nn.Module) -> Callable[..., Any]:
 
 CALLS: Mapping[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "moaic": ours,
+    "moaic, repeated": ours_repeated,
     "torch.compile": compiled,
+    "torch.compile, reduce-overhead": compiled_repeated,
     "eager": eager,
 }
 

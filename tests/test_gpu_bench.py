@@ -168,7 +168,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(path.read_text(encoding="utf-8"))["here"] is True
     report = gpu_report.from_json(path.read_text(encoding="utf-8"))
-    kernels, plans, small, large, timed = report.parts
+    kernels, plans, small, large, repeated, timed = report.parts
     assert {"check_norm", "check_adamw", "check_cross_entropy"} <= {each.name for each in kernels.checks}
     assert {each.name for each in plans.checks} == {
         "dp2, op by op",
@@ -181,6 +181,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
         assert all(each.value > 0 for each in part.figures)
         names = {each.name for each in part.figures if each.way == "moaic"}
         assert {"tokens per second", "step", "peak memory", "controller's CPU time of the step"} <= names
+    assert {each.way for each in repeated.figures} >= {"moaic", "moaic, repeated", "torch.compile, reduce-overhead"}
     assert "layers" in large.left_out[0].name
     assert {each.way for each in timed.figures} >= {"ours", "inductor", "inductor / ours"}
     assert done.stdout.count("\n### ") == len(gpu.PARTS)
