@@ -142,7 +142,7 @@ def turned(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     x = normal(batch, tokens, heads, width, device=device, leaf=True)
     weight = normal(width, device=device, leaf=True)
     grad = normal(*shape, device=device)
-    angle = torch.rand(1, tokens, width // 2, device=device)
+    angle = torch.rand(1, tokens, width, device=device)
     cos, sin = angle.cos(), angle.sin()
 
     def ours() -> Results:

@@ -32,7 +32,7 @@ class Made:
     """A result of an op, with operands (None for an absent one) and attributes like these and no others."""
 
     op: str
-    operands: tuple[Pattern | None, ...]
+    operands: tuple[Listed, ...]
     attrs: Mapping[str, Attr | Some]
     name: str = ""
     """What the value is remembered under."""
@@ -41,9 +41,11 @@ class Made:
 
 
 Pattern = Some | Made
+Listed = Pattern | tuple[Pattern, ...] | None
+"""An operand, which may be a list."""
 
 
-def made(op: str, *operands: Pattern | None, name: str = "", views: bool = False, **attrs: Attr | Some) -> Made:
+def made(op: str, *operands: Listed, name: str = "", views: bool = False, **attrs: Attr | Some) -> Made:
     return Made(op, operands, attrs, name, views)
 
 
@@ -110,15 +112,16 @@ class Sight:
         elif known is None:
             yield replace(found, values={**found.values, name: value})
 
-    def _operands(
-        self, patterns: Sequence[Pattern | None], operands: Sequence[Operand], found: Found
-    ) -> Iterator[Found]:
+    def _operands(self, patterns: Sequence[Listed], operands: Sequence[Operand], found: Found) -> Iterator[Found]:
         if not patterns:
             yield found
             return
         (pattern, *others), (operand, *rest) = patterns, operands
         if pattern is None and operand is None:
             yield from self._operands(others, rest, found)
+        elif isinstance(pattern, tuple):
+            if isinstance(operand, tuple) and len(operand) == len(pattern):
+                yield from self._operands([*pattern, *others], [*operand, *rest], found)
         elif pattern is not None and isinstance(operand, Value):
             for each in self.matches(pattern, operand, found):
                 yield from self._operands(others, rest, each)

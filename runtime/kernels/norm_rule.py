@@ -68,7 +68,7 @@ def forward(sight: Sight, anchor: Op) -> Rewrite | None:
     if x.type != y.type or not isinstance(eps, float):
         return None
     work, weight = Work(loc=anchor.loc), weighed["weight"]
-    added = _summands(sight, x)
+    added = summands(sight, x)
     if added is None:
         y_new, scale_new = work.call("rms_norm", [x, weight], [y.type, scale.type], eps=eps)
         instead = {y: y_new, scale: scale_new}
@@ -93,7 +93,7 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
         return None
     result, through = anchor.results[0], found.values.get("through")
     if through is None:
-        result, through = _with_other_way(sight, _as(sight, result, x.type))
+        result, through = with_other_way(sight, as_type(sight, result, x.type))
     work = Work(loc=anchor.loc)
     kinds = [x.type, wide(weight.type, *weight.type.shape)]
     dx, dweight = work.call("rms_norm_backward", [x, scale, weight, grad, through], kinds)
@@ -114,7 +114,7 @@ def _is_norm(found: Found) -> bool:
     )
 
 
-def _summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
+def summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
     """Two values of one type whose sum it is."""
     op = sight.makers.get(value)
     if op is None or op.name != "aten.add.Tensor" or op.attrs:
@@ -125,18 +125,18 @@ def _summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
     return one, other
 
 
-def _as(sight: Sight, value: Value, kind: TensorType) -> Value:
+def as_type(sight: Sight, value: Value, kind: TensorType) -> Value:
     """The value cast to a type, where that is all that anybody does with it."""
     readers = sight.readers.get(value, ())
     is_cast = len(readers) == 1 and readers[0].name == CAST and readers[0].results[0].type == kind
     return readers[0].results[0] if is_cast and value not in sight.function.results else value
 
 
-def _with_other_way(sight: Sight, value: Value) -> tuple[Value, Value | None]:
+def with_other_way(sight: Sight, value: Value) -> tuple[Value, Value | None]:
     """The sum of a gradient and that which comes another way, and the latter; or the gradient alone."""
     readers = sight.readers.get(value, ())
-    summands = _summands(sight, readers[0].results[0]) if len(readers) == 1 else None
-    if summands is None or value in sight.function.results or summands[0] is summands[1]:
+    pair = summands(sight, readers[0].results[0]) if len(readers) == 1 else None
+    if pair is None or value in sight.function.results or pair[0] is pair[1]:
         return value, None
-    one, other = summands
+    one, other = pair
     return readers[0].results[0], other if one is value else one

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.kernels import cross_entropy, gated, norm
+from moaic.runtime.kernels import cross_entropy, gated, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.tiles import tile_of
 
@@ -46,7 +46,10 @@ class Operator:
 
 def _whole(tensor: Tensor) -> Tensor:
     """Contiguous, and seen to be so: a dim of one element counts as contiguous whatever its stride."""
-    return tensor.contiguous().view(-1).view(tensor.shape)
+    if not tensor.is_contiguous():
+        # As an op: the method looks for a GPU that is not here where a graph is made for one.
+        tensor = torch.ops.aten.clone(tensor, memory_format=torch.contiguous_format)
+    return tensor.view(-1).view(tensor.shape)
 
 
 def target_of(device: torch.device) -> str:
@@ -126,6 +129,51 @@ def _plain_norm_backward(total: Tensor, scale: Tensor, weight: Tensor, grad: Ten
     return dx.to(total.dtype), (above * normed).flatten(0, -2).sum(0)
 
 
+def _layer_norm(tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Results:
+    made = norm.forward(x, weight, eps, tile, bias=bias, layer=True)
+    assert made.mean is not None
+    return made.y, made.mean.view(*x.shape[:-1], 1), made.scale.view(*x.shape[:-1], 1)
+
+
+def _plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Results:
+    y, _ = norm.reference(x, weight, eps, bias=bias, layer=True)
+    variance, mean = torch.var_mean(_wide(x), -1, correction=0, keepdim=True)
+    return y, mean, (variance + eps).rsqrt()
+
+
+def _layer_norm_of_sum(
+    tile: Tile, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Results:
+    made = norm.forward(x, weight, eps, tile, residual=residual, bias=bias, layer=True)
+    assert made.mean is not None
+    return made.y, made.total, made.mean.view(*x.shape[:-1], 1), made.scale.view(*x.shape[:-1], 1)
+
+
+def _plain_layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Results:
+    total = x + residual
+    y, mean, scale = _plain_layer_norm(total, weight, bias, eps)
+    return y, total, mean, scale
+
+
+def _layer_norm_backward(
+    tile: Tile, total: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, grad: Tensor, through: Tensor | None
+) -> Results:
+    normed = norm.Normed(total, total, mean.reshape(-1), scale.reshape(-1))
+    made = norm.backward(grad, weight, normed, tile, through=through, bias=True)
+    assert made.bias is not None
+    return made.x, made.weight, made.bias
+
+
+def _plain_layer_norm_backward(
+    total: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, grad: Tensor, through: Tensor | None
+) -> Results:
+    normed, above = (_wide(total) - mean) * scale, _wide(grad)
+    slope = above * weight
+    dx = scale * (slope - slope.mean(-1, keepdim=True) - normed * (slope * normed).mean(-1, keepdim=True))
+    dx = dx if through is None else dx + through
+    return dx.to(total.dtype), (above * normed).flatten(0, -2).sum(0), above.flatten(0, -2).sum(0)
+
+
 def _gated(tile: Tile, gate: Tensor, up: Tensor) -> Results:
     return (gated.forward(gate, up, gated.Act.SILU, tile),)
 
@@ -142,6 +190,49 @@ def _plain_gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> Results:
     g, share = _wide(gate), _wide(gate).sigmoid()
     dgate = _wide(grad) * _wide(up) * share * (1 + g * (1 - share))
     return dgate.to(gate.dtype), (_wide(grad) * g * share).to(up.dtype)
+
+
+def _act(approximate: str) -> gated.Act:
+    """GELU, as PyTorch calls its forms."""
+    return gated.Act.GELU_TANH if approximate == "tanh" else gated.Act.GELU
+
+
+def _geglu(tile: Tile, gate: Tensor, up: Tensor, approximate: str) -> Results:
+    return (gated.forward(gate, up, _act(approximate), tile),)
+
+
+def _plain_geglu(gate: Tensor, up: Tensor, approximate: str) -> Results:
+    return (gated.reference(_wide(gate), _wide(up), _act(approximate)).to(gate.dtype),)
+
+
+def _geglu_backward(tile: Tile, gate: Tensor, up: Tensor, grad: Tensor, approximate: str) -> Results:
+    return gated.backward(grad, gate, up, _act(approximate), tile)
+
+
+def _plain_geglu_backward(gate: Tensor, up: Tensor, grad: Tensor, approximate: str) -> Results:
+    above = _wide(grad)
+    dgate = torch.ops.aten.gelu_backward(above * _wide(up), _wide(gate), approximate=approximate)
+    dup = above * torch.ops.aten.gelu(_wide(gate), approximate=approximate)
+    return dgate.to(gate.dtype), dup.to(up.dtype)
+
+
+def _rotary(tile: Tile, x: Tensor, cos: Tensor, sin: Tensor) -> Results:
+    return (rotary.forward(x, cos.squeeze(1), sin.squeeze(1), tile),)
+
+
+def _plain_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Results:
+    return (rotary.reference(_wide(x), _wide(cos.squeeze(1)), _wide(sin.squeeze(1))).to(x.dtype),)
+
+
+def _rotary_backward(tile: Tile, grad: Tensor, cos: Tensor, sin: Tensor) -> Results:
+    dx, _ = rotary.backward(grad, grad, cos.squeeze(1), sin.squeeze(1), tile)
+    return (dx,)
+
+
+def _plain_rotary_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Results:
+    above = _wide(grad)
+    first, second = (above * _wide(sin)).chunk(2, -1)
+    return ((above * _wide(cos) + torch.cat([second, -first], -1)).to(grad.dtype),)
 
 
 OPERATORS: Final = (
@@ -172,12 +263,46 @@ OPERATORS: Final = (
         _norm_backward,
         _plain_norm_backward,
     ),
+    Operator(
+        "layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+        "norm",
+        _layer_norm,
+        _plain_layer_norm,
+    ),
+    Operator(
+        "layer_norm_of_sum(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps) -> "
+        "(Tensor, Tensor, Tensor, Tensor)",
+        "norm",
+        _layer_norm_of_sum,
+        _plain_layer_norm_of_sum,
+    ),
+    Operator(
+        "layer_norm_backward(Tensor total, Tensor mean, Tensor scale, Tensor weight, Tensor grad, Tensor? through) -> "
+        "(Tensor, Tensor, Tensor)",
+        "norm",
+        _layer_norm_backward,
+        _plain_layer_norm_backward,
+    ),
     Operator("swiglu(Tensor gate, Tensor up) -> Tensor", "gated", _gated, _plain_gated),
     Operator(
         "swiglu_backward(Tensor gate, Tensor up, Tensor grad) -> (Tensor, Tensor)",
         "gated",
         _gated_backward,
         _plain_gated_backward,
+    ),
+    Operator("geglu(Tensor gate, Tensor up, str approximate) -> Tensor", "gated", _geglu, _plain_geglu),
+    Operator(
+        "geglu_backward(Tensor gate, Tensor up, Tensor grad, str approximate) -> (Tensor, Tensor)",
+        "gated",
+        _geglu_backward,
+        _plain_geglu_backward,
+    ),
+    Operator("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor", "rotary", _rotary, _plain_rotary),
+    Operator(
+        "rotary_backward(Tensor grad, Tensor cos, Tensor sin) -> Tensor",
+        "rotary",
+        _rotary_backward,
+        _plain_rotary_backward,
     ),
 )
 

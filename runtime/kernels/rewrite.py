@@ -15,7 +15,7 @@ import torch
 from moaic.ir.graph import Function
 from moaic.ir.needed import needed
 from moaic.ir.order import ops_in_order
-from moaic.runtime.kernels import gated_rule, loss_rule, norm_rule
+from moaic.runtime.kernels import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.match import Sight
 from moaic.runtime.kernels.registry import KERNELS, Kernel, Shape, worth_using
 from moaic.runtime.kernels.rule import Rewrite, Rule
@@ -29,6 +29,10 @@ RULES: Final[Sequence[Rule]] = (
     loss_rule.forward_and_backward,
     norm_rule.forward,
     norm_rule.backward,
+    layer_norm_rule.forward,
+    layer_norm_rule.backward,
+    rotary_rule.forward,
+    rotary_rule.backward,
     gated_rule.backward,
     gated_rule.forward,
 )

@@ -1,6 +1,7 @@
 """Rotary position embedding of the heads of q or k, after an RMSNorm of each head where a model has one (QK norm).
 
-A head's first half turns against its second, as in Llama. The backward makes the norm again from what came in.
+A head's first half turns against its second, as in Llama, and each half by angles of its own: models have the same
+twice over, but a function that is given them does not know. The backward makes the norm again from what came in.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
 
 
 def reference(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """In plain PyTorch: x[B, H, S, D], cos and sin [1 or B, S, D / 2], the norm's weight[D]."""
+    """In plain PyTorch: x[B, H, S, D], cos and sin [1 or B, S, D], the norm's weight[D]."""
     if weight is not None:
         x = F.rms_norm(x, x.shape[-1:], weight, eps)
     first, second = x.chunk(2, -1)
-    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat([first * c - second * s, second * c + first * s], -1)
+    return x * cos.unsqueeze(1) + torch.cat([-second, first], -1) * sin.unsqueeze(1)
 
 
 def forward(
@@ -58,7 +58,7 @@ def _sizes(x: Tensor, cos: Tensor, tile: Tile) -> tuple[int, int, int]:
     length, width = x.shape[2:]
     if width % 2 or width > 2 * tile.columns:
         raise ValueError(f"heads of {width} elements are odd, or do not fit into a tile of twice {tile.columns}")
-    return 0 if cos.shape[0] == 1 else length * width // 2, length, width // 2
+    return 0 if cos.shape[0] == 1 else length * width, length, width // 2
 
 
 def programs(element: str, tile: Tile) -> tuple[Program, ...]:
@@ -118,11 +118,12 @@ def _forward(
         by = _scale(a, b, half, eps)
         a *= by * _wide(weight + column, column < half)[None, :]
         b *= by * _wide(weight + half + column, column < half)[None, :]
-    angle = batch * angle_batch + row[:, None] * half + column[None, :]
+    angle = batch * angle_batch + row[:, None] * 2 * half + column[None, :]
     c, s = _wide(cos + angle, inside), _wide(sin + angle, inside)
+    d, t = _wide(cos + angle + half, inside), _wide(sin + angle + half, inside)
     to = out + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
     tl.store(to, a * c - b * s, mask=inside)
-    tl.store(to + half, b * c + a * s, mask=inside)
+    tl.store(to + half, b * d + a * t, mask=inside)
 
 
 @triton.jit
@@ -155,14 +156,15 @@ def _backward(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < length)[:, None] & (column < half)[None, :]
-    angle = batch * angle_batch + row[:, None] * half + column[None, :]
+    angle = batch * angle_batch + row[:, None] * 2 * half + column[None, :]
     c, s = _wide(cos + angle, inside), _wide(sin + angle, inside)
+    d, t = _wide(cos + angle + half, inside), _wide(sin + angle + half, inside)
     above = grad + batch * grad_batch + head * grad_head + row.to(tl.int64)[:, None] * grad_row
     above += column[None, :] * grad_column
     first, second = _wide(above, inside), _wide(above + half * grad_column, inside)
     # The turn back.
-    da = first * c + second * s
-    db = second * c - first * s
+    da = first * c + second * t
+    db = second * d - first * s
     if NORMED:
         at = x + batch * x_batch + head * x_head + row.to(tl.int64)[:, None] * x_row + column[None, :] * x_column
         a, b = _wide(at, inside), _wide(at + half * x_column, inside)

@@ -52,7 +52,7 @@ def holds(kernel: Any, case: Case) -> None:
     else:
         x = source.normal((case.batch, case.heads, case.tokens, case.width), case.dtype)
     grad = source.normal(tuple(x.shape), case.dtype)
-    angles = (1 if case.shared else case.batch, case.tokens, case.width // 2)
+    angles = (1 if case.shared else case.batch, case.tokens, case.width)
     cos, sin = (source.normal(angles, torch.float32) for _ in range(2))
     weight = source.normal((case.width,), case.dtype) if case.normed else None
     options: dict[str, Any] = {"weight": weight, "eps": eps}
@@ -76,7 +76,7 @@ def check_rotary(case: Case) -> None:
 
 @pytest.mark.parametrize("width", [3, 34])
 def check_heads_that_do_not_fit_are_refused(width: int) -> None:
-    angles = torch.zeros(1, 2, width // 2)
+    angles = torch.zeros(1, 2, width)
     with pytest.raises(ValueError, match=f"heads of {width} elements are odd, or do not fit"):
         rotary.forward(torch.zeros(1, 1, 2, width), angles, angles, TILE)
 
@@ -85,7 +85,9 @@ def check_heads_that_do_not_fit_are_refused(width: int) -> None:
     ("old", "new"),
     [
         ("a * c - b * s", "a * c + b * s"),
-        ("second * c - first * s", "second * c + first * s"),
+        ("b * d + a * t", "b * c + a * s"),
+        ("second * d - first * s", "second * d + first * s"),
+        ("first * c + second * t", "first * c + second * s"),
         ("- a * mean", ""),
         ("batch * angle_batch", "0"),
         ("head * x_head", "head * x_row"),
