@@ -180,18 +180,19 @@ def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
 
 
 def merged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
-    out, logsumexp = (normal(*each, device=device, dtype=torch.float32) for each in (shape, shape[:-1]))
-    more, more_logsumexp = normal(*shape, device=device), normal(*shape[:-1], device=device, dtype=torch.float32)
+    out = normal(*shape, device=device, dtype=torch.float32)
+    largest, logsumexp = (normal(*shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
+    weight, more = torch.ones_like(largest), normal(*shape, device=device)
 
     def ours() -> Results:
-        merge.merge(out, logsumexp, more, more_logsumexp, tile)
-        return out, logsumexp
+        merge.merge(out, weight, largest, more, logsumexp, tile)
+        return out, weight, largest
 
-    def plain(out: Tensor, logsumexp: Tensor, more: Tensor, more_logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-        new, whole = merge.reference(out, logsumexp, more, more_logsumexp)
-        return out.copy_(new), logsumexp.copy_(whole)
+    def plain(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor) -> Results:
+        new = merge.reference(out, weight, largest, more, logsumexp)
+        return tuple(old.copy_(value) for old, value in zip((out, weight, largest), new, strict=True))
 
-    return Peers(ours, plain, (out.clone(), logsumexp.clone(), more, more_logsumexp), ())
+    return Peers(ours, plain, (out.clone(), weight.clone(), largest.clone(), more, logsumexp), ())
 
 
 def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:

@@ -20,6 +20,7 @@ from torch import Tensor
 from moaic.ir.attention import ATTENTION, is_causal
 from moaic.ir.graph import Op
 from moaic.ir.ring import RING, attention_of, is_striped
+from moaic.runtime.kernels.choice import tile_where_it_wins
 from moaic.runtime.moves import Seat, dense
 from moaic.runtime.to_fx import run_op
 from moaic.runtime.transport import Group
@@ -43,14 +44,14 @@ class _Ring:
         """Begins to give tensors to the next rank."""
         return self.seat.transport.begin_pass(tensors, self.group)
 
-    def turn(self, source: int, rows: int) -> _Turn | None:
+    def turn(self, source: int, rows: int) -> Turn | None:
         """What so many rows here have to do with a block; None where they look at none of its keys."""
         attention, causal, is_later = attention_of(self.op), is_causal(self.op), source > self.group.index
         if causal and is_later and (rows == 1 or not is_striped(self.op)):
             return None
         flag = causal and (source == self.group.index or is_striped(self.op))
         op = Op(attention.name, attrs={**attention.attrs, "is_causal": flag})
-        return _Turn(op, self.seat.station.device, self._columns(source), int(causal and is_later))
+        return Turn(op, self.seat.station.device, self._columns(source), int(causal and is_later))
 
     def _columns(self, source: int) -> Tensor | None:
         """What the mask says of one block."""
@@ -63,7 +64,7 @@ class _Ring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
     """The rows here and one block of keys.
 
     In stripes a row sees the keys up to the one of its own number under a causal flag, but this one only if it is not
@@ -128,13 +129,13 @@ def going_round(op: Op, seat: Seat) -> Callable[[list[Tensor]], list[Tensor]]:
 
 def _forward(ring: _Ring, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     block = [dense(key), dense(value)]
-    total: _Total | None = None
+    total: Total | None = None
     for number, source in enumerate(ring.sources(), 1):
         coming = ring.passed(*block) if number < ring.group.size else None
         if turn := ring.turn(source, query.shape[2]):
             out, logsumexp = turn.forward(query, block)
             if total is None:
-                total = _Total.of(out, logsumexp, turn.known(logsumexp))
+                total = Total.of(out, logsumexp, turn.known(logsumexp))
             else:
                 total.add(turn, out, turn.known(logsumexp))
         if coming is not None:
@@ -144,7 +145,7 @@ def _forward(ring: _Ring, query: Tensor, key: Tensor, value: Tensor) -> list[Ten
 
 
 @dataclass(frozen=True, slots=True)
-class _Total:
+class Total:
     """Results so far, each weighted by the exponential of its logsumexp less the largest, and the sum of weights."""
 
     out: Tensor
@@ -154,12 +155,18 @@ class _Total:
     """The logsumexp of rows that see no key at all, as attention gives it."""
 
     @staticmethod
-    def of(out: Tensor, logsumexp: Tensor, known: Tensor) -> _Total:
-        return _Total(out.to(known.dtype), (known != -inf).to(known.dtype), known.clone(), logsumexp)
+    def of(out: Tensor, logsumexp: Tensor, known: Tensor) -> Total:
+        return Total(out.to(known.dtype), (known != -inf).to(known.dtype), known.clone(), logsumexp)
 
-    def add(self, turn: _Turn, out: Tensor, known: Tensor) -> None:
+    def add(self, turn: Turn, out: Tensor, known: Tensor) -> None:
         """The result of one more turn, in place."""
         total, weight, largest = map(turn.rows, (self.out, self.weight, self.largest))
+        tile = tile_where_it_wins("merge", out)
+        if tile is not None:
+            from moaic.runtime.kernels.merge import merge
+
+            merge(total, weight, largest, out, known, tile)
+            return
         larger = torch.maximum(largest, known)
         finite = torch.where(larger == -inf, 0.0, larger)
         kept, more = torch.exp(largest - finite), torch.exp(known - finite)
@@ -197,7 +204,7 @@ def _backward(
     return [each.to(like.dtype) for each, like in zip((total, *home), (query, key, value), strict=True)]
 
 
-def _added(turn: _Turn | None, arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
+def _added(turn: Turn | None, arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
     """Gradients of a block with what a turn adds to them; nothing has arrived where the block is from here."""
     if not arrived:
         return [dense(_wide(each)) for each in made]

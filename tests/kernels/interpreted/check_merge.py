@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moaic.ir.graph import Op
+from moaic.runtime import ring
 from moaic.runtime.kernels import merge
 from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.ring import Total, Turn
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, spoiled
 
 TILE = Tile(rows=4, columns=32)
@@ -62,7 +66,7 @@ def holds(kernel: Any, case: Case) -> None:
     scores = scores.masked_fill(hidden, -torch.inf)
     values = source.normal((*leading, keys, case.width), torch.float32).double()
     out = torch.zeros(*leading, case.tokens, case.width)
-    logsumexp = torch.full(out.shape[:-1], -torch.inf)
+    weight, largest = torch.zeros(out.shape[:-1]), torch.full(out.shape[:-1], -torch.inf)
     seen: tuple[Tensor, ...] = torch.split(scores, list(case.blocks), -1)
     theirs: tuple[Tensor, ...] = torch.split(values, list(case.blocks), -2)
     for some, of in zip(seen, theirs, strict=True):
@@ -70,10 +74,14 @@ def holds(kernel: Any, case: Case) -> None:
         given_out = more.to(case.dtype)
         if case.swapped:
             given_out = given_out.transpose(1, 2).contiguous().transpose(1, 2)
-        wide = merge.reference(out.double(), logsumexp.double(), given_out.double(), its.float().double())
-        kernel.merge(out, logsumexp, given_out, its.float(), TILE)
-        near(out, wide[0], 8, 2e-6)
-        near(logsumexp, wide[1], 4)
+        total = [each.double() for each in (out, weight, largest)]
+        wide = merge.reference(total[0], total[1], total[2], given_out.double(), its.float().double())
+        kernel.merge(out, weight, largest, given_out, its.float(), TILE)
+        for got, exact in zip((out, weight, largest), wide, strict=True):
+            near(got, exact, 8, 2e-6)
+    sees = weight > 0
+    divisor = torch.where(sees, weight, 1.0)
+    out, logsumexp = out / divisor.unsqueeze(-1), torch.where(sees, largest + divisor.log(), -torch.inf)
     want, whole = part(scores, values)
     # Logarithms in float32 are off by their last place, which weights get as a factor; parts were rounded.
     slack = len(case.blocks) * 4e-6 * (1 + case.scale) + 2 * ROUNDING[case.dtype]
@@ -89,12 +97,33 @@ def check_merge(case: Case) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("tl.exp(b - peak)", "tl.exp(a - peak)"),
-        ('tl.where(peak == float("-inf"), 0.0, peak)', "peak"),
-        ("(right * by)", "right"),
-        ('tl.where(seen, peak + tl.log(total), float("-inf"))', "peak + tl.log(total)"),
+        ("tl.exp(b - finite)", "tl.exp(a - finite)"),
+        ('tl.where(larger == float("-inf"), 0.0, larger)', "larger"),
+        ("* share[:, None]", ""),
+        ("* kept + share", "+ share"),
+        ("tl.store(largest + so_far, larger", "tl.store(largest + so_far, b"),
         ("head * more_head", "head * more_row"),
     ],
 )
 def check_spoiled(old: str, new: str, tmp_path: Path) -> None:
     must_fail(holds, spoiled(merge, old, new, tmp_path), CASES)
+
+
+def chosen(tile: Tile | None, kernel: str, tensor: Tensor) -> Tile | None:
+    return tile
+
+
+@given(CASES)
+def check_the_total_of_a_ring_is_the_same_with_it(case: Case) -> None:
+    """Also where the first rows see nothing of a block, and are left out."""
+    source, shape = Source(case.seed), (case.batch, case.heads, case.tokens, case.width)
+    first, more = (source.normal(shape, case.dtype) for _ in range(2))
+    logs = [case.scale * source.normal(shape[:-1], torch.float32) for _ in range(2)]
+    turn = Turn(Op("moai.sdpa"), torch.device("cpu"), None, skipped=int(case.tokens > 1))
+    totals = [Total.of(first, logs[0], logs[0]) for _ in range(2)]
+    for total, tile in zip(totals, (None, TILE), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring, "tile_where_it_wins", partial(chosen, tile))
+            total.add(turn, turn.rows(more), turn.rows(logs[1]))
+    for one, other in zip(*(total.finished(torch.float32) for total in totals), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
