@@ -21,7 +21,7 @@ from moaic.runtime.targets import Target
 MAKERS = (
     *("absent_gpu.py", "attention.py", "grouped.py", "schema.py", "to_fx.py"),
     *(f"kernels/{name}.py" for name in ("match", "operators", "registry", "rewrite", "rule", "tiles")),
-    *(f"kernels/{name}_rule.py" for name in ("gated", "loss", "norm")),
+    *(f"kernels/{name}_rule.py" for name in ("gated", "layer_norm", "loss", "norm", "rotary")),
 )
 """Of `runtime/`: what decides which kernels a function becomes, beside PyTorch and Triton."""
 

@@ -19,9 +19,10 @@ from torch import Tensor, distributed
 
 from moaic.runtime.gpus import CPU
 from moaic.runtime.moves import dense
+from moaic.runtime.parts import in_parts, put_together
 from moaic.runtime.physical import Physical
 from moaic.runtime.shared import PeerLost
-from moaic.runtime.transport import ONE_TURN, Carrier, Group, digits, gathered_digits, summed
+from moaic.runtime.transport import ONE_TURN, Carrier, Digit, Group, summed
 from moaic.runtime.wire import bytes_of
 
 TURN: Final = 64 << 20
@@ -74,17 +75,13 @@ class GroupTransport:
             piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
 
     def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        shape, rows, columns = digits(tensor.shape, dim, stride, group.size)
-        parts = dense(dense(tensor).view(rows, group.size, columns).transpose(0, 1))
-        return summed(self._exchanged(parts, group).unbind(0)).view(shape)
+        return summed(self._exchanged(in_parts(tensor, dim, stride, group.size), group).unbind(0))
 
     def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        shape, rows, columns = gathered_digits(tensor.shape, dim, stride, group.size)
-        received = self._gathered(dense(tensor), group).view(group.size, rows, columns)
-        return dense(received.transpose(0, 1)).view(shape)
+        return put_together(self._gathered(dense(tensor), group), dim, stride)
 
-    def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
-        return list(self._exchanged(torch.stack(list(parts)), group).unbind(0))
+    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+        return put_together(self._exchanged(in_parts(tensor, *given, group.size), group), *taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
         """An exchange with nothing for all ranks but one: nobody need know who is to send first."""

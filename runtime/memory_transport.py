@@ -11,8 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moaic.runtime.parts import digits, gathered_digits
 from moaic.runtime.shared import AHEAD, ROOM, Mailbox
-from moaic.runtime.transport import ONE_TURN, Group, digits, gathered_digits, summed
+from moaic.runtime.tiles import cut, join
+from moaic.runtime.transport import ONE_TURN, Digit, Group, summed
 
 ALIGNMENT: Final = 64
 
@@ -77,7 +79,8 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
         return whole.view(shape)
 
-    def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
+    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+        parts = [cut(tensor, *given, group.size, index) for index in range(group.size)]
         sent = [part.contiguous().view(-1) for part in parts]
         received = [torch.empty_like(sent[0]) for _ in parts]
         received[group.index] = sent[group.index]
@@ -90,7 +93,7 @@ class SharedMemoryTransport:
                 if index != group.index:
                     received[index][at].copy_(self._slot(peer, index, group, sent[0].dtype, count))
             self._box.give_back(group.others)
-        return [tensor.view(parts[0].shape) for tensor in received]
+        return join([part.view(parts[0].shape) for part in received], *taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
         """The first piece is shown at once, each further one when the one before has come: two rooms are enough."""

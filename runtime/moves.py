@@ -16,8 +16,8 @@ from moaic.ir.layout import PENDING, REPLICATED, WHOLE, Layout, Mesh, Split
 from moaic.runtime.placement import Placement
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
-from moaic.runtime.tiles import cut, join
-from moaic.runtime.transport import Group, Transport
+from moaic.runtime.tiles import cut
+from moaic.runtime.transport import Digit, Group, Transport
 
 Move = Callable[[Tensor], Tensor]
 """From a rank's local tensor to its local tensor afterwards. May be, or share memory with, its argument."""
@@ -112,11 +112,8 @@ def _all_to_all(seat: Seat, axis: str, before: Layout, after: Layout) -> Move:
     inner = count if old.dim == new.dim and new.stride < old.stride else 1
     join_stride = give_stride // inner
 
-    def run(tensor: Tensor) -> Tensor:
-        parts = [cut(tensor, new.dim, cut_stride, count, i) for i in range(count)]
-        return join(seat.transport.all_to_all(parts, group), old.dim, join_stride)
-
-    return run
+    given, taken = Digit(new.dim, cut_stride), Digit(old.dim, join_stride)
+    return lambda tensor: seat.transport.all_to_all(tensor, group, given, taken)
 
 
 def _split(layout: Layout, axis: str, mesh: Mesh) -> tuple[Split, int]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +48,13 @@ class Group:
     @property
     def others(self) -> tuple[int, ...]:
         return self.ranks[: self.index] + self.ranks[self.index + 1 :]
+
+
+class Digit(NamedTuple):
+    """Where a tensor is cut: the digit of local weight `stride` of `dim`."""
+
+    dim: int
+    stride: int
 
 
 class Carrier(StrEnum):
@@ -96,8 +102,8 @@ class Transport(Protocol):
         """The tensor of which each rank holds the part along the digit of local weight `stride` of `dim`."""
         ...
 
-    def all_to_all(self, parts: Sequence[Tensor], group: Group) -> list[Tensor]:
-        """Gives part i to rank i of the group; the result holds what each rank gave to this one."""
+    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+        """Gives rank i of the group part i along one digit; what the ranks gave, put together along another."""
         ...
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
@@ -117,19 +123,6 @@ class Transport(Protocol):
     def settle(self) -> None:
         """Returns once what this rank has sent may be overwritten."""
         ...
-
-
-def digits(shape: Sequence[int], dim: int, stride: int, count: int) -> tuple[tuple[int, ...], int, int]:
-    """Shape of one of `count` parts, and the whole seen as (rows, count, columns)."""
-    part = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    columns = stride * prod(shape[dim + 1 :])
-    return part, prod(part) // columns if columns else 0, columns
-
-
-def gathered_digits(shape: Sequence[int], dim: int, stride: int, count: int) -> tuple[tuple[int, ...], int, int]:
-    """Shape of the whole of `count` parts of this shape, and a part seen as (rows, columns)."""
-    rows, columns = prod(shape[:dim]) * (shape[dim] // stride), stride * prod(shape[dim + 1 :])
-    return (*shape[:dim], shape[dim] * count, *shape[dim + 1 :]), rows, columns
 
 
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:

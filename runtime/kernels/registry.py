@@ -19,6 +19,8 @@ class Kernel:
 
     name: str
     summary: str
+    place: str
+    """What it takes the place of where it wins; empty where Inductor or PyTorch has the better form so far."""
     kernel: Callable[..., Any]
     """Its forward, or all of it."""
     backward: Callable[..., Any] | None
@@ -41,6 +43,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             "linear_cross_entropy",
             "a linear layer and the cross entropy over its output, over a vocabulary that ranks may share; logits are "
             "never in memory",
+            "ops of functions",
             cross_entropy.forward,
             cross_entropy.backward,
             cross_entropy.reference,
@@ -52,6 +55,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             "adamw",
             "a step of AdamW over one flat shard, with the gradient's cast, its clipping scale and the low-precision "
             "copy of the parameters",
+            "",
             adamw.update,
             None,
             adamw.reference,
@@ -62,6 +66,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "norm",
             "RMSNorm or LayerNorm of x + residual, whose sum is a result too",
+            "ops of functions",
             norm.forward,
             norm.backward,
             norm.reference,
@@ -72,6 +77,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "gated",
             "SwiGLU and GeGLU: act(gate) * up, where both may be halves of one matrix",
+            "ops of functions",
             gated.forward,
             gated.backward,
             gated.reference,
@@ -82,6 +88,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "rotary",
             "rotary position embedding of q or k, after an RMSNorm of each head where a model has one",
+            "ops of functions",
             rotary.forward,
             rotary.backward,
             rotary.reference,
@@ -92,6 +99,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "dropout",
             "dropout with the numbers of `moai.rand`, the same under every plan; no mask is kept",
+            "",
             dropout.forward,
             dropout.forward,
             dropout.reference,
@@ -102,6 +110,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "merge",
             "attention over one more block of keys, merged into what came before: a step of ring attention",
+            "a turn of a ring",
             merge.merge,
             None,
             merge.reference,
@@ -112,6 +121,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         Kernel(
             "bucket",
             "tensors into one flat bucket for a collective, in another type and scaled, and out of it",
+            "",
             bucket.pack,
             bucket.unpack,
             bucket.reference,
@@ -123,6 +133,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
             "exchange",
             "a tensor cut along a digit of a dim into parts that lie one after another, for an all-to-all, and put "
             "together again",
+            "cutting and joining for collectives",
             exchange.pack,
             exchange.unpack,
             exchange.reference,

@@ -36,6 +36,10 @@ def test_what_nobody_measured_is_never_used() -> None:
             assert not any(worth_using(kernel, target, shape) for target in TARGETS for shape in kernel.shapes)
 
 
+def test_what_was_measured_to_win_has_a_place() -> None:
+    assert all(kernel.place for kernel in KERNELS.values() if kernel.gains)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_shape_has_a_tile_on_every_target(kernel: str) -> None:
     for target in TARGETS:

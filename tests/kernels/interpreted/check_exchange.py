@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from moaic.runtime import parts
 from moaic.runtime.kernels import exchange
 from moaic.runtime.kernels.launch import Tile
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, spoiled
@@ -56,6 +59,25 @@ def holds(kernel: Any, case: Case) -> None:
 @given(CASES)
 def check_exchange(case: Case) -> None:
     holds(exchange, case)
+
+
+@given(CASES)
+def check_collectives_get_the_same_parts_with_it(case: Case) -> None:
+    dim, x = len(case.above), Source(case.seed).normal(case.shape, case.dtype)
+
+    def both_ways(tile: Tile | None) -> tuple[Tensor, Tensor]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "tile_where_it_wins", partial(chosen, tile))
+            cut = parts.in_parts(x, dim, case.stride, case.count)
+            return cut, parts.put_together(cut, dim, case.stride)
+
+    for one, other in zip(both_ways(case.tile), both_ways(None), strict=True):
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+
+
+def chosen(tile: Tile | None, *asked: Any) -> Tile | None:
+    return tile
 
 
 def check_what_does_not_fall_into_parts_is_refused() -> None:
