@@ -121,7 +121,7 @@ class Program:
         communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
         carries = self._station.transport.can_be_recorded or not communicates
         possible = self._station.physical.records and carries and can_be_recorded(self.main)
-        return Recorder(self.main, self._station.physical, self._execute) if possible else None
+        return Recorder(self.main, self._station, self._execute) if possible else None
 
     def run(
         self,

@@ -117,6 +117,9 @@ class GroupTransport:
             with _together():
                 work.wait()
 
+    def abandon(self) -> None:
+        self._sending.clear()
+
     def _forget_done(self) -> None:
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()

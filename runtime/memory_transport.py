@@ -130,6 +130,9 @@ class SharedMemoryTransport:
     def settle(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def _sum_everywhere(self, flat: Tensor, group: Group) -> None:
         count = flat.numel()
         self._box.room(flat.dtype)[:count].copy_(flat)

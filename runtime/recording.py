@@ -1,7 +1,7 @@
 """Runs of a program that are recorded once and then repeated by one launch, on the memory that they were recorded on.
 
-On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: what a
-model holds is read where it lies, everything else is copied in. Gradients are handed out where they were made, for as
+On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: parameters
+are read where they lie, everything else is copied in. Gradients are handed out where they were made, for as
 long as the next run is not due; all other results are copied.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moaic.ir.graph import Function
 from moaic.runtime.moves import is_shared, own
-from moaic.runtime.physical import Physical
+from moaic.runtime.station import Station
 
 Tensors = list[Tensor | None]
 Execute = Callable[[Sequence[Tensor | None], Sequence[bool]], Tensors]
@@ -31,8 +31,9 @@ MISFITS: Final = 2
 TRIES: Final = 3
 """Recordings that are made of one program at most."""
 
-RESTING: Final = frozenset({"param", "buffer", "constant"})
-GIVEN: Final = frozenset({"input", "tangent", "key"})
+RESTING: Final = frozenset({"param", "constant"})
+GIVEN: Final = frozenset({"input", "buffer", "tangent", "key"})
+"""Roles of operands that are copied: a buffer may be what the run before has made of it, and lie elsewhere."""
 
 
 def can_be_recorded(main: Function) -> bool:
@@ -43,8 +44,8 @@ def can_be_recorded(main: Function) -> bool:
 class Recorder:
     """Runs a program: as it is written until it has settled, from then on by its recording, where that fits."""
 
-    def __init__(self, main: Function, physical: Physical, execute: Execute) -> None:
-        self._physical = physical
+    def __init__(self, main: Function, station: Station, execute: Execute) -> None:
+        self._station = station
         self._execute = execute
         self._rests = [main.param_role(index).kind in RESTING for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
@@ -78,7 +79,8 @@ class Recorder:
 
     def _has_room(self) -> bool:
         """Whether a second of the highest peak so far would still fit: a recording keeps its memory between runs."""
-        return self._physical.free() >= 2 * (self._physical.peak() - self._physical.resident())
+        physical = self._station.physical
+        return physical.free() >= 2 * (physical.peak() - physical.resident())
 
     def _recorded(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Recording | None:
         """None where the device cannot, for whatever reason: then there is nothing to gain in trying again."""
@@ -88,8 +90,9 @@ class Recorder:
             for operand, rests in zip(operands, self._rests, strict=True)
         ]
         try:
-            repeat, results = self._physical.record(lambda: self._execute(places, wanted))
+            repeat, results = self._station.physical.record(lambda: self._execute(places, wanted))
         except RuntimeError:
+            self._station.transport.abandon()
             self._tries = TRIES
             return None
         copied = [None if rests else place for place, rests in zip(places, self._rests, strict=True)]

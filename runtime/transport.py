@@ -124,6 +124,10 @@ class Transport(Protocol):
         """Returns once what this rank has sent may be overwritten."""
         ...
 
+    def abandon(self) -> None:
+        """Forgets what was sent while a recording was made that came to nothing."""
+        ...
+
 
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """The sum in order. `out` must not be one of the terms."""

@@ -109,10 +109,11 @@ class Trained:
         roles = [self.main.param_role(index).kind for index in range(len(self.main.params))]
         self.inputs: list[Tensor] = [tensor for tensor, role in zip(inputs, roles, strict=True) if role != "key"]
         self.roles = [role for role in roles if role != "key"]
+        self.labels = [role.label for role in self.main.param_roles if role.kind != "key"]
         self.draws = "key" in roles
 
     def run(self, number: int, *, as_written: bool = False, wanted: list[bool] | None = None) -> list[Tensor | None]:
-        """The results for batch `number`; parameters change from one to the next where they lie."""
+        """The results for batch `number`; parameters change where they lie, and buffers are what was made of them."""
         for tensor, role in zip(self.inputs, self.roles, strict=True):
             if role == "param":
                 tensor.mul_(1 + 0.01 * number)
@@ -121,7 +122,12 @@ class Trained:
             for tensor, role in zip(self.inputs, self.roles, strict=True)
         ]
         key = (number, 7) if self.draws else None
-        return self.program.run(given, key, wanted or [True] * len(self.main.results), as_written=as_written)
+        results = self.program.run(given, key, wanted or [True] * len(self.main.results), as_written=as_written)
+        for index, tensor in enumerate(results):
+            role = self.main.result_role(index)
+            if role.kind == "update" and tensor is not None:
+                self.inputs[self.labels.index(role.label)] = tensor
+        return results
 
     def is_repeated(self, number: int) -> bool:
         self.noted.clear()
