@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from moaic.runtime.kernels.launch import FUSED
 from moaic.runtime.targets import Target
 
 
@@ -68,24 +69,24 @@ def ahead(
     signature = {name: types.get(name, "constexpr") for name in names}
     source = compiler.ASTSource(function, signature, dict(constants), aligned)
     where = backends.GPUTarget(target.backend, target.arch, target.warp)
-    return _binary(compiler.compile(source, where, {"num_warps": warps, "num_stages": stages}), target)
+    return _binary(compiler.compile(source, where, {**FUSED, "num_warps": warps, "num_stages": stages}), target)
 
 
 def _binary(made: Any, target: Target) -> Binary:
     code: bytes = made.asm[target.suffix]
-    registers, spills = _nvidia(made.asm["ptx"]) if target.backend == "cuda" else _amd(made.asm["amdgcn"])
+    registers, spills = _nvidia(made.asm["ptx"], target.arch) if target.backend == "cuda" else _amd(made.asm["amdgcn"])
     return Binary(code, registers, int(made.metadata.shared), spills)
 
 
-def _nvidia(ptx: str) -> tuple[int, int]:
-    """What the assembler that Triton brings says: `Used 32 registers`, `8 bytes spill stores`."""
-    knobs: Any = importlib.import_module("triton.knobs")
+def _nvidia(ptx: str, arch: Any) -> tuple[int, int]:
+    """What the assembler that Triton brings for this GPU says: `Used 32 registers`, `8 bytes spill stores`."""
+    maker: Any = importlib.import_module("triton.backends.nvidia.compiler")
     wanted = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert wanted is not None, "PTX names its target"
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "kernel.ptx"
         text.write_text(ptx, encoding="utf-8")
-        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={wanted[1]}", str(text), "-o", f"{text}.cubin"]
+        command = [maker.get_ptxas(arch).path, "-v", f"--gpu-name={wanted[1]}", str(text), "-o", f"{text}.cubin"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return _number(r"Used (\d+) registers", said), _number(r"(\d+) bytes spill stores", said)
 

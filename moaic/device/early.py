@@ -132,12 +132,11 @@ def _generator_new(real: Any) -> Any:
 
 
 def _current_accelerator(other: torch.device | None, real: Any) -> Any:
-    def current_accelerator(check_available: bool = False) -> torch.device | None:
-        found = real(check_available)
+    def current_accelerator() -> torch.device | None:
+        found = real()
         unused = found is not None and found.type == NAME and not IN_USE.is_set()
         return other if unused else found
 
-    current_accelerator.__doc__ = real.__doc__
     return current_accelerator
 
 

@@ -248,7 +248,8 @@ PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
 COMPILE_BY_DEFAULT: Final = Seam(_torch._TorchCompileInductorWrapper, "__call__")
 """Behind `torch.compile` without a backend: makes code for devices that Inductor knows."""
 
-CURRENT_ACCELERATOR: Final = Seam(torch.accelerator, "current_accelerator")
+CURRENT_ACCELERATOR: Final = Seam(_C, "_accelerator_getAccelerator")
+"""Behind `torch.accelerator.current_accelerator()`, and in newer PyTorch behind `torch.get_device_module()`, too."""
 
 CALL_COMPILED: Final = Seam(torch.nn.Module, "_compiled_call_impl")
 """What a call of a module runs instead of its own code; None for nothing."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Types that the kernels take, with Triton's names for them; arithmetic is in float32 throughout."""
+
+
+FUSED: Final[Mapping[str, Any]] = {"enable_fp_fusion": True}
+"""A product and the sum that it goes into round once, whatever the version of Triton does unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Program:
 def launch(function: Any, grid: tuple[int, ...], tile: Tile, *operands: Any, **constants: Any) -> None:
     """Starts one program for each point of the grid; none for an empty one."""
     if prod(grid):
-        function[grid](*operands, **constants, num_warps=tile.warps, num_stages=tile.stages)
+        function[grid](*operands, **constants, num_warps=tile.warps, num_stages=tile.stages, **FUSED)
 
 
 def blocks(count: int, size: int) -> int:
