@@ -232,8 +232,14 @@ def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
 
 def _refused(name: str) -> Any:
     """What stands for a name of `torch.cuda`: a class stays one, since annotations and `isinstance` speak of it."""
-    refusal = _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name))
-    return type(name, (), {"__new__": refusal}) if isinstance(getattr(torch.cuda, name, None), type) else refusal
+    refusal: Any = _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name))
+    real: Any = getattr(torch.cuda, name, None)
+    if isinstance(real, type):
+        return type(name, (), {"__new__": refusal})
+    if hasattr(real, "__wrapped__"):
+        # Dynamo looks there, as it knows what is behind PyTorch's own decorators.
+        refusal.__wrapped__ = real.__wrapped__
+    return refusal
 
 
 def _refusal(call: str, way_out: str | None) -> Callable[..., Any]:
