@@ -37,8 +37,8 @@ from moaic.shortage import MIB, Need, Room, ways_out
 CAUTION = 0.7
 """Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
 
-
 REDUCE_OVERHEAD = "reduce-overhead"
+"""What `torch.compile` calls a mode in which GPUs repeat what they have recorded."""
 
 
 def compiles(options: Mapping[str, object]) -> bool:
@@ -48,18 +48,18 @@ def compiles(options: Mapping[str, object]) -> bool:
 
 
 def records(options: Mapping[str, object], mode: str | None = None) -> bool:
-    """Whether GPUs repeat steps that they have recorded, as `torch.compile` calls it in its `mode`.
+    """Whether GPUs repeat steps that they have recorded: by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
 
-    MOAI_CUDA_GRAPHS where neither says. Raises Diagnostic for a mode that is another's.
+    Raises Diagnostic for a mode that is another backend's.
     """
     if mode not in (None, "default", REDUCE_OVERHEAD):
         raise Diagnostic(
             f"mode={mode} is not known to backend moai",
             hint=f"leave it out, or choose {REDUCE_OVERHEAD}: GPUs repeat steps that they have recorded",
         )
-    asked = options.get(CUDA_GRAPHS)
     if mode == REDUCE_OVERHEAD:
         return True
+    asked = options.get(CUDA_GRAPHS)
     return words.says_yes(CUDA_GRAPHS, os.environ.get(words.GRAPHS_VARIABLE, "false") if asked is None else asked)
 
 

@@ -6,8 +6,7 @@ from typing import Final
 
 from moaic.ir.graph import Op, Value
 from moaic.runtime.kernels.match import Found, Sight, Some, made
-from moaic.runtime.kernels.norm_rule import as_type, summands, with_other_way
-from moaic.runtime.kernels.rule import Rewrite, Work, first, rows, ways, wide
+from moaic.runtime.kernels.rule import Rewrite, Work, as_type, first, rows, summands, ways, wide, with_other_way
 
 _NORMED: Final = made("aten.mul.Tensor", made("aten.sub.Tensor", Some("x"), Some("mean")), Some("scale"), name="normed")
 _SLOPE: Final = made("aten.mul.Tensor", Some("grad"), Some("weight"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from moaic.ir.graph import Op, Value
-from moaic.ir.types import TensorType
+from moaic.ir.graph import Op
 from moaic.runtime.kernels.match import CAST, Found, Sight, Some, made
-from moaic.runtime.kernels.rule import Rewrite, Work, first, rows, ways, wide
+from moaic.runtime.kernels.rule import Rewrite, Work, as_type, first, rows, summands, ways, wide, with_other_way
 
 _SCALE: Final = made(
     "aten.rsqrt",
@@ -112,31 +111,3 @@ def _is_norm(found: Found) -> bool:
         and found["weight"].type.shape == (width,)
         and all(value.type.shape == (*rows, width) for value in like_x)
     )
-
-
-def summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
-    """Two values of one type whose sum it is."""
-    op = sight.makers.get(value)
-    if op is None or op.name != "aten.add.Tensor" or op.attrs:
-        return None
-    one, other = op.operands
-    if not isinstance(one, Value) or not isinstance(other, Value) or not one.type == other.type == value.type:
-        return None
-    return one, other
-
-
-def as_type(sight: Sight, value: Value, kind: TensorType) -> Value:
-    """The value cast to a type, where that is all that anybody does with it."""
-    readers = sight.readers.get(value, ())
-    is_cast = len(readers) == 1 and readers[0].name == CAST and readers[0].results[0].type == kind
-    return readers[0].results[0] if is_cast and value not in sight.function.results else value
-
-
-def with_other_way(sight: Sight, value: Value) -> tuple[Value, Value | None]:
-    """The sum of a gradient and that which comes another way, and the latter; or the gradient alone."""
-    readers = sight.readers.get(value, ())
-    pair = summands(sight, readers[0].results[0]) if len(readers) == 1 else None
-    if pair is None or value in sight.function.results or pair[0] is pair[1]:
-        return value, None
-    one, other = pair
-    return readers[0].results[0], other if one is value else one

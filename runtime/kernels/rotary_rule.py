@@ -6,8 +6,7 @@ from typing import Final
 
 from moaic.ir.graph import Op
 from moaic.runtime.kernels.match import CAST, Found, Sight, Some, made
-from moaic.runtime.kernels.norm_rule import as_type
-from moaic.runtime.kernels.rule import Rewrite, Work, ways
+from moaic.runtime.kernels.rule import Rewrite, Work, as_type, ways
 
 _FORWARD: Final = made(
     "aten.add.Tensor",

@@ -74,3 +74,31 @@ def rows(x: Value) -> Shape:
     """How many rows of the last dim there are, and how long they are."""
     *_, width = x.type.shape
     return x.type.elements() // max(width, 1), width
+
+
+def summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
+    """Two values of one type whose sum it is."""
+    op = sight.makers.get(value)
+    if op is None or op.name != "aten.add.Tensor" or op.attrs:
+        return None
+    one, other = op.operands
+    if not isinstance(one, Value) or not isinstance(other, Value) or not one.type == other.type == value.type:
+        return None
+    return one, other
+
+
+def as_type(sight: Sight, value: Value, kind: TensorType) -> Value:
+    """The value cast to a type, where that is all that anybody does with it."""
+    readers = sight.readers.get(value, ())
+    is_cast = len(readers) == 1 and readers[0].name == CAST and readers[0].results[0].type == kind
+    return readers[0].results[0] if is_cast and value not in sight.function.results else value
+
+
+def with_other_way(sight: Sight, value: Value) -> tuple[Value, Value | None]:
+    """The sum of a gradient and that which comes another way, and the latter; or the gradient alone."""
+    readers = sight.readers.get(value, ())
+    pair = summands(sight, readers[0].results[0]) if len(readers) == 1 else None
+    if pair is None or value in sight.function.results or pair[0] is pair[1]:
+        return value, None
+    one, other = pair
+    return readers[0].results[0], other if one is value else one
