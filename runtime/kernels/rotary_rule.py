@@ -71,12 +71,13 @@ def _turned(sight: Sight, anchor: Op, found: Found | None, name: str) -> Rewrite
 
 def _is_rotary(found: Found) -> bool:
     """Whether heads turn by half of their width, and all of them by the same angles."""
-    batch, _, length, width = found["x"].type.shape
-    angles = [found[name].type.shape for name in ("cos", "sin")]
+    shape, cos, sin = (found[name].type.shape for name in ("x", "cos", "sin"))
+    if len(shape) != 4:
+        return False
+    batch, _, length, width = shape
     return (
-        found.attrs["half"] == width // 2
-        and found.attrs["width"] == width
+        (found.attrs["half"], found.attrs["width"]) == (width // 2, width)
         and width % 2 == 0
-        and all(shape == angles[0] for shape in angles)
-        and angles[0] in ((1, 1, length, width), (batch, 1, length, width))
+        and cos == sin
+        and cos in ((1, 1, length, width), (batch, 1, length, width))
     )

@@ -243,6 +243,29 @@ func @norm(%x: f64[3, 4], %residual: f64[3, 4], %w: f64[4]) -> (f64[3, 4], f64[3
 """
 
 
+TURNED = """\
+func @turned(%x: f64[2, 3, 5, 4{more}], %cos: f64[1, 1, 5, 4{more}], %sin: f64[1, 1, 5, 4{more}])
+    -> (f64[2, 3, 5, 4{more}]) {{
+  %second = aten.slice.Tensor %x {{dim = 3, start = 2, end = 4}} : f64[2, 3, 5, 2{more}]
+  %first = aten.slice.Tensor %x {{dim = 3, start = 0, end = 2}} : f64[2, 3, 5, 2{more}]
+  %away = aten.neg %second : f64[2, 3, 5, 2{more}]
+  %across = aten.cat [%away, %first] {{dim = 3}} : f64[2, 3, 5, 4{more}]
+  %a = aten.mul.Tensor %x, %cos : f64[2, 3, 5, 4{more}]
+  %b = aten.mul.Tensor %across, %sin : f64[2, 3, 5, 4{more}]
+  %y = aten.add.Tensor %a, %b : f64[2, 3, 5, 4{more}]
+  return %y
+}}
+"""
+
+
+@pytest.mark.parametrize(("more", "found"), [("", {"moai.rotary": 1}), (", 4", {})])
+def test_only_what_turns_along_the_last_of_four_dims_is_rotary(more: str, found: dict[str, int]) -> None:
+    function = load(TURNED.format(more=more)).main
+    rewritten = with_kernels(function, always)
+    assert kernels_in(rewritten) == found
+    assert_same(function, rewritten)
+
+
 def test_what_else_is_read_stays() -> None:
     function = load(NORM).main
     rewritten = with_kernels(function, always)
