@@ -166,13 +166,8 @@ class Total:
             from moaic.runtime.kernels.merge import merge
 
             merge(total, weight, largest, out, known, tile)
-            return
-        larger = torch.maximum(largest, known)
-        finite = torch.where(larger == -inf, 0.0, larger)
-        kept, more = torch.exp(largest - finite), torch.exp(known - finite)
-        total.mul_(kept.unsqueeze(-1)).add_(out * more.unsqueeze(-1))
-        weight.mul_(kept).add_(more)
-        largest.copy_(larger)
+        else:
+            merged(total, weight, largest, out, known)
 
     def finished(self, dtype: torch.dtype) -> list[Tensor]:
         """The result and its logsumexp."""
@@ -180,6 +175,17 @@ class Total:
         weight = torch.where(seen, self.weight, 1.0)
         logsumexp = torch.where(seen, self.largest + torch.log(weight), self.unseen)
         return [self.out.div_(weight.unsqueeze(-1)).to(dtype), logsumexp]
+
+
+def merged(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor) -> None:
+    """Adds a part to a total [B, H, S, D], in place, with the sum of weights and the largest logsumexp [B, H, S]."""
+    larger = torch.maximum(largest, logsumexp)
+    # A row that has seen no key yet has no weight at all, rather than -inf - -inf.
+    finite = torch.where(larger == -inf, 0.0, larger)
+    kept, share = torch.exp(largest - finite), torch.exp(logsumexp - finite)
+    out.mul_(kept.unsqueeze(-1)).add_(more * share.unsqueeze(-1))
+    weight.mul_(kept).add_(share)
+    largest.copy_(larger)
 
 
 def _backward(

@@ -7,23 +7,20 @@ sum of their weights. The backward needs nothing of this: each of its steps star
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+from moaic.runtime.ring import merged
+
+_UNITS = ("out_column", "more_column", "total_row", "part_row")
+"""Strides that are 1 wherever parts come from kernels of attention."""
 
 
-def reference(
-    out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """In plain PyTorch: the new total, the sum of its weights and the largest logsumexp."""
-    larger = torch.maximum(largest, logsumexp)
-    # A row that has seen no key yet has no weight at all, rather than -inf - -inf.
-    finite = torch.where(larger == -torch.inf, 0.0, larger)
-    kept, share = torch.exp(largest - finite), torch.exp(logsumexp - finite)
-    return out * kept.unsqueeze(-1) + more * share.unsqueeze(-1), weight * kept + share, larger
+def reference(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor) -> None:
+    """In plain PyTorch, in place, as the ring does it."""
+    merged(out, weight, largest, more, logsumexp)
 
 
 def merge(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor, tile: Tile) -> None:
@@ -51,10 +48,6 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **dict.fromkeys((*(each for each in strides if each not in _UNITS), "length", "width"), "i32"),
     }
     return (Program(_merge, types, {**dict.fromkeys(_UNITS, 1), "ROWS": tile.rows, "COLUMNS": tile.columns}),)
-
-
-_UNITS = ("out_column", "more_column", "total_row", "part_row")
-"""Strides that are 1 wherever parts come from kernels of attention."""
 
 
 @triton.jit

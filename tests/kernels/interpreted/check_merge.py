@@ -74,8 +74,8 @@ def holds(kernel: Any, case: Case) -> None:
         given_out = more.to(case.dtype)
         if case.swapped:
             given_out = given_out.transpose(1, 2).contiguous().transpose(1, 2)
-        total = [each.double() for each in (out, weight, largest)]
-        wide = merge.reference(total[0], total[1], total[2], given_out.double(), its.float().double())
+        wide = out.double(), weight.double(), largest.double()
+        merge.reference(*wide, given_out.double(), its.float().double())
         kernel.merge(out, weight, largest, given_out, its.float(), TILE)
         for got, exact in zip((out, weight, largest), wide, strict=True):
             near(got, exact, 8, 2e-6)
