@@ -1,14 +1,14 @@
 """Runs of a program that are recorded once and then repeated by one launch, on the memory that they were recorded on.
 
 On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: parameters
-are read where they lie, everything else is copied in. Gradients are handed out where they were made, for as
-long as the next run is not due; all other results are copied.
+are read where they lie, everything else is copied in. Gradients are handed out where they were made, for as long as the
+next run is not due; all other results are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -118,7 +118,7 @@ class _Recording:
     resting: list[_Place | None]
     """Where the others lie: known, and not kept."""
     results: Tensors
-    lent: list[bool] = field(default_factory=list[bool])
+    lent: list[bool]
     """Which of the results are handed out where they were made."""
 
     def fits(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import pi, sqrt
 from typing import Final
@@ -92,22 +92,17 @@ _ACTS: Final = (_silu(), _gelu(), _gelu_tanh())
 
 
 def forward(sight: Sight, anchor: Op) -> Rewrite | None:
-    found, act = next(_gated(sight, anchor), (None, None))
-    if found is None or act is None:
-        return None
-    gate, up, (y,) = sight.before(found["gate"], CAST), found["up"], anchor.results
-    work = Work(loc=anchor.loc)
-    (new,) = work.call(act.operator, [gate, up], [gate.type], **act.attrs)
-    return Rewrite("gated", rows(gate), gate.type.dtype, work.ops, {y: work.like(new, y)})
-
-
-def _gated(sight: Sight, anchor: Op) -> Iterator[tuple[Found, _Act]]:
-    return ((found, act) for act in _ACTS for found in ways(sight, act.gated, anchor) if _is_gated(found))
+    for found, act in _found(sight, anchor, lambda act: (act.gated,)):
+        gate, up, (y,) = sight.before(found["gate"], CAST), found["up"], anchor.results
+        work = Work(loc=anchor.loc)
+        (new,) = work.call(act.operator, [gate, up], [gate.type], **act.attrs)
+        return Rewrite("gated", rows(gate), gate.type.dtype, work.ops, {y: work.like(new, y)})
+    return None
 
 
 def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     """The gradient of `up` is found by that of the gate, which names both."""
-    for found, act in _of_gates(sight, anchor):
+    for found, act in _found(sight, anchor, lambda act: act.of_gate):
         of_up = first(sight, act.of_up, found)
         if of_up is not None:
             gate, up, grad = sight.before(found["gate"], CAST), found["up"], found["grad"]
@@ -119,9 +114,9 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     return None
 
 
-def _of_gates(sight: Sight, anchor: Op) -> Iterator[tuple[Found, _Act]]:
+def _found(sight: Sight, anchor: Op, patterns: Callable[[_Act], Sequence[Made]]) -> Iterator[tuple[Found, _Act]]:
     for act in _ACTS:
-        for pattern in act.of_gate:
+        for pattern in patterns(act):
             yield from ((found, act) for found in ways(sight, pattern, anchor) if _is_gated(found))
 
 

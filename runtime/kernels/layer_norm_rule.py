@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from moaic.ir.graph import Op, Value
-from moaic.runtime.kernels.match import Found, Sight, Some, made
-from moaic.runtime.kernels.rule import Rewrite, Work, as_type, first, rows, summands, ways, wide, with_other_way
+from moaic.runtime.kernels.match import Sight, Some, made
+from moaic.runtime.kernels.rule import (
+    Rewrite,
+    Work,
+    as_type,
+    first,
+    is_norm,
+    rows,
+    summands,
+    ways,
+    wide,
+    with_other_way,
+)
 
 _NORMED: Final = made("aten.mul.Tensor", made("aten.sub.Tensor", Some("x"), Some("mean")), Some("scale"), name="normed")
 _SLOPE: Final = made("aten.mul.Tensor", Some("grad"), Some("weight"))
@@ -55,7 +66,7 @@ def forward(sight: Sight, anchor: Op) -> Rewrite | None:
 
 def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     """Of the gradients of weight and bias those that somebody wants."""
-    found = next(filter(_is_norm, ways(sight, _BACK, anchor)), None)
+    found = next((each for each in ways(sight, _BACK, anchor) if is_norm(each, "mean", "scale")), None)
     if found is None:
         return None
     x, weight, grad = found["x"], found["weight"], found["grad"]
@@ -73,15 +84,3 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
         if wanted is not None:
             instead[wanted["result"]] = work.like(made_anew, wanted["result"])
     return Rewrite("norm", rows(x), x.type.dtype, work.ops, instead)
-
-
-def _is_norm(found: Found) -> bool:
-    """Whether the shapes are those of a norm over the last dim."""
-    *rows, width = found["x"].type.shape
-    return (
-        found.attrs["dim"] == (len(rows),)
-        and found.attrs["width"] == width
-        and all(found[name].type.shape == (*rows, 1) for name in ("mean", "scale"))
-        and found["weight"].type.shape == (width,)
-        and all(found[name].type.shape == (*rows, width) for name in ("grad", "result"))
-    )

@@ -6,7 +6,18 @@ from typing import Final
 
 from moaic.ir.graph import Op
 from moaic.runtime.kernels.match import CAST, Found, Sight, Some, made
-from moaic.runtime.kernels.rule import Rewrite, Work, as_type, first, rows, summands, ways, wide, with_other_way
+from moaic.runtime.kernels.rule import (
+    Rewrite,
+    Work,
+    as_type,
+    first,
+    is_norm,
+    rows,
+    summands,
+    ways,
+    wide,
+    with_other_way,
+)
 
 _SCALE: Final = made(
     "aten.rsqrt",
@@ -59,7 +70,7 @@ _OF_NORMS_WEIGHT: Final = made(
 
 def forward(sight: Sight, anchor: Op) -> Rewrite | None:
     found = next(ways(sight, _SCALE, anchor), None)
-    weighed = None if found is None else first(sight, _WEIGHED, found, _is_norm)
+    weighed = None if found is None else first(sight, _WEIGHED, found, _is_rms_norm)
     if weighed is None:
         return None
     x, scale, y = sight.before(weighed["x"], CAST), weighed["scale"], weighed["result"]
@@ -80,7 +91,7 @@ def forward(sight: Sight, anchor: Op) -> Rewrite | None:
 
 def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     possible = (found for pattern in _OF_NORM for found in ways(sight, pattern, anchor))
-    found = next(filter(_is_norm, possible), None)
+    found = next(filter(_is_rms_norm, possible), None)
     if found is None:
         return None
     x, scale, weight, grad = sight.before(found["x"], CAST), found["scale"], found["weight"], found["grad"]
@@ -100,14 +111,5 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     return Rewrite("norm", rows(x), x.type.dtype, work.ops, {old: work.like(new, old) for old, new in ends})
 
 
-def _is_norm(found: Found) -> bool:
-    """Whether the shapes are those of a norm over the last dim."""
-    *rows, width = found["x"].type.shape
-    like_x = [found[name] for name in ("grad", "through", "result") if name in found.values]
-    return (
-        found.attrs["dim"] == (len(rows),)
-        and found.attrs["width"] == width
-        and found["scale"].type.shape == (*rows, 1)
-        and found["weight"].type.shape == (width,)
-        and all(value.type.shape == (*rows, width) for value in like_x)
-    )
+def _is_rms_norm(found: Found) -> bool:
+    return is_norm(found, "scale")

@@ -174,46 +174,34 @@ def _plain_layer_norm_backward(
     return dx.to(total.dtype), (above * normed).flatten(0, -2).sum(0), above.flatten(0, -2).sum(0)
 
 
-def _gated(tile: Tile, gate: Tensor, up: Tensor) -> Results:
-    return (gated.forward(gate, up, gated.Act.SILU, tile),)
+def _act(approximate: str | None) -> gated.Act:
+    """GELU, as PyTorch calls its forms, or SiLU."""
+    return {None: gated.Act.SILU, "none": gated.Act.GELU, "tanh": gated.Act.GELU_TANH}[approximate]
 
 
-def _plain_gated(gate: Tensor, up: Tensor) -> Results:
-    return (gated.reference(_wide(gate), _wide(up), gated.Act.SILU).to(gate.dtype),)
-
-
-def _gated_backward(tile: Tile, gate: Tensor, up: Tensor, grad: Tensor) -> Results:
-    return gated.backward(grad, gate, up, gated.Act.SILU, tile)
-
-
-def _plain_gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> Results:
-    g, share = _wide(gate), _wide(gate).sigmoid()
-    dgate = _wide(grad) * _wide(up) * share * (1 + g * (1 - share))
-    return dgate.to(gate.dtype), (_wide(grad) * g * share).to(up.dtype)
-
-
-def _act(approximate: str) -> gated.Act:
-    """GELU, as PyTorch calls its forms."""
-    return gated.Act.GELU_TANH if approximate == "tanh" else gated.Act.GELU
-
-
-def _geglu(tile: Tile, gate: Tensor, up: Tensor, approximate: str) -> Results:
+def _gated(tile: Tile, gate: Tensor, up: Tensor, approximate: str | None = None) -> Results:
     return (gated.forward(gate, up, _act(approximate), tile),)
 
 
-def _plain_geglu(gate: Tensor, up: Tensor, approximate: str) -> Results:
+def _plain_gated(gate: Tensor, up: Tensor, approximate: str | None = None) -> Results:
     return (gated.reference(_wide(gate), _wide(up), _act(approximate)).to(gate.dtype),)
 
 
-def _geglu_backward(tile: Tile, gate: Tensor, up: Tensor, grad: Tensor, approximate: str) -> Results:
+def _gated_backward(tile: Tile, gate: Tensor, up: Tensor, grad: Tensor, approximate: str | None = None) -> Results:
     return gated.backward(grad, gate, up, _act(approximate), tile)
 
 
-def _plain_geglu_backward(gate: Tensor, up: Tensor, grad: Tensor, approximate: str) -> Results:
-    above = _wide(grad)
-    dgate = torch.ops.aten.gelu_backward(above * _wide(up), _wide(gate), approximate=approximate)
-    dup = above * torch.ops.aten.gelu(_wide(gate), approximate=approximate)
-    return dgate.to(gate.dtype), dup.to(up.dtype)
+def _plain_gated_backward(gate: Tensor, up: Tensor, grad: Tensor, approximate: str | None = None) -> Results:
+    g, above, aten = _wide(gate), _wide(grad), torch.ops.aten
+    under = above * _wide(up)
+    if approximate is None:
+        dgate, acted = aten.silu_backward(under, g), aten.silu(g)
+    else:
+        dgate, acted = (
+            aten.gelu_backward(under, g, approximate=approximate),
+            aten.gelu(g, approximate=approximate),
+        )
+    return dgate.to(gate.dtype), (above * acted).to(up.dtype)
 
 
 def _rotary(tile: Tile, x: Tensor, cos: Tensor, sin: Tensor) -> Results:
@@ -290,12 +278,12 @@ OPERATORS: Final = (
         _gated_backward,
         _plain_gated_backward,
     ),
-    Operator("geglu(Tensor gate, Tensor up, str approximate) -> Tensor", "gated", _geglu, _plain_geglu),
+    Operator("geglu(Tensor gate, Tensor up, str approximate) -> Tensor", "gated", _gated, _plain_gated),
     Operator(
         "geglu_backward(Tensor gate, Tensor up, Tensor grad, str approximate) -> (Tensor, Tensor)",
         "gated",
-        _geglu_backward,
-        _plain_geglu_backward,
+        _gated_backward,
+        _plain_gated_backward,
     ),
     Operator("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor", "rotary", _rotary, _plain_rotary),
     Operator(

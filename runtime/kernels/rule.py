@@ -76,6 +76,19 @@ def rows(x: Value) -> Shape:
     return x.type.elements() // max(width, 1), width
 
 
+def is_norm(found: Found, *of_rows: str) -> bool:
+    """Whether the shapes are those of a norm over the last dim, with these values one for each row."""
+    *rows, width = found["x"].type.shape
+    like_x = [found[name] for name in ("grad", "through", "result") if name in found.values]
+    return (
+        found.attrs["dim"] == (len(rows),)
+        and found.attrs["width"] == width
+        and all(found[name].type.shape == (*rows, 1) for name in of_rows)
+        and found["weight"].type.shape == (width,)
+        and all(value.type.shape == (*rows, width) for value in like_x)
+    )
+
+
 def summands(sight: Sight, value: Value) -> tuple[Value, Value] | None:
     """Two values of one type whose sum it is."""
     op = sight.makers.get(value)
