@@ -74,14 +74,14 @@ class GroupTransport:
             mine = summed(self._exchanged(segments, group).unbind(0))
             piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        return summed(self._exchanged(in_parts(tensor, dim, stride, group.size), group).unbind(0))
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        return summed(self._exchanged(in_parts(tensor, digit, group.size), group).unbind(0))
 
-    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        return put_together(self._gathered(dense(tensor), group), dim, stride)
+    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        return put_together(self._gathered(dense(tensor), group), digit)
 
     def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
-        return put_together(self._exchanged(in_parts(tensor, *given, group.size), group), *taken)
+        return put_together(self._exchanged(in_parts(tensor, given, group.size), group), taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
         """An exchange with nothing for all ranks but one: nobody need know who is to send first."""

@@ -51,8 +51,8 @@ class SharedMemoryTransport:
         else:
             self._sum_in_segments(flat, group)
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        shape, rows, columns = digits(tensor.shape, dim, stride, group.size)
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        shape, rows, columns = digits(tensor.shape, digit, group.size)
         whole = tensor.contiguous().view(rows, group.size, columns)
         out = tensor.new_empty(rows, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, group.size - 1)):
@@ -64,8 +64,8 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
         return out.view(shape)
 
-    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        shape, rows, columns = gathered_digits(tensor.shape, dim, stride, group.size)
+    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        shape, rows, columns = gathered_digits(tensor.shape, digit, group.size)
         mine = tensor.contiguous().view(rows, columns)
         whole = tensor.new_empty(rows, group.size, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, 1)):

@@ -81,19 +81,19 @@ def _all_reduce(seat: Seat, axis: str, in_place: bool) -> Move:
 
 
 def _reduce_scatter(seat: Seat, axis: str, after: Layout) -> Move:
-    group, split, stride = seat.group(axis), *_split(after, axis, seat.mesh)
-    return lambda tensor: seat.transport.reduce_scatter(tensor, group, split.dim, stride)
+    group, digit = seat.group(axis), _digit(after, axis, seat.mesh)
+    return lambda tensor: seat.transport.reduce_scatter(tensor, group, digit)
 
 
 def _all_gather(seat: Seat, axis: str, before: Layout) -> Move:
-    group, split, stride = seat.group(axis), *_split(before, axis, seat.mesh)
-    return lambda tensor: seat.transport.all_gather(tensor, group, split.dim, stride)
+    group, digit = seat.group(axis), _digit(before, axis, seat.mesh)
+    return lambda tensor: seat.transport.all_gather(tensor, group, digit)
 
 
 def _shard(seat: Seat, axis: str, after: Layout) -> Move:
-    split, stride = _split(after, axis, seat.mesh)
+    digit = _digit(after, axis, seat.mesh)
     count, index = seat.mesh.size(axis), seat.index(axis)
-    return lambda tensor: cut(tensor, split.dim, stride, count, index)
+    return lambda tensor: cut(tensor, *digit, count, index)
 
 
 def _first(seat: Seat, axis: str, in_place: bool) -> Move:
@@ -114,6 +114,11 @@ def _all_to_all(seat: Seat, axis: str, before: Layout, after: Layout) -> Move:
 
     given, taken = Digit(new.dim, cut_stride), Digit(old.dim, join_stride)
     return lambda tensor: seat.transport.all_to_all(tensor, group, given, taken)
+
+
+def _digit(layout: Layout, axis: str, mesh: Mesh) -> Digit:
+    split, stride = _split(layout, axis, mesh)
+    return Digit(split.dim, stride)
 
 
 def _split(layout: Layout, axis: str, mesh: Mesh) -> tuple[Split, int]:

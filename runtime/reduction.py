@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
-from moaic.runtime.transport import Group
+from moaic.runtime.transport import Digit, Group
 
 REDUCTIONS: Final[Mapping[str, str]] = {
     "aten.sum": "sum",
@@ -102,7 +102,7 @@ class Combiner:
         for room, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
             if is_owned:
                 room.copy_(next(rest).reshape(-1))
-        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, 0, 1)
+        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, Digit(0, 1))
         pieces = _pieces(self._together(all_parts), self._counts)
         triples = zip(pieces, self._shapes, self._dtypes, strict=True)
         return [piece.view(shape).to(dtype) for piece, shape, dtype in triples]

@@ -94,12 +94,12 @@ class Transport(Protocol):
         """Replaces a contiguous tensor by the sum over the group."""
         ...
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        """This rank's part along the digit of local weight `stride` of `dim` of the sum over the group."""
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        """This rank's part along the digit of the sum over the group."""
         ...
 
-    def all_gather(self, tensor: Tensor, group: Group, dim: int, stride: int) -> Tensor:
-        """The tensor of which each rank holds the part along the digit of local weight `stride` of `dim`."""
+    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        """The tensor of which each rank holds the part along the digit."""
         ...
 
     def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from moaic.runtime import parts
 from moaic.runtime.kernels import exchange
 from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.transport import Digit
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, spoiled
 
 SIZES = st.integers(1, 4)
@@ -68,8 +69,8 @@ def check_collectives_get_the_same_parts_with_it(case: Case) -> None:
     def both_ways(tile: Tile | None) -> tuple[Tensor, Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parts, "tile_where_it_wins", partial(chosen, tile))
-            cut = parts.in_parts(x, dim, case.stride, case.count)
-            return cut, parts.put_together(cut, dim, case.stride)
+            cut = parts.in_parts(x, Digit(dim, case.stride), case.count)
+            return cut, parts.put_together(cut, Digit(dim, case.stride))
 
     for one, other in zip(both_ways(case.tile), both_ways(None), strict=True):
         assert one.stride() == other.stride()
