@@ -568,6 +568,29 @@ def _in_blocks(op: Op, blocks: int, matrices: TensorType, text: str) -> Rule:
     return rule_from_text(text, operand_types(op), result_types(op), linear_sets(op, [(0,), (1,)]), sizes)
 
 
+SCALED_MM = "moai.scaled_mm"
+"""A product of matrices of eight-bit floats: `(left @ right) * left_scale * right_scale`, in the type `dtype`.
+
+A scale is of one element, or there is one for each row of the left and each column of the right matrix.
+"""
+
+SCALED_BLOCK = 16
+"""Columns of both matrices come in blocks of so many, on every rank: GPUs take no others."""
+
+
+def _scaled_mm(op: Op) -> Rule:
+    (_, k), (_, n) = (kind.shape for kind in operand_types(op)[:2])
+    sizes = _blocks("k", k) | _blocks("n", n)
+    text = "m (ko ki!), (ko ki!) (no ni!), m u, u (no ni!) -> m (no ni!)"
+    return rule_from_text(text, operand_types(op), result_types(op), sizes=sizes)
+
+
+def _blocks(factor: str, size: int) -> dict[str, int]:
+    """Sizes of the two factors of a dim that is split in blocks alone; what is no number of blocks stays whole."""
+    count, block = (size // SCALED_BLOCK, SCALED_BLOCK) if size % SCALED_BLOCK == 0 else (1, size)
+    return {f"{factor}{name}": size for name, size in (("o", count), ("i", block)) if size != 1}
+
+
 def _flops_grouped(op: Op) -> int:
     """Each row meets one matrix."""
     left, right, ids = operand_types(op)
@@ -701,6 +724,7 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl(RING_BACKWARD, ring_rule, kind=Kind.INSTRUCTION, flops=_flops_sdpa_backward),
     OpDecl("moai.grouped_mm", _grouped_mm, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl("moai.grouped_outer", _grouped_outer, kind=Kind.HEAVY, flops=_flops_grouped),
+    OpDecl(SCALED_MM, _scaled_mm, kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("moai.rand", _rand),
     OpDecl(ADD_TO, _elementwise((0, 1))),
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),

@@ -12,6 +12,10 @@ DTYPE_BYTES: dict[str, int] = {
     "f32": 4,
     "f16": 2,
     "bf16": 2,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "f8e4m3fnuz": 1,
+    "f8e5m2fnuz": 1,
     "i64": 8,
     "i32": 4,
     "i16": 2,
@@ -23,6 +27,10 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 FLOATING = frozenset({"f64", "f32", "f16", "bf16"})
+"""Types that ops compute in. Those of eight bits only hold what a product reads."""
+
+FLOAT8 = frozenset({"f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
+"""Named by their bits of exponent and mantissa; `fn` has no infinities, `fnuz` (AMD's MI300) no minus zero either."""
 
 
 @dataclass(frozen=True, slots=True)

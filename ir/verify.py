@@ -17,7 +17,7 @@ from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
-from moaic.ir.ops import SEND, Kind, kind_of, rule_of
+from moaic.ir.ops import SCALED_MM, SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
 from moaic.ir.ring import RING, RING_BACKWARD, around, attention_of, why_not
@@ -526,6 +526,20 @@ def _grouped(spelled: str) -> Check:
     return check
 
 
+def _scaled(op: Op, mesh: Mesh) -> Complaints:
+    yield from _operands(op, 4)
+    yield from _results(op, 1)
+    left, right, *scales = op.inputs()
+    sizes: dict[str, int] = {}
+    yield from _shapes(op, "mk kn mn", [left, right, *op.results], sizes)
+    for scale, wanted in zip(scales, ((sizes["m"], 1), (1, sizes["n"])), strict=True):
+        if scale.type.shape not in (wanted, (1, 1)):
+            yield f"a scale is of [1, 1] or {list(wanted)}, not `{render_type(scale.type, mesh)}`"
+    if op.attrs.get("dtype") != op.results[0].type.dtype:
+        said = render_attr(op.attrs.get("dtype"))
+        yield f"attribute `dtype` is `{said}`, the result `{render_type(op.results[0].type, mesh)}`"
+
+
 def _attention_attrs(op: Op) -> Complaints:
     if not isinstance(op.attrs.get("is_causal", False), bool):
         yield f"attribute `is_causal` is `{render_attr(op.attrs['is_causal'])}`, not true or false"
@@ -599,6 +613,7 @@ _CHECKS: Mapping[str, Check] = {
     RING_BACKWARD: _in_ring(_attention_backward),
     "moai.grouped_mm": _grouped("psd efd s psf"),
     "moai.grouped_outer": _grouped("psf psd s efd"),
+    SCALED_MM: _scaled,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),

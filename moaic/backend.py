@@ -11,14 +11,15 @@ from torch import Tensor
 
 from moaic import progress
 from moaic.capture.aot import capture_backend
+from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
-from moaic.planning import Planning, compiles, measure, prepare, records, request_of
-from moaic.precision import takes_precision
+from moaic.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
+from moaic.precision import PRECISION, float8_recipe, takes_precision
 from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
@@ -35,13 +36,17 @@ def moai(
 
     Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
     and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
-    `precision="bf16"` a model computes as under autocast, and what it holds keeps its type. `compile=False`, or
+    `precision="bf16"` a model computes as under autocast, and what it holds keeps its type; with "float8" its linear
+    layers do so in eight-bit floats. `compile=False`, or
     MOAI_COMPILE=0, has the workers run op by op what they would compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or
     `mode="reduce-overhead"` has GPUs repeat steps that they have recorded. Raises Diagnostic for what no plan can do.
     """
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
     prepare()
+    if recipe := float8_recipe(given.get(PRECISION)):
+        check_float8()
+        in_float8(graph_module, recipe)
     with Report.current().timed("capture_s"), progress.shown("Capturing"):
         run = capture_backend(
             graph_module,

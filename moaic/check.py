@@ -16,6 +16,7 @@ from moaic.capture.dry import Taken
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.printer import render
+from moaic.ir.types import FLOATING
 from moaic.ir.verify import verify
 from moaic.passes.build import Builder
 from moaic.passes.candidates import candidates
@@ -76,7 +77,9 @@ class Step:
 
     def cast(self, dtype: str) -> Step:
         """This step in another floating type."""
-        inputs = (tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor for tensor in self.inputs)
+        kinds = (param.type.dtype for param in self.module.main.params)
+        pairs = zip(self.inputs, kinds, strict=True)
+        inputs = (tensor.to(DTYPES[dtype]) if kind in FLOATING else tensor for tensor, kind in pairs)
         return Step(promote(self.module, dtype), tuple(inputs))
 
 
@@ -97,7 +100,7 @@ def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
             yield torch.randn(param.type.shape, generator=generator, dtype=torch.float64)
         else:
             tensor = next(constants if kind == "constant" else given).detach().cpu()
-            yield tensor.double() if tensor.is_floating_point() else tensor.clone()
+            yield tensor.double() if param.type.dtype in FLOATING else tensor.clone()
 
 
 def plans_of(step: Module, ranks: int, request: Request = ANY) -> list[Config]:

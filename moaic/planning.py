@@ -29,6 +29,7 @@ from moaic.planner_pool import ProcessPool
 from moaic.report import Report
 from moaic.runtime import session, words
 from moaic.runtime.flavors import flavors
+from moaic.runtime.gpus import usable
 from moaic.runtime.measure import USABLE, measured, memory_per_worker
 from moaic.runtime.shortage import Shortage
 from moaic.runtime.threads import cores
@@ -61,6 +62,14 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
         return True
     asked = options.get(CUDA_GRAPHS)
     return words.says_yes(CUDA_GRAPHS, os.environ.get(words.GRAPHS_VARIABLE, "false") if asked is None else asked)
+
+
+def check_float8() -> None:
+    """Raises Diagnostic where a GPU has no products of eight-bit floats; CPUs do them, slowly."""
+    flavor = session.SESSION.flavor()
+    lacking = [gpu.name for gpu in usable(os.environ)[: flavor.gpus] if not gpu.has_float8]
+    if lacking:
+        raise Diagnostic(f"{lacking[0]} multiplies no eight-bit floats", hint="precision=bf16 is what it does best")
 
 
 def request_of(options: Mapping[str, object]) -> Request:

@@ -3,6 +3,8 @@
 One list of words and one mechanism, whether the backend is asked (`precision`) or the one line (`mixed_precision`):
 autocast stands around each call of the model, so that its own Python sees it too. Some models ask whether they are
 under autocast, and keep parts of themselves out of it.
+
+With eight-bit floats linear layers compute in these, and everything else as under autocast in bfloat16.
 """
 
 from __future__ import annotations
@@ -29,6 +31,17 @@ _NARROW: Final[Mapping[str, torch.dtype]] = {
     "float16": torch.float16,
 }
 
+_FLOAT8: Final[Mapping[str, str]] = {
+    "float8": "rowwise_with_gw_hp",
+    "fp8": "rowwise_with_gw_hp",
+    "float8_rowwise": "rowwise",
+    "float8_tensorwise": "tensorwise",
+}
+"""By word, torchao's recipe. In the usual one a scale is of one row or column, and gradients of weights are bfloat16:
+the only one in which no product waits for the whole batch, so that all plans are open."""
+
+_WORDS: Final = {**_NARROW, **dict.fromkeys(_FLOAT8, torch.bfloat16)}
+
 _MARK: Final = "takes_precision"
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
@@ -36,14 +49,23 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 def precision_of(value: object, option: str = PRECISION) -> torch.dtype | None:
     """The type that the value of an option asks for; None leaves a model as it is. Raises Diagnostic."""
-    word = str(value).lower().removeprefix("torch.")
-    if word in _NARROW:
-        return _NARROW[word]
+    word = _word(value)
+    if word in _WORDS:
+        return _WORDS[word]
     if word in YES:
         return torch.bfloat16
     if word in NO:
         return None
-    raise Diagnostic(f"{option}={value} is not known", hint=f"choose True, False, {', '.join(_NARROW)}")
+    raise Diagnostic(f"{option}={value} is not known", hint=f"choose True, False, {', '.join(_WORDS)}")
+
+
+def float8_recipe(value: object) -> str | None:
+    """How linear layers compute where the value asks for eight-bit floats: the name of one of torchao's recipes."""
+    return _FLOAT8.get(_word(value))
+
+
+def _word(value: object) -> str:
+    return str(value).lower().removeprefix("torch.")
 
 
 @contextmanager

@@ -21,10 +21,12 @@ def install() -> None:
     others = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, FOR_PEOPLE):
+        # Dynamo puts what a backend raises inside an error of its own.
+        told = getattr(error, "inner_exception", error)
+        if not isinstance(told, FOR_PEOPLE):
             others(kind, error, trace)
             return
         line = raised_at(trace)
-        sys.stderr.write(f"{error}\n" if line is None else f"{line}: {error}\n")
+        sys.stderr.write(f"{told}\n" if line is None else f"{line}: {told}\n")
 
     sys.excepthook = hook

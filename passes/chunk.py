@@ -30,14 +30,17 @@ from moaic.passes.timed import CHUNKS
 def in_chunks(module: Module, count: int) -> Module:
     """`module` with its loss in so many chunks; raises Diagnostic where there are no logits, or none that divide."""
     mesh = Mesh((*module.mesh.axes, (CHUNKS, count)))
+    staged = ", and a stage may begin amid the loss" if module.mesh.size("pp") > 1 else ""
     logits = logits_of(module.main)
     if logits is None:
-        raise Diagnostic(f"loss_chunks={count} is about logits, and the last product of this step is not its largest")
+        raise Diagnostic(
+            f"loss_chunks={count} is about logits, and the last product of this step is not its largest{staged}"
+        )
     found = next(_cuts(module.main, logits, mesh), None)
     if found is None:
         shape = " x ".join(map(str, logits.type.local_shape(module.mesh)))
         raise Diagnostic(
-            f"loss_chunks={count} cannot cut this loss into equal chunks: its logits are {shape} at a time"
+            f"loss_chunks={count} cannot cut this loss into equal chunks: its logits are {shape} at a time{staged}"
         )
     main = _cut(module, found, Axis(CHUNKS, count, in_time=True))
     return replace(module, functions=(*module.functions[:-1], main), mesh=mesh)

@@ -15,7 +15,7 @@ from math import prod
 from moaic.ir.collectives import CARRYING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND, Kind, flops_of, kind_of
+from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
 from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES
@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, str] = {
     "moai.sdpa_backward": "sdpa_backward",
     "moai.grouped_mm": "mm",
     "moai.grouped_outer": "mm",
+    SCALED_MM: "mm",
 }
 """The measured rate at which a heavy op runs."""
 

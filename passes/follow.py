@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, State
 from moaic.ir.rules import Strategy
 from moaic.passes.annotate import Annotated, Axis, Versions, annotate, barrier, function_flops
+from moaic.passes.softmax import extremes_apart
+from moaic.passes.solver_states import possible
 from moaic.passes.timed import MICRO_BATCHES
 
 PRE_LIMIT = 0.05
@@ -44,7 +46,13 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
 
 def follow_space(module: Module, axis: Axis) -> Annotated:
     """`module` with the batch split over `axis`; what is whole on one device ends whole on every rank."""
-    return annotate(module, axis, batch_states(module, axis), _finished, cheapest_in_space)
+    states = batch_states(module, axis)
+    module = extremes_apart(module, axis, lambda module, axis: possible(module, axis, _batch))
+    return annotate(module, axis, states, _finished, cheapest_in_space)
+
+
+def _batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+    return zip(module.main.params, batch_states(module, axis), strict=True)
 
 
 def follow_time(module: Module, axis: Axis) -> Annotated:

@@ -17,6 +17,10 @@ LOGGER = logging.getLogger("moaic")
 MIB = 1 << 20
 
 
+def in_float8(count: int, layers: int, recipe: str) -> None:
+    LOGGER.info("Linear layers in eight-bit floats: %d of %d (%s)", count, layers, recipe)
+
+
 def candidates_counted(count: int) -> None:
     LOGGER.info("The number of candidates is %d.", count)
 

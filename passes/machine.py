@@ -10,7 +10,7 @@ from typing import Any
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
-from moaic.ir.types import DTYPE_BYTES, TensorType
+from moaic.ir.types import DTYPE_BYTES, FLOAT8, TensorType
 
 
 class Source(IntEnum):
@@ -118,7 +118,7 @@ class Machine:
     bandwidth: Number
     """Bytes per second."""
     flops: Mapping[str, Number]
-    """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, sdpa.f32, cheap.f32 …"""
+    """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, mm.f8, sdpa.f32, cheap.f32 …"""
     links: Mapping[str, Link] = field(default_factory=dict[str, Link])
     """By name of the collective, without `moai.`; `send` is from one worker to another."""
     call_overhead: Number = Number(20e-6)
@@ -144,8 +144,8 @@ class Machine:
 
     def _matmul(self, dtype: str) -> Number:
         """A dtype that nobody measured does no better than float32, and worse where it is wider."""
-        wide = self.flops["mm.f32"]
-        return self.flops.get(f"mm.{dtype}", Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"])))
+        wide, known = self.flops["mm.f32"], "f8" if dtype in FLOAT8 else dtype
+        return self.flops.get(f"mm.{known}", Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"])))
 
     def seconds_to_move(self, nbytes: float) -> Number:
         """Reading or writing `nbytes` once."""

@@ -1,4 +1,4 @@
-"""Take softmaxes apart along dims that an axis can split, so that nobody needs such a dim whole.
+"""Take softmaxes and extremes apart along dims that an axis can split, so that nobody needs such a dim whole.
 
 The largest element is found in as many parts as the axis has ranks, and then among the parts; sums of exponentials are
 sums. What travels is one number per rank and row, however long the rows are: logits over a split vocabulary stay where
@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.emit import Emitter
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.ops import attr_ints
+from moaic.ir.ops import reduced_dims
 from moaic.ir.types import TensorType
 from moaic.passes.annotate import Axis
 from moaic.passes.solver_states import Possible
 
 NARROW = frozenset({"f16", "bf16"})
+
+_EXTREMES = ("aten.amax", "aten.amin")
 
 Find = Callable[[Module, Axis], Possible]
 """What an axis may do to a module."""
@@ -33,35 +35,43 @@ def take_apart(module: Module, axis: Axis, find: Find) -> tuple[Module, Possible
     return module, find(module, axis)
 
 
+def extremes_apart(module: Module, axis: Axis, find: Find) -> Module:
+    """`module` with all softmaxes and extremes taken apart, if it has any extremes."""
+    has_any = any(op.name in _EXTREMES for function in module.functions for op in function.ops)
+    return take_apart(module, axis, find)[0] if has_any else module
+
+
 def _function(function: Function, axis: Axis, found: Possible) -> Function:
-    if not any(_splits(op, axis, found) for op in function.ops):
+    cuts = {op: cut for op in function.ops if op.name in _MAKERS and (cut := _cut(op, axis, found))}
+    if not cuts:
         return function
-    ops = (each for op in function.ops for each in (_apart(op, axis) if _splits(op, axis, found) else (op,)))
+    ops = (each for op in function.ops for each in (_apart(op, axis, cuts[op]) if op in cuts else (op,)))
     return replace(function, ops=tuple(ops))
 
 
-def _splits(op: Op, axis: Axis, found: Possible) -> bool:
-    """Whether the axis, and no other one, could split the dim."""
-    if op.name not in _MAKERS:
-        return False
-    (x,), dim = op.inputs(), _dim(op)
-    if dim is None or x.type.layout.on_dim(dim):
-        return False
-    return (dim, x.type.shape[dim] // axis.size) in found.splits.get(x, ())
+Cut = Mapping[int, int]
+"""For dims that an op reduces, the stride of the digit that an axis could take."""
 
 
-def _dim(op: Op) -> int | None:
-    """The one dim that the op reduces, from the front; None where there are several."""
-    rank = len(next(op.inputs()).type.shape)
-    dims = attr_ints(op, "dim")
-    return dims[0] % rank if len(dims) == 1 and rank else None
+def _cut(op: Op, axis: Axis, found: Possible) -> Cut:
+    """Where the axis, and no other one, could split the dims that the op reduces: contiguously if it can."""
+    (x,) = op.inputs()
+    dims = reduced_dims(op)
+    if any(x.type.layout.on_dim(dim) for dim in dims) or (len(dims) != 1 and op.name not in _EXTREMES):
+        return {}
+    digits = sorted(state for state in found.splits.get(x, ()) if len(state) == 2 and state[0] in dims)
+    return {dim: stride for dim, stride in digits if stride * axis.size == x.type.shape[dim] or op.name in _EXTREMES}
 
 
 @dataclass(slots=True)
 class _Work(Emitter):
     old: Op
-    dim: int
-    parts: int
+    cut: Cut
+    ranks: int
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return reduced_dims(self.old)
 
     def like(self, name: str, x: Value, *others: Value) -> Value:
         """An elementwise op that gives a value of the type of `x`."""
@@ -81,19 +91,35 @@ class _Work(Emitter):
         return self.emit("aten._to_copy", [x], replace(x.type, dtype="f32"), dtype="f32")
 
     def largest(self, x: Value, name: str = "aten.amax") -> Value:
-        """The largest element along the dim, kept as a dim of size one: of each part, then of all."""
-        kind, size = x.type, x.type.shape[self.dim]
-        seen_as = _with_sizes(kind, self.dim, self.parts, size // self.parts)
-        seen = self.emit("aten.view", [x], seen_as, size=seen_as.shape)
-        each = self.emit(name, [seen], _with_sizes(kind, self.dim, self.parts), dim=(self.dim + 1,), keepdim=False)
-        return self.emit(name, [each], _with_sizes(kind, self.dim, 1), dim=(self.dim,), keepdim=True)
+        """The largest element along the dims, kept as dims of size one: of each part, then of all."""
+        seen, each, last = x.type, x.type, x.type
+        inner: list[int] = []
+        for dim in sorted(self.dims, reverse=True):
+            sizes, part = self._digits(dim, x.type.shape[dim])
+            inner = [dim + i for i in range(len(sizes)) if i != part] + [at + len(sizes) - 1 for at in inner]
+            seen, each, last = (
+                _with_sizes(seen, dim, *sizes),
+                _with_sizes(each, dim, sizes[part]),
+                _with_sizes(last, dim, 1),
+            )
+        parts = self.emit("aten.view", [x], seen, size=seen.shape)
+        found = self.emit(name, [parts], each, dim=tuple(inner), keepdim=False)
+        return self.emit(name, [found], last, dim=tuple(sorted(self.dims)), keepdim=True)
+
+    def _digits(self, dim: int, size: int) -> tuple[tuple[int, ...], int]:
+        """The sizes that a dim is seen as, and which of them counts the parts."""
+        if dim not in self.cut:
+            return (1, size), 0
+        stride = self.cut[dim]
+        outer = size // (stride * self.ranks)
+        return ((self.ranks, stride), 0) if outer == 1 else ((outer, self.ranks, stride), 1)
 
     def total(self, x: Value) -> Value:
-        kind = _with_sizes(x.type, self.dim, 1)
-        return self.emit("aten.sum.dim_IntList", [x], kind, dim=(self.dim,), keepdim=True)
+        (dim,) = self.dims
+        return self.emit("aten.sum.dim_IntList", [x], _with_sizes(x.type, dim, 1), dim=(dim,), keepdim=True)
 
     def kept(self, value: Value) -> Value:
-        """`value` without the reduced dim, unless the op keeps it."""
+        """`value` without the reduced dims, unless the op keeps them."""
         kind = replace(self.old.results[0].type, dtype=value.type.dtype)
         return value if value.type == kind else self.emit("aten.view", [value], kind, size=kind.shape)
 
@@ -106,10 +132,8 @@ def _with_sizes(kind: TensorType, dim: int, *sizes: int) -> TensorType:
     return TensorType(kind.dtype, shape, replace(kind.layout, splits=tuple(splits)))
 
 
-def _apart(op: Op, axis: Axis) -> Sequence[Op]:
-    dim = _dim(op)
-    assert dim is not None
-    work = _Work(op, dim, axis.size, loc=op.loc)
+def _apart(op: Op, axis: Axis, cut: Cut) -> Sequence[Op]:
+    work = _Work(op, cut, axis.size, loc=op.loc)
     return work.finish(_MAKERS[op.name](work))
 
 
@@ -147,6 +171,5 @@ _MAKERS: Mapping[str, Callable[[_Work], Value]] = {
     "aten._softmax": _softmax,
     "aten._log_softmax": _log_softmax,
     "aten.logsumexp": _logsumexp,
-    "aten.amax": _extreme,
-    "aten.amin": _extreme,
+    **dict.fromkeys(_EXTREMES, _extreme),
 }

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
+from moaic.ir.types import FLOAT8
 from moaic.runtime.schema import DTYPE_NAMES
 from moaic.runtime.targets import Target
 from moaic.runtime.to_fx import trace
@@ -56,7 +57,9 @@ ATTENTION: Final = frozenset(
     f"_scaled_dot_product_{kind}_attention{way}" for kind in ("flash", "efficient") for way in ("", "_backward")
 )
 
-HEAVY: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", *ATTENTION})
+PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+
+HEAVY: Final = PRODUCTS | ATTENTION | {"convolution", "convolution_backward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ class Generated:
 def generated(function: Function, target: Target) -> list[Generated]:
     """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
     _check()
+    if not target.has_float8 and any(value.type.dtype in FLOAT8 for value in function.values()):
+        raise Diagnostic(
+            f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
+            hint="take another --target, or the plan of a step in bfloat16",
+        )
     from moaic.runtime.kernels.rewrite import measured_on, with_kernels
 
     with _answering(target) as kernels:
@@ -261,9 +269,8 @@ def _packet(node: Any) -> str:
 
 
 def _dtype(node: Any) -> str:
-    """Of the (first) result."""
-    first, *_ = tree_leaves(node.meta["val"])
-    return DTYPE_NAMES[first.dtype]
+    """Of what it multiplies."""
+    return DTYPE_NAMES[node.args[0].meta["val"].dtype]
 
 
 def _is_causal(node: Any) -> bool:

@@ -34,6 +34,15 @@ class Gpu:
 
     name: str
     memory: int
+    arch: str
+    """As compilers call it: `sm_90`, `gfx942`."""
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether it multiplies eight-bit floats: NVIDIA's from Ada on, AMD's from MI300 on."""
+        if self.arch.startswith("sm_"):
+            return int(self.arch.removeprefix("sm_")) >= 89
+        return self.arch in ("gfx942", "gfx950")
 
 
 def usable(environment: Mapping[str, str]) -> list[Gpu]:
@@ -116,11 +125,13 @@ def _each(nvml: Any, count: int) -> list[Gpu]:
     found: list[Gpu] = []
     for index in range(count):
         handle, memory, name = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(96)
+        major, minor = ctypes.c_int(), ctypes.c_int()
         failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
         failed = failed or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        failed = failed or nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
         if failed or nvml.nvmlDeviceGetName(handle, name, len(name)):
             break
-        found.append(Gpu(name.value.decode(), memory.total))
+        found.append(Gpu(name.value.decode(), memory.total, f"sm_{major.value}{minor.value}"))
     return found
 
 
@@ -133,7 +144,7 @@ def amd(nodes: Path = KFD) -> list[Gpu]:
             banks = [_facts(path) for path in node.glob("mem_banks/*/properties")]
             version = facts.get("gfx_target_version", 0)
             arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-            found.append(Gpu(f"AMD {arch}", sum(bank.get("size_in_bytes", 0) for bank in banks)))
+            found.append(Gpu(f"AMD {arch}", sum(bank.get("size_in_bytes", 0) for bank in banks), arch))
     return found
 
 

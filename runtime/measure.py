@@ -22,6 +22,7 @@ import torch
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.layout import Layout, Mesh, Split
+from moaic.ir.ops import SCALED_MM
 from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
@@ -88,7 +89,8 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     ranks = accelerator.flavor
     mesh = Mesh(((AXIS, ranks),))
     scale = GPU_SCALE if flavor.gpus else 1
-    probes = [*_arithmetic(scale), *_traffic(scale)]
+    has_float8 = all(gpu.has_float8 for gpu in usable(os.environ)[: flavor.gpus])
+    probes = [*_arithmetic(scale, has_float8), *_traffic(scale)]
     programs = [render(_called(probe, mesh)) for probe in probes]
     collectives = _collectives(ranks) if ranks > 1 else []
     programs += [render(_moved(probe, mesh)) for probe in collectives]
@@ -175,13 +177,14 @@ def _moved(probe: Probe, mesh: Mesh) -> Module:
     return Module((function, Function("main", (param,), tuple(ops), ops[-1].results)), mesh)
 
 
-def _arithmetic(scale: int) -> list[Probe]:
+def _arithmetic(scale: int, has_float8: bool) -> list[Probe]:
     tile = TensorType("f32", (256 * scale, 256 * scale))
     return [
         *(
             _product(dtype, scale * size, repeats)
             for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f64", 512, 1))
         ),
+        *([_narrow_product(scale * 1024)] if has_float8 else []),
         *_attention("f32", scale),
         *_attention("bf16", scale),
         _convolution(scale),
@@ -194,6 +197,12 @@ def _arithmetic(scale: int) -> list[Probe]:
 def _product(dtype: str, size: int, repeats: int) -> Probe:
     kind = TensorType(dtype, (size, size))
     return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
+
+
+def _narrow_product(size: int) -> Probe:
+    narrow, made = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
+    scale = TensorType("f32", (1, 1))
+    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (made,), 2.0 * size**3, 1, {"dtype": "bf16"})
 
 
 def _attention(dtype: str, scale: int) -> list[Probe]:

@@ -22,6 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moaic.runtime.schema import DTYPES
 from moaic.runtime.status import BEAT, DEVICE_BYTES, FAILED, LINE, STEP_TIME, STEPS, WORDS
 
 ROOM: Final = 2 << 20
@@ -229,21 +230,6 @@ class _Timespec(ctypes.Structure):
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
-WORD_TYPES: Final = (
-    torch.uint8,
-    torch.int8,
-    torch.bool,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
-
 
 def _rooms_start(ranks: int) -> int:
     return LINE * (ranks + PAIR * ranks * ranks)
@@ -251,4 +237,4 @@ def _rooms_start(ranks: int) -> int:
 
 def _rooms(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
     rooms = torch.frombuffer(memory, dtype=torch.uint8)[_rooms_start(ranks) :].view(ranks, ROOMS, ROOM)
-    return [[{dtype: room.view(dtype) for dtype in WORD_TYPES} for room in of_rank] for of_rank in rooms]
+    return [[{dtype: room.view(dtype) for dtype in DTYPES.values()} for room in of_rank] for of_rank in rooms]

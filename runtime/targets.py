@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.types import FLOAT8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Target:
     vector: float
     """Of arithmetic in float32, outside matrix units."""
     matmul: Mapping[str, float]
-    """Of matrix products, by element type in the IR's names."""
+    """Of matrix products, by element type in the IR's names; `f8` are all of eight bits."""
     links: float
     """Of all links to GPUs of the same host together, in one direction."""
     direct: bool
@@ -52,9 +53,14 @@ class Target:
         """Of a file that holds what the GPU runs."""
         return "cubin" if self.backend == "cuda" else "hsaco"
 
+    @property
+    def has_float8(self) -> bool:
+        return "f8" in self.matmul
+
     def seconds(self, flops: float, nbytes: float, heavy: str | None = None) -> float:
         """The roofline: the longer of arithmetic and traffic; `heavy` is the type of a matrix product's elements."""
-        rate = self.vector if heavy is None else self.matmul.get(heavy, self.matmul["f32"])
+        kind = "f8" if heavy in FLOAT8 else heavy
+        rate = self.vector if kind is None else self.matmul.get(kind, self.matmul["f32"])
         return max(flops / rate, nbytes / self.bandwidth)
 
 
@@ -80,7 +86,7 @@ TARGETS: Final[Mapping[str, Target]] = {
             memory=80 * _GB,
             bandwidth=3.35e12,
             vector=67e12,
-            matmul={"f64": 67e12, "f32": 67e12, "f16": 989e12, "bf16": 989e12},
+            matmul={"f64": 67e12, "f32": 67e12, "f16": 989e12, "bf16": 989e12, "f8": 1979e12},
             links=450e9,
             direct=False,
         ),
@@ -114,7 +120,7 @@ TARGETS: Final[Mapping[str, Target]] = {
             memory=192 * _GB,
             bandwidth=5.3e12,
             vector=163.4e12,
-            matmul={"f64": 163.4e12, "f32": 163.4e12, "f16": 1307.4e12, "bf16": 1307.4e12},
+            matmul={"f64": 163.4e12, "f32": 163.4e12, "f16": 1307.4e12, "bf16": 1307.4e12, "f8": 2614.9e12},
             links=7 * 64e9,
             direct=True,
         ),

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Function, Op, Operand, Value
+from moaic.ir.ops import SCALED_MM
 from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime import grouped, schema
@@ -296,6 +297,31 @@ def _grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Ten
     return torch.cat(made)
 
 
+# Eight-bit floats.
+
+
+def _scaled_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """The left matrix row by row, the right one column by column: GPUs multiply no others."""
+    left, right, left_scale, right_scale = operands
+    named: Any = op.attrs["dtype"]
+    dtype = schema.DTYPES[named]
+    if dtype == torch.float64:
+        return (left.to(dtype) @ right.to(dtype)) * left_scale * right_scale
+    rows, columns = _by_rows(left), _by_rows(right.t()).t()
+    # Kernels take two numbers, or one for each row and one for each column.
+    if left_scale.shape != (1, 1) or right_scale.shape != (1, 1):
+        left_scale = left_scale.expand(left.shape[0], 1)
+        right_scale = right_scale.expand(1, right.shape[1])
+    fast: Any = op.attrs.get("use_fast_accum", False)
+    return torch.ops.aten._scaled_mm.default(
+        rows, columns, _by_rows(left_scale), _by_rows(right_scale), out_dtype=dtype, use_fast_accum=fast
+    )
+
+
+def _by_rows(matrix: Tensor) -> Tensor:
+    return torch.ops.aten.clone.default(matrix, memory_format=torch.contiguous_format)
+
+
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
     "aten.mm": _mm,
@@ -303,6 +329,7 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     "moai.sdpa_backward": _sdpa_backward,
     "moai.grouped_mm": _grouped_mm,
     "moai.grouped_outer": _grouped_outer,
+    SCALED_MM: _scaled_mm,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
     ADD_TO: _add_to,

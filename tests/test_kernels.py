@@ -100,11 +100,30 @@ def test_the_command_prints_a_table_and_writes_the_files(
     assert "tl.store" in (folder / f"{square['kernel']}.py").read_text(encoding="utf-8")
 
 
+NARROW = """\
+func @narrow(%x: bf16[64, 32] input "x", %w: f8e4m3fn[32, 48] param "w", %s: f32[1, 1] param "s") -> (bf16[64, 48]) {
+  %n = aten._to_copy %x {dtype = "f8e4m3fn"} : f8e4m3fn[64, 32]
+  %y = moai.scaled_mm %n, %w, %s, %s {dtype = "bf16"} : bf16[64, 48]
+  return %y
+}
+"""
+
+
+def test_eight_bit_floats_need_a_gpu_that_has_them() -> None:
+    program = program_of(load(NARROW))
+    with pytest.raises(Diagnostic, match=r"in eight-bit floats, and NVIDIA A100 .* \(sm_80\) has none\nhint: "):
+        list(made_of(program, TARGETS["sm_80"]))
+    (product,) = [each.row for each in made_of(program, TARGETS["sm_90"]) if each.binary is None]
+    assert (product.kernel, product.heavy) == ("extern_kernels._scaled_mm", "f8e4m3fn")
+    assert product.flops == 2 * 64 * 32 * 48
+
+
 def test_the_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
     target = TARGETS["sm_90"]
     assert target.seconds(flops=67e12, nbytes=1.0) == 1.0
     assert target.seconds(flops=1.0, nbytes=3.35e12) == 1.0
     assert target.seconds(flops=989e12, nbytes=1.0, heavy="bf16") == 1.0
+    assert target.seconds(flops=1979e12, nbytes=1.0, heavy="f8e4m3fn") == 1.0
 
 
 def test_a_step_is_what_its_functions_run_times_what_these_call() -> None:

@@ -168,6 +168,15 @@ def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -
     return aten.constant_pad_nd(aten.unsqueeze(grad, dim), [*after, index, sizes[dim] - 1 - index])
 
 
+def _extreme(name: str) -> Callable[[Tensor], Tensor]:
+    """The largest or smallest of all elements, by the op that can find that of each part first."""
+
+    def find(x: Tensor) -> Tensor:
+        return getattr(aten, name)(x, list(range(x.dim())))
+
+    return find
+
+
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """With one sigmoid, that kernels are found by: PyTorch 2.11 would write it out as four ops."""
     wide_grad, wide = grad.to(_wide(grad.dtype)), x.to(_wide(x.dtype))
@@ -182,6 +191,8 @@ _OURS: Table = {
     aten.baddbmm.default: _baddbmm,
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
+    aten.max.default: _extreme("amax"),
+    aten.min.default: _extreme("amin"),
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
     aten.convolution.default: _convolution,

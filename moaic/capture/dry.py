@@ -14,10 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
+from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
 from moaic.ir.errors import Diagnostic
-from moaic.precision import takes_precision
+from moaic.precision import PRECISION, float8_recipe, takes_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,11 @@ class _Recorder:
         pass
 
 
-def _record(graph_module: Any, examples: Sequence[Any], **options: object) -> Callable[..., Any]:
+def _record(
+    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, **others: object
+) -> Callable[..., Any]:
+    if recipe := float8_recipe((options or {}).get(PRECISION)):
+        in_float8(graph_module, recipe)
     return capture_backend(graph_module, examples, _Recorder)
 
 
@@ -96,6 +101,8 @@ def take_call(
     except _TakenError as one:
         return one.taken
     except TorchDynamoException as error:
+        if isinstance(inner := getattr(error, "inner_exception", None), Diagnostic):
+            raise inner from None
         reason = str(error).strip().split("\n")[0]
         raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {reason}") from error
     raise AssertionError("a compiled model ran without its backend")

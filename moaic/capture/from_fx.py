@@ -22,8 +22,10 @@ from moaic.capture.masks import with_flags
 from moaic.capture.source import location, role_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
+from moaic.ir.ops import SCALED_MM
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.dead import live
+from moaic.passes.once import once
 from moaic.runtime.schema import DTYPE_NAMES, Signature, op_name, signature_of
 
 aten = torch.ops.aten
@@ -385,7 +387,7 @@ class _Reader:
         with no_dispatch():
             function = with_flags(function, dict(self.constants))
         return Captured(
-            live(function),
+            once(live(function)),
             self._positions(program.primals),
             self._positions(program.tangents),
             tuple(tensor for _, tensor in self.constants),
@@ -612,6 +614,17 @@ def _permuted(call: _Call, x: Value, order: list[int]) -> Value:
     return x if order == sorted(order) else call.emit("aten.permute", x, dims=tuple(order))
 
 
+def _cat(call: _Call) -> Value:
+    """Without tensors that add nothing, as a cache that nothing was put in is: of their size no dim would split."""
+    operand = call.operands[0]
+    assert isinstance(operand, tuple)
+    given = [value for value in operand if value is not None and value.type.elements()]
+    if len(given) == 1:
+        return _cast(call, given[0])
+    has_its_type = any(value.type.dtype == call.kind.dtype for value in given)
+    return call.emit_as("aten.cat", [tuple(given) if has_its_type else operand], call.attrs)
+
+
 def _filled(value: Attr) -> Special:
     """Everything that makes a constant tensor is `aten.full`."""
 
@@ -664,12 +677,39 @@ def _range(call: _Call, start: Attr, end: Attr, step: Attr) -> Value:
 
 def _sdpa(call: _Call) -> list[Value]:
     query, key, value, mask = call.operands
-    return call.reader.emit_many("moai.sdpa", [query, key, value, mask], call.kinds, _attention(call, query))
+    operands = [query, _for_each_head(call, query, key), _for_each_head(call, query, value), mask]
+    return call.reader.emit_many("moai.sdpa", operands, call.kinds, _attention(call, query))
 
 
 def _sdpa_backward(call: _Call) -> list[Value]:
-    query = call.operands[1]
-    return call.reader.emit_many("moai.sdpa_backward", call.operands, call.kinds, _attention(call, query))
+    grad, query, key, value, *rest = call.operands
+    wide_key, wide_value = (_for_each_head(call, query, x) for x in (key, value))
+    operands = [grad, query, wide_key, wide_value, *rest]
+    kinds = [call.kinds[0], wide_key.type, wide_value.type]
+    found = call.reader.emit_many("moai.sdpa_backward", operands, kinds, _attention(call, query))
+    return [_of_own_heads(call, grad, kind) for grad, kind in zip(found, call.kinds, strict=True)]
+
+
+def _for_each_head(call: _Call, query: Operand, x: Operand) -> Value:
+    """Keys or values repeated until every head of the query has its own: PyTorch's attention for CPUs shares them."""
+    assert isinstance(query, Value)
+    assert isinstance(x, Value)
+    (batch, heads, *rest), wanted = x.type.shape, query.type.shape[1]
+    if heads == wanted:
+        return x
+    spread = (batch, heads, wanted // heads, *rest)
+    seen = _seen_as(call, x, (batch, heads, 1, *rest))
+    repeated = call.emit("aten.expand", seen, kind=TensorType(x.type.dtype, spread), size=spread)
+    return _seen_as(call, repeated, (batch, wanted, *rest))
+
+
+def _of_own_heads(call: _Call, grad: Value, kind: TensorType) -> Value:
+    """The sum of the gradients of all copies of a head."""
+    if grad.type == kind:
+        return grad
+    batch, heads, *rest = kind.shape
+    seen = _seen_as(call, grad, (batch, heads, grad.type.shape[1] // heads, *rest))
+    return call.emit("aten.sum.dim_IntList", seen, kind=kind, dim=(2,))
 
 
 def _attention(call: _Call, query: Operand) -> dict[str, Attr]:
@@ -691,6 +731,24 @@ def _renamed(name: str) -> Special:
 def _with_number(name: str) -> Special:
     """`mul.Scalar` and the like: a number in the place of the second tensor."""
     return lambda call: call.emit_as(name, [*call.operands, None], call.attrs)
+
+
+def _scaled_mm(call: _Call) -> Value:
+    """Scales are matrices. Other forms, with scales of blocks or a bias, stay as they are and are planned whole."""
+    left, right, *scales = (operand for operand in call.operands if isinstance(operand, Value))
+    wanted = [(left.type.shape[0], 1), (1, right.type.shape[1])]
+    shapes = [(1, 1) if scale.type.elements() == 1 else scale.type.shape for scale in scales]
+    if len(shapes) != 2 or any(shape not in ((1, 1), whole) for shape, whole in zip(shapes, wanted, strict=True)):
+        return call.emit_as("aten._scaled_mm", call.operands, call.attrs)
+    seen = [_seen_as(call, scale, shape) for scale, shape in zip(scales, shapes, strict=True)]
+    fast = {"use_fast_accum": True} if call.attrs.get("use_fast_accum") else {}
+    return call.emit_as(SCALED_MM, [left, right, *seen], {"dtype": call.kind.dtype, **fast})
+
+
+def _seen_as(call: _Call, x: Value, shape: tuple[int, ...]) -> Value:
+    if x.type.shape == shape:
+        return x
+    return call.emit("aten.view", x, kind=TensorType(x.type.dtype, shape), size=shape)
 
 
 def _index_put(call: _Call) -> Value:
@@ -858,6 +916,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     ),
     "aten.expand": _expand,
     "aten.copy": _copy,
+    "aten.cat": _cat,
     "aten.slice.Tensor": _slice,
     **_each("aten.permute aten.transpose.int aten.t", _permute),
     **_each("aten.full aten.full_like aten.new_full", _filled(0)),
@@ -876,6 +935,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,
+    "aten._scaled_mm": _scaled_mm,
     **_each("aten.index_put aten._unsafe_index_put", _index_put),
     "aten.scatter_add": _scatter_add,
     "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Final
 
-import torch
-
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request, request_from
 from moaic.precision import PRECISION, precision_of
@@ -40,11 +38,6 @@ class Choices:
 
     backend: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options of the backend."""
-
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The type in which autocast runs the forward; None leaves it as the program has it."""
-        return precision_of(self.backend.get(PRECISION))
 
 
 def choices_from(options: Mapping[str, object]) -> Choices:

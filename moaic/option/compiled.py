@@ -19,7 +19,6 @@ from torch import nn
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
 from moaic.option.choices import Choices
-from moaic.precision import PRECISION, narrowed
 
 
 class _Root(threading.local):
@@ -57,8 +56,7 @@ class CompiledCall:
 
     def __init__(self, module: nn.Module, choices: Choices) -> None:
         self._module = module
-        self._precision = choices.precision
-        options: Any = {name: value for name, value in choices.backend.items() if name != PRECISION}
+        options: Any = dict(choices.backend)
         self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,8 +64,7 @@ class CompiledCall:
             return torch_private.call_of(self._module)(*args, **kwargs)
         _ROOT.entered = True
         try:
-            with narrowed(self._precision, [NAME]):
-                return self._compiled(*args, **kwargs)
+            return self._compiled(*args, **kwargs)
         finally:
             _ROOT.entered = False
 
@@ -81,6 +78,8 @@ def _top_frame(module: nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
 
+    # What is asked where a model lies asks it as a method.
+    vars(call)["__self__"] = module
     # Dynamo keeps what it learns of sizes by a function's name, and each module has its own.
     call.__code__ = call.__code__.replace(co_name=f"{type(module).__name__}_{next(_numbers)}")
     return call

@@ -121,12 +121,18 @@ def text(batch: int = 2, length: int = 12) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
+def unpadded() -> dict[str, Tensor]:
+    """Without a mask attention is a flag, and several heads of queries may share one of keys."""
+    padded = text()
+    return {"input_ids": padded["input_ids"], "labels": padded["input_ids"]}
+
+
 def pictures(size: int = 16) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(4, 3, size, size), "labels": torch.randint(0, 5, (4,))}
 
 
 def llama(**changes: Any) -> nn.Module:
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **changes))
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**{**GROUPED, **changes}))
 
 
 def qwen2() -> nn.Module:
@@ -179,6 +185,8 @@ class ResNet(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
     "llama": (llama, text),
+    "llama_without_padding": (llama, unpadded),
+    "llama_with_a_cache": (lambda: llama(use_cache=True), unpadded),
     "llama_eager_attention": (lambda: llama(attn_implementation="eager"), text),
     "qwen2": (qwen2, text),
     "mistral": (mistral, text),
@@ -264,6 +272,14 @@ def test_no_copies_and_no_biases_inside_products(compiler: Compiler) -> None:
     assert all(op.operands[-1] is None for op in convolutions if op.name == "aten.convolution")
     masks = [op.attrs["output_mask"] for op in convolutions if op.name.endswith("backward")]
     assert all(isinstance(mask, tuple) and mask[2] is False for mask in masks)
+
+
+def test_an_empty_cache_adds_nothing(compiler: Compiler) -> None:
+    """Models keep one unless told otherwise. What is joined with a tensor of no rows could not be split."""
+    compiler(llama(use_cache=True).train())(**unpadded())
+    joined = [op for op in compiler.function().ops if op.name == "aten.cat"]
+    assert joined
+    assert all(value.type.elements() for op in joined for value in op.inputs())
 
 
 def test_attention_stays_one_op(compiler: Compiler) -> None:

@@ -249,6 +249,14 @@ def triangle(d: Drawn, name: str) -> Case:
     return case(name, row=d.size(), col=d.size(), offset=d.number(-1, 1), dtype="i64")
 
 
+@cases("moai.scaled_mm")
+def scaled_mm(d: Drawn, name: str) -> Case:
+    m, k, n = d.size(), d.pick(16, 32, 96, 24), d.pick(16, 32, 96, 24)
+    left, right = (d.real(*shape).to(torch.float8_e4m3fn) for shape in ((m, k), (k, n)))
+    scales = (d.unit(m, 1), d.unit(1, n)) if d.pick(False, True) else (d.unit(1, 1), d.unit(1, 1))
+    return case(name, left, right, *scales, dtype="f64")
+
+
 @cases("moai.fold_key")
 def fold_key(d: Drawn, name: str) -> Case:
     return case(name, d.ints(2, low=0, high=2**31), instance=d.number(0, 9))

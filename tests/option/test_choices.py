@@ -9,6 +9,7 @@ import torch
 from moaic.ir.errors import Diagnostic
 from moaic.option.choices import KNOWN, choices_from
 from moaic.passes.config import Request, request_from
+from moaic.precision import PRECISION, precision_of
 
 
 def test_other_names_are_translated() -> None:
@@ -41,7 +42,7 @@ def test_without_a_pipeline() -> None:
 )
 def test_mixed_precision(value: object, dtype: torch.dtype | None) -> None:
     for name in ("mixed_precision", "precision"):
-        assert choices_from({name: value}).precision == dtype
+        assert precision_of(choices_from({name: value}).backend[PRECISION]) == dtype
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,8 @@ def test_mixed_precision(value: object, dtype: torch.dtype | None) -> None:
         ({"pp": 2, "num_stages": 2}, "`num_stages` is another name for `pp`, and both are given"),
         ({"pipeline_parallel": False, "num_stages": 2}, "rules out the pipeline of 2 stages"),
         ({"pipeline_parallel": "perhaps"}, "pipeline_parallel=perhaps is not known"),
-        ({"mixed_precision": "fp8"}, "mixed_precision=fp8 is not known\nhint: choose True, False, bf16"),
-        ({"precision": "fp8"}, "precision=fp8 is not known\nhint: choose True, False, bf16"),
+        ({"mixed_precision": "fp4"}, "mixed_precision=fp4 is not known\nhint: choose True, False, bf16"),
+        ({"precision": "fp4"}, "precision=fp4 is not known\nhint: choose True, False, bf16"),
         ({"precision": True, "mixed_precision": True}, "`mixed_precision` is another name for `precision`, and both"),
         ({"num_micro_batches": 0}, "micro_batches=0 is not a positive whole number"),
     ],

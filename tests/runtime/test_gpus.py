@@ -26,6 +26,7 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) {
   strncpy(name, device == (void *)1 ? "NVIDIA H100" : "NVIDIA H200", length);
   return 0;
 }
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, memory *found) {
   found->total = (unsigned long long)device * (80ull << 30);
   return 0;
@@ -38,7 +39,7 @@ def test_nvidia_is_asked_through_its_library(tmp_path: Path) -> None:
     source, library = tmp_path / "nvml.c", tmp_path / "nvml.so"
     source.write_text(LIBRARY, encoding="ascii")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    assert nvidia(str(library)) == [Gpu("NVIDIA H100", 80 * GIB), Gpu("NVIDIA H200", 160 * GIB)]
+    assert nvidia(str(library)) == [Gpu("NVIDIA H100", 80 * GIB, "sm_90"), Gpu("NVIDIA H200", 160 * GIB, "sm_90")]
     assert nvidia("libthere-is-none.so.1") == []
 
 
@@ -49,15 +50,23 @@ def test_amd_is_read_in_the_file_system(tmp_path: Path) -> None:
         bank.mkdir(parents=True)
         (tmp_path / node / "properties").write_text(text, encoding="ascii")
         (bank / "properties").write_text(f"heap_type 1\nsize_in_bytes {192 * GIB}\n", encoding="ascii")
-    assert amd(tmp_path) == [Gpu("AMD gfx942", 192 * GIB)]
+    assert amd(tmp_path) == [Gpu("AMD gfx942", 192 * GIB, "gfx942")]
     assert amd(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "has"),
+    [("sm_80", False), ("sm_89", True), ("sm_120", True), ("gfx90a", False), ("gfx942", True), ("gfx950", True)],
+)
+def test_some_multiply_eight_bit_floats(arch: str, has: bool) -> None:
+    assert Gpu("one", GIB, arch).has_float8 is has
 
 
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four GPUs, for all that this PyTorch is told."""
     monkeypatch.setattr(gpus, "built_for", lambda: "cuda")
-    monkeypatch.setattr(gpus, "nvidia", lambda: [Gpu(f"NVIDIA {n}", (80 + n) * GIB) for n in range(4)])
+    monkeypatch.setattr(gpus, "nvidia", lambda: [Gpu(f"NVIDIA {n}", (80 + n) * GIB, "sm_90") for n in range(4)])
 
 
 @pytest.mark.usefixtures("four")

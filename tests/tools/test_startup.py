@@ -81,6 +81,7 @@ step(torch.ones(3, 4).to("moai"))
     ("text", "environment", "message"),
     [
         (MISTAKE, {"MOAI_FLAVOR": "2"}, "train.py:5: error: dp=3 needs 3 workers, there are 2"),
+        (MISTAKE.replace('"dp"', '"dq"'), {"MOAI_FLAVOR": "2"}, "train.py:5: error: there is no plan option `dq`"),
         (MISTAKE, {"MOAI_FLAVOR": "Huge"}, "error: there is no flavor `Huge`"),
         (MISTAKE, {"MOAI_LOG": "loud"}, "error: MOAI_LOG=loud is not a level"),
     ],

@@ -1,0 +1,83 @@
+"""Linear layers in eight-bit floats, as torchao computes them: put in the place of those in Dynamo's graph.
+
+The model stays what it is: nothing is converted, and what it holds keeps its type. The only file that knows torchao.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.func import functional_call
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.ops import SCALED_BLOCK
+from moaic.passes import log
+
+_LINEAR: Final[Any] = nn.functional.linear
+
+
+def in_float8(graph_module: fx.GraphModule, recipe: str) -> None:
+    """Has the linear layers of Dynamo's graph compute as torchao's `recipe` says, where autocast is on.
+
+    Left as they are: the last one, which gives the logits or what is made of them, as torchao's own advice is; those
+    whose weight is computed; and those with sizes that GPUs take no eight-bit floats for. Raises Diagnostic where
+    torchao is missing.
+    """
+    layers = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target is _LINEAR]
+    taken = [node for node in layers[:-1] if _fits(_weight(node))]
+    for node in taken:
+        out, width = _weight(node).meta["example_value"].shape
+        layer_of(recipe, int(out), int(width))
+        _replace(node, recipe)
+    graph_module.recompile()
+    log.in_float8(len(taken), len(layers), recipe)
+
+
+def _weight(linear: fx.Node) -> fx.Node:
+    weight: Any = linear.kwargs.get("weight", linear.args[1] if len(linear.args) > 1 else None)
+    return weight
+
+
+def _fits(weight: fx.Node) -> bool:
+    """Whether it is one that a model holds, of such sizes."""
+    shape = weight.meta["example_value"].shape
+    return weight.op in ("placeholder", "get_attr") and not any(size % SCALED_BLOCK for size in shape)
+
+
+def _replace(linear: fx.Node, recipe: str) -> None:
+    arguments = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
+    linear.target = float8_linear
+    linear.args = (arguments["input"], arguments["weight"], arguments.get("bias"), recipe)
+    linear.kwargs = {}
+
+
+def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:
+    """`linear`, in eight-bit floats where autocast is on: what a model keeps out of autocast stays wide."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return _LINEAR(x, weight, bias)
+    narrow = torch.get_autocast_dtype(device)
+    layer = layer_of(recipe, *weight.shape)
+    y = functional_call(layer, {"weight": weight.to(narrow)}, (x.to(narrow),))
+    return y if bias is None else y + bias.to(narrow)
+
+
+@cache
+def layer_of(recipe: str, out: int, width: int) -> nn.Module:
+    """The layer of these sizes, as torchao makes it. It holds nothing: it is called with the weight of a model."""
+    try:
+        from torchao.float8 import (  # pyright: ignore[reportMissingTypeStubs]
+            Float8LinearConfig,
+            convert_to_float8_training,
+        )
+    except ImportError as error:
+        raise Diagnostic(
+            f"layers in eight-bit floats are torchao's, which cannot be imported: {error}", hint="pip install torchao"
+        ) from error
+    with unset_fake_temporarily():
+        layer = nn.Linear(width, out, bias=False, device="meta")
+        return convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name(recipe))

@@ -1,0 +1,161 @@
+"""Plans of steps in eight-bit floats compute what one device does: scales are of whole rows, columns or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from moaic.capture.dry import take_call
+from moaic.capture.float8 import float8_linear
+from moaic.check import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.types import FLOAT8
+from moaic.passes.build import Builder, build
+from moaic.passes.config import parse_request
+from tests.exact.models import Batch
+from tests.exact.training import PLANS, compiled
+
+pytest.importorskip("torchao.float8")
+
+RECIPES = {"float8": "rowwise_with_gw_hp", "float8_rowwise": "rowwise", "float8_tensorwise": "tensorwise"}
+
+ANY_ROWS = "float8"
+"""The precision in which no product waits for the whole batch."""
+
+LOSS, GRADIENT = 1e-3, 0.2
+"""Distances from torchao's layers on the host. Three bits of mantissa: what bfloat16 rounds otherwise falls on the next
+of these numbers, a sixteenth away."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def llama(**changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).train()
+
+
+def batch() -> Batch:
+    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
+
+
+@cache
+def step(precision: str) -> Module:
+    torch.compiler.reset()
+    return Module((take_call(llama(), batch(), {"precision": precision}).captured.function,))
+
+
+@cache
+def proof(precision: str) -> Proof:
+    torch.compiler.reset()
+    return Proof(step_of(take_call(llama(), batch(), {"precision": precision})))
+
+
+WHOLE_BATCH = r"mb=\d cannot pass aten.amax .* it needs the whole batch"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exact)])
+@pytest.mark.parametrize("precision", RECIPES)
+def test_plans_compute_the_graph(precision: str, ranks: int) -> None:
+    """In float64, with the casts to eight bits as they are: a scale that is off by a bit would show."""
+    kinds = one_of_each_kind(plans_of(step(precision), ranks))
+    for config in sampled(kinds, 5 if ranks == 2 else len(kinds)):
+        verdict = proof(precision).verdict(config)
+        if precision != ANY_ROWS and config.micro_batches > 1:
+            assert verdict.fate is Fate.DROPPED
+            assert verdict.reason.startswith("mb=")
+            assert "aten.amax" in verdict.reason
+        else:
+            assert verdict.fate is Fate.PASS, f"{config}: {verdict}"
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+def test_scales_are_found_from_parts(precision: str) -> None:
+    """A split batch sends gradients and, per scale, one number from each rank: never what is cast."""
+    config = plans_of(step(precision), 2, parse_request("dp=2,micro_batches=1,distribute_param=none"))[0]
+    joint = Builder(step(precision)).build(config).programs.joint
+    gathered = [next(op.inputs()).type for op in joint.main.ops if op.name == "moai.all_gather"]
+    assert all(kind.shape[0] == 2 and kind.elements() <= 2 * SIZES["intermediate_size"] for kind in gathered)
+    assert bool(gathered) == (precision != ANY_ROWS)
+
+
+def test_eight_bits_travel() -> None:
+    """What is gathered for a product is gathered after the cast, where it is large enough to matter."""
+    torch.compiler.reset()
+    model = llama(hidden_size=512, intermediate_size=1024, num_hidden_layers=1)
+    ids = torch.zeros(64, 16, dtype=torch.int64)
+    taken = take_call(model, {"input_ids": ids, "labels": ids}, {"precision": ANY_ROWS})
+    wide = Module((taken.captured.function,))
+    config = plans_of(wide, 2, parse_request("tp=2,micro_batches=1"))[0]
+    joint = Builder(wide).build(config).programs.joint
+    gathered = {next(op.inputs()).type.dtype for op in joint.main.ops if op.name == "moai.all_gather"}
+    assert gathered & FLOAT8
+
+
+def test_micro_batches_say_what_is_in_their_way() -> None:
+    config = plans_of(step("float8_tensorwise"), 2, parse_request("dp=2,micro_batches=2"))[0]
+    with pytest.raises(Diagnostic, match=WHOLE_BATCH):
+        build(step("float8_tensorwise"), config)
+
+
+def in_float8_here(model: nn.Module, recipe: str) -> nn.Module:
+    """The model with torchao's layers in the place of its own, but for the last, on the host."""
+
+    def narrow(layer: Any) -> Callable[[Tensor], Tensor]:
+        return lambda x: float8_linear(x, layer.weight, layer.bias, recipe)
+
+    names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear and name != "lm_head"]
+    for name in names:
+        layer: Any = model.get_submodule(name)
+        layer.forward = narrow(layer)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("precision", "plan"),
+    [
+        (ANY_ROWS, "pp2"),
+        *(pytest.param(ANY_ROWS, plan, marks=pytest.mark.exact) for plan in ("one", "dp2_mb2", "tp2", "cp2", "use")),
+        *(pytest.param(each, "dp2", marks=pytest.mark.exact) for each in RECIPES),
+    ],
+)
+def test_workers_train_with_torchao_s_layers(precision: str, plan: str) -> None:
+    torch.compiler.reset()
+    model, host = llama().to("moai"), in_float8_here(llama(), RECIPES[precision])
+    call = compiled(model, PLANS[plan], precision=precision)
+    loss = call(**batch()).loss
+    loss.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = host(**batch()).loss
+    expected.backward()
+    assert abs(loss.item() - expected.item()) <= LOSS * expected.item()
+    wanted = dict(host.named_parameters())
+    for name, parameter in model.named_parameters():
+        grad, other = parameter.grad, wanted[name].grad
+        assert grad is not None
+        assert other is not None
+        assert grad.dtype == torch.float32
+        assert (grad.cpu() - other).norm() <= GRADIENT * other.norm(), name
