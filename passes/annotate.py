@@ -393,7 +393,8 @@ class _Rewriter:
 
     def _barrier(self, value: Value) -> Barrier:
         assert self.at is not None
-        return barrier(self.axis, self.at, f"`%{value.name}` is split where it enters @{self.old.name}")
+        what = f"`%{value.name}`" if value.name else f"a value of {list(value.type.shape)}"
+        return barrier(self.axis, self.at, f"{what} is split where it enters @{self.old.name}")
 
 
 def replace_type(value: Value, old: Value) -> Value:

@@ -93,6 +93,15 @@ def test_plans_compute_the_graph(precision: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("precision", RECIPES)
+def test_a_split_sequence_is_exact_too(precision: str) -> None:
+    """Its parts are no runs of rows of the products: a row of the batch has some in each."""
+    for text in ("cp=2,micro_batches=1", "cp=2,dp=2,micro_batches=1"):
+        config = plans_of(step(precision), text.count("=2") * 2, parse_request(text))[0]
+        verdict = proof(precision).verdict(config)
+        assert verdict.fate is Fate.PASS, verdict
+
+
+@pytest.mark.parametrize("precision", RECIPES)
 def test_scales_are_found_from_parts(precision: str) -> None:
     """A split batch sends gradients and, per scale, one number from each rank: never what is cast."""
     config = plans_of(step(precision), 2, parse_request("dp=2,micro_batches=1,distribute_param=none"))[0]
