@@ -175,6 +175,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
         "tp2, op by op",
         "pp2, op by op",
         "dp2, compiled",
+        "dp2, float8, compiled",
     }
     for part in (small, large):
         assert {"moaic", "torch.compile", "eager", "moaic / torch.compile"} == {each.way for each in part.figures}

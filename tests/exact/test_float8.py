@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from moaic.capture.dry import take_call
-from moaic.capture.float8 import float8_linear
 from moaic.check import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.types import FLOAT8
 from moaic.passes.build import Builder, build
 from moaic.passes.config import parse_request
-from tests.exact.models import Batch
-from tests.exact.training import PLANS, compiled
+from tests.exact.float8 import RECIPES, SIZES, batch, beside_torchao, llama
 
 pytest.importorskip("torchao.float8")
 
-RECIPES = {"float8": "rowwise_with_gw_hp", "float8_rowwise": "rowwise", "float8_tensorwise": "tensorwise"}
-
 ANY_ROWS = "float8"
 """The precision in which no product waits for the whole batch."""
-
-LOSS, GRADIENT = 1e-3, 0.2
-"""Distances from torchao's layers on the host. Three bits of mantissa: what bfloat16 rounds otherwise falls on the next
-of these numbers, a sixteenth away."""
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,16 +29,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def llama(**changes: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).train()
-
-
-def batch() -> Batch:
-    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids, "labels": ids}
 
 
 @cache
@@ -130,18 +99,6 @@ def test_micro_batches_say_what_is_in_their_way() -> None:
         build(step("float8_tensorwise"), config)
 
 
-def in_float8_here(model: Any, recipe: str) -> Any:
-    """The model with torchao's layers in the place of its own, but for the last, on the host."""
-
-    def narrow(layer: Any) -> Callable[[Tensor], Tensor]:
-        return lambda x: float8_linear(x, layer.weight, layer.bias, recipe)
-
-    for name, layer in model.named_modules():
-        if type(layer) is nn.Linear and name != "lm_head":
-            vars(layer)["forward"] = narrow(layer)
-    return model
-
-
 @pytest.mark.parametrize(
     ("precision", "plan"),
     [
@@ -151,19 +108,4 @@ def in_float8_here(model: Any, recipe: str) -> Any:
     ],
 )
 def test_workers_train_with_torchao_s_layers(precision: str, plan: str) -> None:
-    torch.compiler.reset()
-    model, host = llama().to("moai"), in_float8_here(llama(), RECIPES[precision])
-    call = compiled(model, PLANS[plan], precision=precision)
-    loss = call(**batch()).loss
-    loss.backward()
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = host(**batch()).loss
-    expected.backward()
-    assert abs(loss.item() - expected.item()) <= LOSS * expected.item()
-    wanted = dict(host.named_parameters())
-    for name, parameter in model.named_parameters():
-        grad, other = parameter.grad, wanted[name].grad
-        assert grad is not None
-        assert other is not None
-        assert grad.dtype == torch.float32
-        assert (grad.cpu() - other).norm() <= GRADIENT * other.norm(), name
+    beside_torchao(precision, plan)
