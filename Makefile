@@ -8,6 +8,9 @@ WATCHED := tests/models tests/runtime tests/tools
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
+# With what tests alone want. Where torchao is installed, transformers imports it, and it names the files that a PyTorch
+# for CPUs cannot load: not what the demo should begin with.
+WHOLE := .venv/.whole
 OLDEST := out/oldest
 
 .DEFAULT_GOAL := help
@@ -23,14 +26,14 @@ tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on al
 	$(BIN)/python tutorial/prepare_llama2.py
 	$(BIN)/python tutorial/train_llama2.py
 
-test: $(READY) ## run every test once, but for the long proofs
+test: $(WHOLE) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(WATCHED:%=--ignore=%)
 	$(BIN)/python -m pytest $(WATCHED)
 
-exact: $(READY) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
+exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
 	$(BIN)/python -m pytest tests -m exact $(LIBRARIES:%=--ignore=%)
 
-check: $(READY) ## lint, format, types, layers
+check: $(WHOLE) ## lint, format, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -45,14 +48,14 @@ docs: $(READY) ## build the documentation into out/site, every warning an error
 guide: $(READY) ## predict the tables of the parameter guide anew
 	$(BIN)/python docs/parameters.py
 
-ecosystem: $(READY) ## install the libraries that people use around PyTorch, and train with each of them
+ecosystem: $(WHOLE) ## install the libraries that people use around PyTorch, and train with each of them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
 	$(BIN)/python -m pytest $(LIBRARIES) -m exact
 
 oldest: $(READY) ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
 	$(BIN)/python -m venv $(OLDEST)
 	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dev]' \
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dev,float8]' \
 		$$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
 	$(OLDEST)/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py
 
@@ -61,4 +64,8 @@ $(READY): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found; name one with PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(WHOLE): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,float8]'
 	@touch $@

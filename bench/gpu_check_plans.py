@@ -1,7 +1,7 @@
 """A part of `bench/gpu.py`: small models train on several workers of one GPU as they do in plain PyTorch on the CPU.
 
-First every plan op by op, then some of them compiled, then one in eight-bit floats where the GPU has them. The
-accelerator is that of MOAI_FLAVOR.
+First every plan op by op, then some of them compiled, then one in eight-bit floats where the GPU has them
+and torchao is installed. The accelerator is that of MOAI_FLAVOR.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import torch
 from gpu_findings import Check, Finding, LeftOut, Task, parser, task_of
@@ -63,7 +64,7 @@ def cases(proofs: Proofs, *, here: bool) -> Iterator[tuple[str, Callable[[], Non
         yield f"{plan}, op by op", lambda plan=plan: proofs.op_by_op(plan)
     for plan in COMPILED_HERE if here else COMPILED:
         yield f"{plan}, compiled", lambda plan=plan: proofs.compiled(plan)
-    if all(gpu.has_float8 for gpu in usable(os.environ)):
+    if find_spec("torchao") and all(gpu.has_float8 for gpu in usable(os.environ)):
         yield "dp2, float8, compiled", lambda: beside_torchao("float8", "dp2")
 
 
