@@ -15,7 +15,7 @@ import torch
 from gpu_findings import Check, Finding, LeftOut, Task, parser, task_of
 
 from moaic.runtime.gpus import usable
-from tests.exact.float8 import beside_torchao
+from tests.exact.float8 import beside_torchao, is_computed_here
 from tests.exact.models import EXAMPLES
 from tests.exact.training import (
     PLANS,
@@ -32,6 +32,8 @@ MODEL = EXAMPLES["llama"]
 COMPILED = ("dp2", "tp2", "pp2", "use", "dp2_mb2")
 
 HERE, COMPILED_HERE = ("dp2", "tp2", "pp2"), ("dp2",)
+
+EIGHT = "float8"
 
 CONTEXT = 1 << 26
 """Bytes of a GPU that a worker takes at least, as soon as it computes there."""
@@ -64,8 +66,8 @@ def cases(proofs: Proofs, *, here: bool) -> Iterator[tuple[str, Callable[[], Non
         yield f"{plan}, op by op", lambda plan=plan: proofs.op_by_op(plan)
     for plan in COMPILED_HERE if here else COMPILED:
         yield f"{plan}, compiled", lambda plan=plan: proofs.compiled(plan)
-    if find_spec("torchao") and all(gpu.has_float8 for gpu in usable(os.environ)):
-        yield "dp2, float8, compiled", lambda: beside_torchao("float8", "dp2")
+    if find_spec("torchao") and is_computed_here(EIGHT) and all(gpu.has_float8 for gpu in usable(os.environ)):
+        yield f"dp2, {EIGHT}, compiled", lambda: beside_torchao(EIGHT, "dp2")
 
 
 def verdict(name: str, prove: Callable[[], None]) -> Check:

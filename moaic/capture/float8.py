@@ -27,13 +27,16 @@ def in_float8(graph_module: fx.GraphModule, recipe: str) -> None:
     whose weight is computed; and those with sizes that GPUs take no eight-bit floats for. Raises Diagnostic where
     torchao is missing.
     """
-    layers = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target is _LINEAR]
+    # What is checkpointed is in graphs of its own.
+    graphs = [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    layers = [node for each in reversed(graphs) for node in each.graph.nodes if node.target is _LINEAR]
     taken = [node for node in layers[:-1] if _fits(_weight(node))]
     for node in taken:
         out, width = _weight(node).meta["example_value"].shape
         layer_of(recipe, int(out), int(width))
         _replace(node, recipe)
-    graph_module.recompile()
+    for each in graphs:
+        each.recompile()
     log.in_float8(len(taken), len(layers), recipe)
 
 

@@ -6,9 +6,11 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from moaic import planning
@@ -21,8 +23,12 @@ from moaic.ir.verify import verify
 from moaic.runtime import session
 from moaic.runtime.flavors import GIB, Flavor
 from moaic.runtime.gpus import Gpu
+from tests.exact.float8 import RECIPES, is_computed_here
 
 pytest.importorskip("torchao.float8")
+
+
+checkpoint: Any = getattr(torch.utils.checkpoint, "checkpoint")  # noqa: B009 untyped
 
 
 class Layers(nn.Module):
@@ -87,6 +93,20 @@ def test_the_model_stays_what_it_is() -> None:
         assert torch.equal(tensor, before[name])
 
 
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(32, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.inner, x, use_reentrant=False)
+        return self.last(torch.relu(x)).float().sum()
+
+
+def test_layers_that_are_checkpointed_are_taken() -> None:
+    assert products(taken(Checkpointed()))["moai.scaled_mm"] == 1
+
+
 class KeptOut(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -102,13 +122,13 @@ def test_what_a_model_keeps_out_of_autocast_stays_wide() -> None:
     assert set(products(taken(KeptOut()))) == {"aten.mm"}
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_a_layer_is_close_to_the_one_it_stands_for(recipe: str) -> None:
+@pytest.mark.parametrize("precision", [each for each in RECIPES if is_computed_here(each)])
+def test_a_layer_is_close_to_the_one_it_stands_for(precision: str) -> None:
     layer, x = nn.Linear(32, 48), X.clone().requires_grad_()
     y = layer(x)
     expected = torch.autograd.grad(y.pow(2).sum(), (x, layer.weight, layer.bias))
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = float8_linear(x, layer.weight, layer.bias, recipe)
+        narrow = float8_linear(x, layer.weight, layer.bias, RECIPES[precision])
     found = torch.autograd.grad(narrow.float().pow(2).sum(), (x, layer.weight, layer.bias))
     assert narrow.dtype == torch.bfloat16
     assert not torch.equal(narrow.float(), y)

@@ -57,6 +57,11 @@ def in_float8_here(model: Any, recipe: str) -> Any:
     return model
 
 
+def is_computed_here(precision: str) -> bool:
+    """Whether PyTorch computes torchao's layers on CPUs: the oldest does so where a matrix has one scale."""
+    return precision == "float8_tensorwise" or torch.__version__ >= "2.12"
+
+
 def beside_torchao(precision: str, plan: str) -> None:
     """Raises AssertionError unless loss and gradients are those of torchao's layers, as far as eight bits can say."""
     torch.compiler.reset()
