@@ -166,7 +166,7 @@ def gathers(config: Config) -> frozenset[str]:
     return FLOATING.intersection(re.findall(r"moai\.all_gather .* : (\w+)\[", joint))
 
 
-@pytest.mark.parametrize("value", ["fp8", 16, "float32"])
+@pytest.mark.parametrize("value", ["fp4", 16, "float32"])
 def test_a_precision_that_there_is_not(value: object) -> None:
     with pytest.raises(
         Diagnostic, match=rf"precision={value} is not known\n.*choose True, False, bf16, bfloat16, fp16"
