@@ -622,7 +622,8 @@ def _cat(call: _Call) -> Value:
     if len(given) == 1:
         return _cast(call, given[0])
     has_its_type = any(value.type.dtype == call.kind.dtype for value in given)
-    return call.emit_as("aten.cat", [tuple(given) if has_its_type else operand], call.attrs)
+    dim = _from_front(call.attrs.get("dim", 0), len(call.kind.shape))
+    return call.emit_as("aten.cat", [tuple(given) if has_its_type else operand], {"dim": dim})
 
 
 def _filled(value: Attr) -> Special:
