@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from moaic.capture.dry import take_call
 from moaic.check import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
@@ -15,7 +17,7 @@ from moaic.ir.graph import Module
 from moaic.ir.types import FLOAT8
 from moaic.passes.build import Builder, build
 from moaic.passes.config import parse_request
-from tests.exact.float8 import RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
+from tests.exact.float8 import GRADIENT, RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
 
 pytest.importorskip("torchao.float8")
 
@@ -111,3 +113,21 @@ def test_workers_train_with_torchao_s_layers(precision: str, plan: str) -> None:
     if not is_computed_here(precision):
         pytest.skip("there is nothing to compare with")
     beside_torchao(precision, plan)
+
+
+def test_a_model_that_torchao_converted_is_planned_as_well() -> None:
+    from torchao.float8 import convert_to_float8_training  # pyright: ignore[reportMissingTypeStubs]
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    convert: Any = convert_to_float8_training
+    model, host = (convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).bfloat16()) for _ in range(2))
+    host.load_state_dict(model.state_dict())
+    narrow: Any = torch.compile(model.to("moai"), backend="moai", options={"dp": 2})
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    found, expected = narrow(x.to("moai")), host(x)
+    for y in (found, expected):
+        y.float().square().mean().backward()
+    assert type(model[0]).__name__ == "Float8Linear"
+    pairs = zip((found, model[0].weight.grad), (expected, host[0].weight.grad), strict=True)
+    assert all((ours.cpu() - theirs).norm() <= GRADIENT * theirs.norm() for ours, theirs in pairs)
