@@ -401,8 +401,21 @@ def _call(graph: Graph, target: Any, *args: Any) -> Node:
 
 
 def _matmul(graph: Graph, total: Node, left: Node, right: Node) -> bool:
+    _have_inductor_call(torch.ops.aten.addmm_.default)
     _call(graph, torch.ops.aten.addmm_.default, total, left, right)
     return True
+
+
+def _have_inductor_call(target: Any) -> None:
+    """Of its own accord it calls PyTorch for what it has no lowering of, unless CI is set in the environment.
+
+    Then it takes this for an oversight of PyTorch's own developers, and raises.
+    """
+    from torch._inductor import lowering
+
+    inductor: Any = lowering
+    if target not in inductor.lowerings:
+        inductor.make_fallback(target, warn=False)
 
 
 def _scatter(

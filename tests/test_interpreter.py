@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -292,6 +293,23 @@ def test_a_compiled_copy_is_a_copy() -> None:
     given = torch.ones(3)
     results = compile_function(Function("f", (x,), ops, (y, z, own)), compiled=True)([given])
     assert len({tensor.data_ptr() for tensor in (given, *results)}) == 4
+
+
+def test_compiled_adds_to_a_sum_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where CI is set, which has Inductor refuse what it would otherwise call PyTorch for."""
+    from torch._inductor.lowering import lowerings
+
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.delitem(lowerings, torch.ops.aten.addmm_.default, raising=False)
+    total, product, result = (Value(TensorType("f32", (3, 4))) for _ in range(3))
+    x, w = (Value(TensorType("f32", shape)) for shape in ((3, 5), (5, 4)))
+    ops = (Op("aten.mm", (x, w), (product,)), Op("moai.add_to", (total, product), (result,)))
+    run = compile_function(Function("f", (total, x, w), ops, (result,)), compiled=True)
+    sums = torch.ones(3, 4)
+    (found,) = run([sums, numbers(3, 5).float(), numbers(5, 4).float()])
+    assert found.data_ptr() == sums.data_ptr()
+    torch.testing.assert_close(found, 1 + numbers(3, 5).float() @ numbers(5, 4).float())
 
 
 def test_compiled_takes_any_strides() -> None:
