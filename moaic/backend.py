@@ -37,9 +37,9 @@ def moai(
     Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
     and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
     `precision="bf16"` a model computes as under autocast, and what it holds keeps its type; with "float8" its linear
-    layers do so in eight-bit floats. `compile=False`, or
-    MOAI_COMPILE=0, has the workers run op by op what they would compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or
-    `mode="reduce-overhead"` has GPUs repeat steps that they have recorded. Raises Diagnostic for what no plan can do.
+    layers do so in eight-bit floats. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op what they would
+    compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or `mode="reduce-overhead"` has GPUs repeat steps that they have
+    recorded. Raises Diagnostic for what no plan can do.
     """
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.ops import SCALED_MM, Kind, kind_of
+from moaic.ir.ops import SCALED_MM
 from moaic.ir.printer import render_attr
 
 
@@ -27,7 +27,7 @@ def once(function: Function) -> Function:
     ops: list[Op] = []
     for old in function.ops:
         op = old.with_operands(same)
-        if kind_of(op) is Kind.INSTRUCTION or op.name == "aten.clone" or results.intersection(op.results):
+        if op.name == "aten.clone" or results.intersection(op.results):
             ops.append(op)
             continue
         twin = known.setdefault(_does(op), op)

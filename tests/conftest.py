@@ -121,3 +121,14 @@ def match(command: list[str], printed: str) -> None:
     matcher.stderr = report
     if matcher.run():
         pytest.fail(f"{report.getvalue()}\nprinted:\n{printed}", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower with two, which wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

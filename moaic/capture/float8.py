@@ -33,29 +33,28 @@ def in_float8(graph_module: fx.GraphModule, recipe: str) -> None:
     taken = [node for node in layers[:-1] if _fits(_weight(node))]
     for node in taken:
         out, width = _weight(node).meta["example_value"].shape
+        # Made now: when the graph is traced AOTAutograd's modes would stand around it.
         layer_of(recipe, int(out), int(width))
-        _replace(node, recipe)
+        given = _arguments(node)
+        node.target, node.kwargs = float8_linear, {}
+        node.args = (given["input"], given["weight"], given.get("bias"), recipe)
     for each in graphs:
         each.recompile()
     log.in_float8(len(taken), len(layers), recipe)
 
 
+def _arguments(linear: fx.Node) -> dict[str, Any]:
+    return dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
+
+
 def _weight(linear: fx.Node) -> fx.Node:
-    weight: Any = linear.kwargs.get("weight", linear.args[1] if len(linear.args) > 1 else None)
-    return weight
+    return _arguments(linear)["weight"]
 
 
 def _fits(weight: fx.Node) -> bool:
     """Whether it is one that a model holds, of such sizes."""
     shape = weight.meta["example_value"].shape
     return weight.op in ("placeholder", "get_attr") and not any(size % SCALED_BLOCK for size in shape)
-
-
-def _replace(linear: fx.Node, recipe: str) -> None:
-    arguments = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
-    linear.target = float8_linear
-    linear.args = (arguments["input"], arguments["weight"], arguments.get("bias"), recipe)
-    linear.kwargs = {}
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:

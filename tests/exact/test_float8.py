@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -19,18 +18,12 @@ from moaic.passes.build import Builder, build
 from moaic.passes.config import parse_request
 from tests.exact.float8 import GRADIENT, RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 pytest.importorskip("torchao.float8")
 
 ANY_ROWS = "float8"
 """The precision in which no product waits for the whole batch."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

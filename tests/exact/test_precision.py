@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -26,6 +25,8 @@ from moaic.runtime.schema import DTYPES
 from tests.exact.models import EXAMPLES
 from tests.exact.training import PLANS, Batch, Call, Trainee, check, compiled, gradients
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NARROW = {"precision": "bf16"}
 
 LOSS = 1e-3
@@ -35,15 +36,6 @@ itself is some 1e-2 of a gradient's norm away from float32."""
 
 ROUNDING = 0.05
 """Largest distance of an element of a plan from that of one device, relative to the largest: parts are rounded."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors of small models are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -23,6 +23,8 @@ from moaic.runtime.tiles import assemble, local_part
 from moaic.runtime.to_fx import example, run_op, run_ops
 from tests.ir.op_cases import CASES, Case, drawn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COMPUTE = [name for name, declaration in OPS.items() if declaration.kind is not Kind.INSTRUCTION]
 
 NOTHING_SPLITS = frozenset(
@@ -69,15 +71,6 @@ class Laid:
     axis: str
     size: int
     strategy: Strategy
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_every_op_has_a_case() -> None:
