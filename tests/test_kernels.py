@@ -44,12 +44,8 @@ def llama() -> Module:
     return small_llama(Sample(batch=8, sequence=128))
 
 
-EVERY = [pytest.param(name, marks=() if name in ("sm_90", "gfx942") else pytest.mark.exact) for name in sorted(TARGETS)]
-"""One GPU of each maker always, its relative in the long proof."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_llama_becomes_few_kernels_and_none_spills(llama: Module, name: str) -> None:
     made = list(made_of(llama, target_of(name)))
     triton, products = Counter[str](), Counter[str]()

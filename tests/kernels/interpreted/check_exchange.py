@@ -73,7 +73,8 @@ def check_collectives_get_the_same_parts_with_it(case: Case) -> None:
             return cut, parts.put_together(cut, Digit(dim, case.stride))
 
     for one, other in zip(both_ways(case.tile), both_ways(None), strict=True):
-        assert one.stride() == other.stride()
+        # Of a tensor that holds nothing any strides are right.
+        assert one.stride() == other.stride() or not one.numel()
         assert torch.equal(one, other)
 
 
