@@ -57,7 +57,7 @@ oldest: $(READY) ## try the oldest PyTorch and Triton that pyproject.toml promis
 	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dev,float8]' \
 		$$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
-	$(OLDEST)/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py
+	$(OLDEST)/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py tests/test_interpreter.py
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml

@@ -143,6 +143,7 @@ def _answering(target: Target) -> Generator[dict[Any, tuple[str, str]]]:
         (torch.cuda, "get_device_properties", _always(_as_torch_has_it(target, capability))),
         (torch.cuda, "get_device_capability", _always(capability)),
         (torch.cuda, "current_device", _always(0)),
+        (torch.version, "hip", "7.0" if target.backend == "hip" else None),
         (scheduler, "has_triton", _always(True)),
         (_triton, "triton_hash_with_backend", _always(target.name)),
         (scheduling, "define_kernel", noting),

@@ -114,6 +114,22 @@ def test_eight_bit_floats_need_a_gpu_that_has_them() -> None:
     assert product.flops == 2 * 64 * 32 * 48
 
 
+ODD = """\
+func @odd(%x: f8e4m3fn[32, 24] input "x", %w: f8e4m3fn[24, 48] input "w", %s: f32[1, 1] input "s") -> (bf16[32, 48]) {
+  %y = moai.scaled_mm %x, %w, %s, %s {dtype = "bf16"} : bf16[32, 48]
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_eight_bit_products_are_over_whole_blocks(target: str) -> None:
+    """As those over a batch of any size in the gradients of weights: 24 is no multiple of 16, with 8 zeros it is."""
+    made = [each.row for each in made_of(program_of(load(ODD)), TARGETS[target])]
+    (product,) = [row for row in made if row.heavy]
+    assert product.nbytes == 32 * (32 + 48) + 4 + 2 * 32 * 48
+
+
 def test_the_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
     target = TARGETS["sm_90"]
     assert target.seconds(flops=67e12, nbytes=1.0) == 1.0

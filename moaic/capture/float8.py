@@ -78,7 +78,8 @@ def layer_of(recipe: str, out: int, width: int) -> nn.Module:
         )
     except ImportError as error:
         raise Diagnostic(
-            f"layers in eight-bit floats are torchao's, which cannot be imported: {error}", hint="pip install torchao"
+            f"layers in eight-bit floats are torchao's, which cannot be imported: {error}",
+            hint="pip install 'moaic[float8]'",
         ) from error
     with unset_fake_temporarily():
         layer = nn.Linear(width, out, bias=False, device="meta")
