@@ -163,5 +163,6 @@ def test_a_gpu_without_them_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchao_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     layer_of.cache_clear()
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(Diagnostic, match=r"are torchao's, which cannot be imported: .*\n.*pip install 'moaic\[float8\]'"):
+    said = r"are torchao's, which cannot be imported: .*\n.*pip install 'moaic\[float8\]'"
+    with pytest.raises(Diagnostic, match=said):
         taken(Layers())
