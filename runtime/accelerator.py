@@ -256,6 +256,8 @@ class Accelerator:
             loaded = self._programs[program]
             _check_arity(loaded, program, inputs, outputs, key)
             self._clear_the_way(inputs, outputs, fulfils)
+            # What nobody holds any more makes room for this run, which may lend its gradients the same memory.
+            self._bury()
             temporary: list[Buffer] = []
             ids = [self._input(*each, rest, temporary) for each in zip(inputs, loaded.inputs, strict=True)]
             names = [None if buffer is None else buffer.id for buffer in outputs]

@@ -7,6 +7,7 @@ import torch
 
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import whole
+from moaic.runtime.commands import Code
 from moaic.runtime.launch import launch
 from moaic.runtime.log import Log, replay
 
@@ -66,6 +67,24 @@ def _train(device: Accelerator) -> list[object]:
         outputs.append(d)
         device.download(whole(g))
     return [w, m, *outputs]
+
+
+@pytest.mark.timeout(120)
+def test_what_nobody_holds_makes_room_for_the_next_run() -> None:
+    device = Accelerator(launch(2), record=True)
+    try:
+        x, w = (device.buffer("f32", shape) for shape in ((64, 32), (32, 32)))
+        for buffer in (x, w):
+            device.fill(buffer, 1.0)
+        program = device.load(PROGRAM)
+        for step in range(3):
+            results = [device.buffer("f32", shape) for shape in ((32, 32), (64, 32))]
+            device.run(program, [x, w], results, key=(5, step))
+            del results
+        codes = [command[0] for entry in device.log().entries for command in entry.commands]
+    finally:
+        device.close()
+    assert [code for code in codes if code in (Code.RUN, Code.FREE)] == [*[Code.RUN, Code.FREE] * 3]
 
 
 def test_what_is_not_recorded_has_no_log(two: Accelerator) -> None:
