@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -115,13 +115,14 @@ class Program:
         self._params = len(self.main.params)
         roles = [self.main.param_role(index).kind for index in range(self._params)]
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
-        self._recorder = self._new_recorder() if recorded else None
+        self._recorder = self._new_recorder(functions.values()) if recorded else None
 
-    def _new_recorder(self) -> Recorder | None:
+    def _new_recorder(self, functions: Iterable[Function]) -> Recorder | None:
         communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
         carries = self._station.transport.can_be_recorded or not communicates
-        possible = self._station.physical.records and carries and can_be_recorded(self.main)
-        return Recorder(self.main, self._station, self._execute) if possible else None
+        possible = self._station.physical.records and carries and can_be_recorded(self.main, functions)
+        group = Group.of(range(self.mesh.ranks if communicates else 1), self._station.rank if communicates else 0)
+        return Recorder(self.main, self._station, group, self._execute) if possible else None
 
     def run(
         self,

@@ -35,13 +35,19 @@ PATIENCE: Final = timedelta(days=1)
 Maker = Callable[[Group], Any]
 """Makes a process group, together with the other ranks of the group."""
 
+Alike = Callable[[Sequence[int], int], bool]
+"""Whether these ranks, who ask at the same time, have chosen as this one has: asked beside all groups."""
+
 
 class GroupTransport:
     """The collectives of one worker."""
 
-    def __init__(self, make: Maker, physical: Physical, *, stages: bool, can_be_recorded: bool = False) -> None:
+    def __init__(
+        self, make: Maker, alike: Alike, physical: Physical, *, stages: bool, can_be_recorded: bool = False
+    ) -> None:
         """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
         self._make = make
+        self._alike = alike
         self._physical = physical
         self._stages = stages
         self.can_be_recorded = can_be_recorded
@@ -56,6 +62,9 @@ class GroupTransport:
     @property
     def runs_beside(self) -> bool:
         return True
+
+    def alike(self, group: Group, choice: int) -> bool:
+        return self._alike(group.others, choice)
 
     def barrier(self, group: Group) -> None:
         self._gathered(torch.zeros(1, device=self._physical.device), group)
@@ -122,7 +131,10 @@ class GroupTransport:
 
     def _forget_done(self) -> None:
         while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
+            work, _ = self._sending.popleft()
+            with _together():
+                # NCCL's holds the tensor until it is waited for.
+                work.wait()
 
     def _gathered(self, mine: Tensor, group: Group) -> Tensor:
         """What the ranks of the group have, each of the shape of `mine`, along a new first dim."""
@@ -187,7 +199,7 @@ def _together() -> Generator[None]:
         raise PeerLost(str(error)) from error
 
 
-def group_transport(carrier: Carrier, store: int, physical: Physical) -> GroupTransport:
+def group_transport(carrier: Carrier, store: int, alike: Alike, physical: Physical) -> GroupTransport:
     """The transport over a backend; `store` is the descriptor of a file, empty at first, where all workers meet."""
     # A path of this kind opens the file anew, so that its locks hold between workers.
     stores: Any = distributed
@@ -200,7 +212,7 @@ def group_transport(carrier: Carrier, store: int, physical: Physical) -> GroupTr
             return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
 
     stages = carrier is Carrier.GLOO and physical.device.type != CPU
-    return GroupTransport(made, physical, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
+    return GroupTransport(made, alike, physical, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
 
 
 def _gloo() -> Callable[[Any, int, int], Any]:

@@ -206,9 +206,13 @@ the same peak. 32 MiB is the most that glibc takes as a threshold."""
 FOR_GPUS: Final[Mapping[str, str]] = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "NCCL_GRAPH_REGISTER": "0",
+    "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
 }
 """PyTorch's allocator grows what it has instead of taking pieces that do not fit together later; who asks whether there
-are GPUs does not start them, after which no process may be forked."""
+are GPUs does not start them, after which no process may be forked. NCCL is not to register the memory of what is
+recorded: up to 2.28 ranks may decide otherwise each where that memory grows, and then wait for one another for good. Of
+several groups it takes collectives in the order in which they are asked for, which is one on all ranks."""
 
 
 def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:

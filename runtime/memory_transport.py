@@ -37,6 +37,9 @@ class SharedMemoryTransport:
     def can_be_recorded(self) -> bool:
         return False
 
+    def alike(self, group: Group, choice: int) -> bool:
+        return self._box.alike(group.others, choice)
+
     def barrier(self, group: Group) -> None:
         self._box.room(torch.uint8)
         self._box.post(group.others)

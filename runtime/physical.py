@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -161,10 +162,14 @@ class Gpu:
         self.device = device
         self._sight = sight
         self.is_recording = False
+        self._pools = WeakKeyDictionary[torch.cuda.CUDAGraph, int]()
+        """Of such bytes those that are a recording's alone."""
 
     def begin(self) -> None:
         os.environ.update(self._sight)
         torch.cuda.set_device(self.device)
+        # float32 is float32: PyTorch rounds it in convolutions, unless told, and in nothing else.
+        torch.backends.cudnn.allow_tf32 = False
         # What is short and waited for goes before what the GPU computes.
         self._side = torch.cuda.Stream(self.device, priority=-1)
         self._behind: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
@@ -206,7 +211,7 @@ class Gpu:
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         assert not self._behind, "what was begun before would be waited for at each repetition"
-        graph = torch.cuda.CUDAGraph()
+        graph, stream, idle = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device), self._idle()
         self.is_recording = True
         try:
             # Threads of NCCL ask at any time how far their work is, which would end a recording of all threads.
@@ -215,6 +220,9 @@ class Gpu:
         finally:
             self.is_recording = False
             self._behind.clear()
+            # A recording that fails leaves the stream that it was made on.
+            torch.cuda.set_stream(stream)
+        self._pools[graph] = max(0, self._idle() - idle)
         return graph.replay, result
 
     def synchronize(self) -> None:
@@ -231,7 +239,11 @@ class Gpu:
 
     def free(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + self._idle() - sum(self._pools.values())
+
+    def _idle(self) -> int:
+        """Bytes that the allocator keeps and no tensor has."""
+        return torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
 
     def peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device)

@@ -3,12 +3,16 @@
 On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: parameters
 are read where they lie, everything else is copied in. Gradients are handed out where they were made, for as long as the
 next run is not due; all other results are copied.
+
+Ranks that communicate all record a run, all repeat it, or all run it as it is written: NCCL takes no collective that is
+recorded here and not there. What each would choose depends on its own memory, so they ask one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 import torch
@@ -16,7 +20,9 @@ from torch import Tensor
 
 from moaic.ir.graph import Function
 from moaic.runtime.moves import is_shared, own
+from moaic.runtime.shared import PeerLost
 from moaic.runtime.station import Station
+from moaic.runtime.transport import Group
 
 Tensors = list[Tensor | None]
 Execute = Callable[[Sequence[Tensor | None], Sequence[bool]], Tensors]
@@ -36,16 +42,34 @@ GIVEN: Final = frozenset({"input", "buffer", "tangent", "key"})
 """Roles of operands that are copied: a buffer may be what the run before has made of it, and lie elsewhere."""
 
 
-def can_be_recorded(main: Function) -> bool:
-    """Whether all operands rest or are small enough to copy: what a forward saves for its backward is not."""
-    return all(main.param_role(index).kind in RESTING | GIVEN for index in range(len(main.params)))
+class Choice(IntEnum):
+    """How a run is to be done."""
+
+    AS_WRITTEN = 0
+    RECORD = 1
+    REPEAT = 2
+
+
+WAITING: Final = frozenset({"moai.grouped_mm", "moai.grouped_outer"})
+"""Ops for which the host has to see what the device has computed."""
+
+
+def can_be_recorded(main: Function, functions: Iterable[Function]) -> bool:
+    """Whether all operands rest or are small enough to copy: what a forward saves for its backward is not.
+
+    Nor can functions be that the host has a part in.
+    """
+    is_copied = all(main.param_role(index).kind in RESTING | GIVEN for index in range(len(main.params)))
+    return is_copied and not any(op.name in WAITING for function in functions for op in function.ops)
 
 
 class Recorder:
     """Runs a program: as it is written until it has settled, from then on by its recording, where that fits."""
 
-    def __init__(self, main: Function, station: Station, execute: Execute) -> None:
+    def __init__(self, main: Function, station: Station, group: Group, execute: Execute) -> None:
+        """`group` are the ranks that communicate in the program."""
         self._station = station
+        self._group = group
         self._execute = execute
         self._rests = [main.param_role(index).kind in RESTING for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
@@ -55,17 +79,27 @@ class Recorder:
 
     def run(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Tensors:
         self._runs += 1
+        choice = self._choice(operands, wanted)
+        agreed = choice if self._all_chose(choice) else Choice.AS_WRITTEN
+        if agreed is Choice.RECORD:
+            self._recording = self._recorded(operands, wanted)
+        if self._recording is not None and agreed is not Choice.AS_WRITTEN:
+            return self._repeated(self._recording, operands)
         if self._recording is not None:
-            if self._recording.fits(operands, wanted):
-                return self._repeated(self._recording, operands)
             self._misfits += 1
             if self._misfits >= MISFITS:
                 self.forget()
-        elif self._runs > SETTLED and self._tries < TRIES and self._has_room():
-            self._recording = self._recorded(operands, wanted)
-            if self._recording is not None:
-                return self._repeated(self._recording, operands)
         return self._execute(operands, wanted)
+
+    def _choice(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Choice:
+        """What this rank would do."""
+        if self._recording is not None:
+            return Choice.REPEAT if self._recording.fits(operands, wanted) else Choice.AS_WRITTEN
+        is_due = self._runs > SETTLED and self._tries < TRIES and self._has_room()
+        return Choice.RECORD if is_due else Choice.AS_WRITTEN
+
+    def _all_chose(self, choice: int) -> bool:
+        return self._group.size == 1 or self._station.transport.alike(self._group, choice)
 
     def _repeated(self, recording: _Recording, operands: Sequence[Tensor | None]) -> Tensors:
         self._misfits = 0
@@ -83,18 +117,21 @@ class Recorder:
         return physical.free() >= 2 * (physical.peak() - physical.resident())
 
     def _recorded(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Recording | None:
-        """None where the device cannot, for whatever reason: then there is nothing to gain in trying again."""
+        """None where a device cannot, for whatever reason: then there is nothing to gain in trying again."""
         self._tries += 1
         places = [
             operand if rests or operand is None else own(operand)
             for operand, rests in zip(operands, self._rests, strict=True)
         ]
+        recorded = None
         try:
-            repeat, results = self._station.physical.record(lambda: self._execute(places, wanted))
-        except RuntimeError:
+            recorded = self._station.physical.record(lambda: self._execute(places, wanted))
+        except (RuntimeError, PeerLost):
             self._station.transport.abandon()
+        if not self._all_chose(recorded is not None) or recorded is None:
             self._tries = TRIES
             return None
+        repeat, results = recorded
         copied = [None if rests else place for place, rests in zip(places, self._rests, strict=True)]
         resting = [_place(place) if rests else None for place, rests in zip(places, self._rests, strict=True)]
         return _Recording(repeat, tuple(wanted), copied, resting, results, self._lent)

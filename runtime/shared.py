@@ -154,6 +154,14 @@ class Mailbox:
         for peer in peers:
             self._set(peer, self._line(self.rank, peer) + RETURNED, self._taken[peer])
 
+    def alike(self, peers: Sequence[int], choice: int) -> bool:
+        """Whether all `peers`, who ask at the same time, have chosen as this worker has. Raises PeerLost."""
+        self.room(torch.uint8)[0] = choice
+        self.post(peers)
+        theirs = [int(self.take(peer, torch.uint8)[0]) for peer in peers]
+        self.give_back(peers)
+        return all(each == choice for each in theirs)
+
     def _line(self, writer: int, reader: int) -> int:
         return WORDS * (self.ranks + PAIR * (writer * self.ranks + reader))
 

@@ -86,6 +86,10 @@ class Transport(Protocol):
         """Whether a device that records can do collectives again."""
         ...
 
+    def alike(self, group: Group, choice: int) -> bool:
+        """Whether every rank of the group has made the same choice. Data that is on its way is not waited for."""
+        ...
+
     def barrier(self, group: Group) -> None:
         """Returns once every rank of the group is here."""
         ...

@@ -313,7 +313,9 @@ def watch(descriptor: int, mailbox: Mailbox, physical: Physical) -> None:
 
 
 def _transport(carrier: Carrier, mailbox: Mailbox, store: int, physical: Physical) -> Transport:
-    return SharedMemoryTransport(mailbox) if carrier is Carrier.MEMORY else group_transport(carrier, store, physical)
+    if carrier is Carrier.MEMORY:
+        return SharedMemoryTransport(mailbox)
+    return group_transport(carrier, store, mailbox.alike, physical)
 
 
 def work(

@@ -118,7 +118,7 @@ class Slow:
 
 def test_what_is_on_its_way_is_seen_to_be_in_use() -> None:
     slow, tensor = Slow(), torch.ones(4, 2)
-    transport = GroupTransport(lambda group: slow, Processor(), stages=False)
+    transport = GroupTransport(lambda group: slow, lambda peers, choice: True, Processor(), stages=False)
     transport.broadcast(tensor, Group((0, 1), 0))
     assert not slow.is_taken
     assert is_shared(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -19,9 +19,10 @@ from moaic.passes.config import Config
 from moaic.runtime.execute import Program
 from moaic.runtime.group_transport import GroupTransport
 from moaic.runtime.physical import Processor, Result
-from moaic.runtime.recording import MISFITS, SETTLED, TRIES
+from moaic.runtime.recording import MISFITS, SETTLED, TRIES, Choice, Recorder
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.station import Station
+from moaic.runtime.transport import Group
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES
 
@@ -97,13 +98,21 @@ class Recording(Processor):
         return 1 << 20
 
 
+def no_group(group: Group) -> None:
+    pass
+
+
+def alone(peers: Sequence[int], choice: int) -> bool:
+    return True
+
+
 class Trained:
     """A program on one such device, and what to give it: the same parameters and another batch each time."""
 
     def __init__(self, module: Module, inputs: list[Tensor], device: Recording) -> None:
         self.main = module.main
         self.device = device
-        station = Station(0, device, GroupTransport(lambda group: None, device, stages=False, can_be_recorded=True))
+        station = Station(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
         self.noted: list[int] = []
         self.program = Program(render(module), station, compiled=False, recorded=True, note=self.noted.append)
         roles = [self.main.param_role(index).kind for index in range(len(self.main.params))]
@@ -246,6 +255,29 @@ def test_a_device_that_cannot_is_not_asked_again() -> None:
     for number in range(SETTLED + 3):
         compared(subject, plain, number)
     assert len(subject.device.tapes) == 1
+
+
+@pytest.mark.parametrize("other", list(Choice))
+def test_ranks_do_what_all_of_them_would(other: Choice) -> None:
+    """Beside a rank that always wants the same, to which its success in recording is the choice to record."""
+    main = Builder(captured_step(EXAMPLES["llama"]).cast("f32").module).build(Config()).programs.joint.main
+    asked: list[int] = []
+
+    def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        return [None for _ in wanted]
+
+    def alike(peers: Sequence[int], choice: int) -> bool:
+        assert peers == (1,)
+        asked.append(choice)
+        return choice == other
+
+    device = Recording()
+    transport = GroupTransport(no_group, alike, device, stages=False, can_be_recorded=True)
+    recorder = Recorder(main, Station(0, device, transport), Group((0, 1), 0), execute)
+    for _ in range(SETTLED + 3):
+        recorder.run([None] * len(main.params), [False] * len(main.results))
+    assert asked[: SETTLED + 1] == [Choice.AS_WRITTEN] * SETTLED + [Choice.RECORD]
+    assert bool(device.tapes) == bool(recorder.repeated) == (other is Choice.RECORD)
 
 
 def test_nothing_is_recorded_where_memory_is_short() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -40,3 +41,12 @@ def test_collectives_and_sends_between_two_come_in_order() -> None:
         for number in range(4):
             assert theirs.take(0, torch.int64)[0] == 10 * turn + number
             theirs.give_back([0])
+
+
+def test_two_are_asked_whether_they_chose_alike() -> None:
+    """Each asks in a thread of its own, as workers ask in processes of their own."""
+    ours, theirs = pair()
+    with ThreadPoolExecutor() as pool:
+        for mine, other in ((1, 1), (0, 2), (2, 2)):
+            told = pool.submit(theirs.alike, [0], other)
+            assert ours.alike([1], mine) is told.result() is (mine == other)
