@@ -46,6 +46,8 @@ def main() -> int:
     profile = "glance" if task.here else "few"
     # Warnings are errors in the tests here; another machine may have warnings of its own.
     options = [*CHECKS, f"--hypothesis-profile={profile}", "-W", "ignore", "-k", "not check_spoiled"]
+    # Their own folder has all that they need; those above it want packages of other tests.
+    options += [f"--confcutdir={FOLDER}"]
     with contextlib.redirect_stdout(sys.stderr):
         code = pytest.main([FOLDER, *options], plugins=[Reporter(task)])
     # Failed tests are findings; anything else that went wrong is an end of this part.

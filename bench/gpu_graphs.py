@@ -6,7 +6,8 @@ own; all are on the GPU at once, and take turns.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from statistics import median
 
 from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
@@ -31,17 +32,25 @@ def measure(task: Task) -> None:
     with ExitStack() as running:
         ways = {name: Way(name, running.enter_context(started(name, llama, task))) for name in WAYS}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
-        for way in ways.values():
-            way.tell("start")
         for name, way in ways.items():
-            try:
+            with said(task, name):
+                way.tell("start")
+        for name, way in ways.items():
+            with said(task, name):
                 answer = way.answer(task.seconds_left)
-            except NoAnswer as reason:
-                task.say(Check(f"{name} runs", passed=False, detail=str(reason)))
-                continue
-            runs[name] = Run(answer["first_step"], answer["loss"])
+                runs[name] = Run(answer["first_step"], answer["loss"])
         repeated = rounds(task, {name: ways[name] for name in runs}, runs)
     report(task, subject, runs, repeated)
+
+
+@contextmanager
+def said(task: Task, name: str) -> Generator[None]:
+    """A way that does not answer leaves the others' figures."""
+    try:
+        yield
+    except NoAnswer as reason:
+        late = task.seconds_left <= 0
+        task.say(LeftOut(name, str(reason)) if late else Check(f"{name} runs", passed=False, detail=str(reason)))
 
 
 def rounds(task: Task, ways: dict[str, Way], runs: dict[str, Run]) -> int:
@@ -53,9 +62,10 @@ def rounds(task: Task, ways: dict[str, Way], runs: dict[str, Run]) -> int:
             task.say(LeftOut(f"{ROUNDS - done} of {ROUNDS} rounds", "no time was left"))
             break
         for name, way in ways.items():
-            answer = way.ask(f"steps {STEPS}", task.seconds_left)
-            runs[name].take(answer)
-            repeated = answer["repeated"] if name == OURS_REPEATED else repeated
+            with said(task, name):
+                answer = way.ask(f"steps {STEPS}", task.seconds_left)
+                runs[name].take(answer)
+                repeated = answer["repeated"] if name == OURS_REPEATED else repeated
         longest = max(longest, before - task.seconds_left)
     return repeated
 

@@ -1,9 +1,9 @@
-"""A part of `bench/gpu.py`: training steps of a Llama by moaic, by `torch.compile` and eagerly, in turns.
+"""A part of `bench/gpu.py`: training steps of a Llama by moaic and by `torch.compile` in turns, and then eagerly.
 
-Each way is a process of its own (`bench/gpu_train.py`). First all start, moaic and `torch.compile` at once; then
-rounds, in each of which every way does some steps, so that what the GPU does meanwhile falls on all of them alike.
-Figures are medians over all steps of all rounds. Of the ways of plain PyTorch one at a time has its state on the GPU:
-beside moaic there is room for one.
+Each way is a process of its own (`bench/gpu_train.py`). First moaic and `torch.compile` start, at once; then rounds, in
+each of which both do some steps, so that what the GPU does meanwhile falls on both alike. Figures are medians over all
+steps of all rounds. Beside moaic there is room on the GPU for one other: eager's steps come last, when `torch.compile`
+has ended.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ TOKENS = 4096
 
 ROOM = 0.8
 """Share of the GPU's memory that two ways at once are meant to take: what they take is estimated."""
+
+OUR_SHARE = 0.7
+"""Of the time that is left: how long our own way is waited for."""
 
 SAME = 0.02
 """Largest distance of the losses of two ways from one another, relative: bfloat16 over some steps."""
@@ -172,40 +175,31 @@ class Run:
 
 
 class Turns:
-    """The ways that still run, what they have shown, and which of plain PyTorch has its state on the device."""
+    """The ways that still run, and what they have shown."""
 
     def __init__(self, task: Task, ways: Mapping[str, Way]) -> None:
         self._task = task
         self._ways = dict(ways)
-        self._resident = ""
         self.runs: dict[str, Run] = {}
 
-    def start(self) -> None:
-        """The first steps of all ways."""
-        self._tell(OURS)
-        self._tell(COMPILED)
-        self._started(OURS)
-        self._started(COMPILED)
-        self._make_room_for(EAGER)
-        self._tell(EAGER)
-        self._started(EAGER)
+    def start(self, *names: str) -> None:
+        """Their first steps, at once."""
+        for name in names:
+            self._tell(name)
+        for name in names:
+            self._started(name)
 
-    def round(self) -> None:
-        for name in self.runs:
-            self._make_room_for(name)
+    def round(self, *names: str) -> None:
+        for name in names:
             if (answer := self._asked(name, f"steps {STEPS}")) is not None:
                 self.runs[name].take(answer)
 
-    def end(self) -> None:
-        """One way after the other, its state on the device until then: what is free afterwards it has held."""
-        for name, run in self.runs.items():
-            if self._task.seconds_left < LATER:
-                break
-            self._make_room_for(name)
-            if self._asked(name, "steps 1") is not None:
-                before = free_memory(here=self._task.here)
-                self._ways.pop(name).end()
-                run.held = max(0, free_memory(here=self._task.here) - before)
+    def end(self, name: str) -> None:
+        """What is free afterwards it has held."""
+        if name in self._ways and name in self.runs:
+            before = free_memory(here=self._task.here)
+            self._ways.pop(name).end()
+            self.runs[name].held = max(0, free_memory(here=self._task.here) - before)
 
     def _tell(self, name: str) -> None:
         try:
@@ -217,34 +211,30 @@ class Turns:
         if name not in self._ways:
             return
         try:
-            answer = self._ways[name].answer(self._task.seconds_left)
+            answer = self._ways[name].answer(self._patience(name))
         except NoAnswer as reason:
             self._drop(name, reason)
             return
         self.runs[name] = Run(answer["first_step"], answer["loss"])
-        if name != OURS:
-            self._resident = name
 
-    def _make_room_for(self, name: str) -> None:
-        if name == OURS:
-            return
-        before, self._resident = self._resident, name
-        if before != name:
-            self._asked(before, "park")
+    def _patience(self, name: str) -> float:
+        """Seconds for an answer: ours leaves the others some, should it never come."""
+        return self._task.seconds_left * (OUR_SHARE if name == OURS else 1.0)
 
     def _asked(self, name: str, command: str) -> Any:
         """None of a way that has been dropped, or is now for want of an answer."""
         if name not in self._ways:
             return None
         try:
-            return self._ways[name].ask(command, self._task.seconds_left)
+            return self._ways[name].ask(command, self._patience(name))
         except NoAnswer as reason:
             self._drop(name, reason)
             return None
 
     def _drop(self, name: str, reason: NoAnswer) -> None:
         self._ways.pop(name).process.kill()
-        late = self._task.seconds_left <= 0
+        # Ours may be late because it waits for ever.
+        late = self._task.seconds_left <= 0 and name != OURS
         self._task.say(LeftOut(name, str(reason)) if late else Check(f"{name} runs", passed=False, detail=str(reason)))
 
 
@@ -256,13 +246,15 @@ def free_memory(*, here: bool) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
-def rounds(task: Task, turns: Turns) -> int:
-    """Rounds until the next might not end in time; how many there were."""
+def rounds(task: Task, turns: Turns, started: float) -> int:
+    """Rounds of the two that are compared until eager might not be done in time; how many there were.
+
+    `started` are the seconds that their first steps took: eager is not compiled, and takes no longer.
+    """
     for done in range(MOST_ROUNDS):
         before = task.seconds_left
-        turns.round()
-        # The end takes about as long as a round.
-        if task.seconds_left < len(WAYS) * LATER + 2.5 * (before - task.seconds_left):
+        turns.round(OURS, COMPILED)
+        if task.seconds_left < len(WAYS) * LATER + started + 2 * (before - task.seconds_left):
             return done + 1
     return MOST_ROUNDS
 
@@ -327,9 +319,14 @@ def measure(task: Task, name: str) -> None:
         ways = {way: Way(way, running.enter_context(started(way, llama, task))) for way in WAYS}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
         turns = Turns(task, ways)
-        turns.start()
-        done = rounds(task, turns) if turns.runs and task.seconds_left > 0 else 0
-        turns.end()
+        before = task.seconds_left
+        turns.start(OURS, COMPILED)
+        done = rounds(task, turns, before - task.seconds_left) if turns.runs and task.seconds_left > 0 else 0
+        turns.end(COMPILED)
+        turns.start(EAGER)
+        turns.round(EAGER)
+        turns.end(EAGER)
+        turns.end(OURS)
         report(task, subject, llama, turns.runs)
         task.say(*cuts(subject, llama, whole, done))
 

@@ -1,6 +1,6 @@
 """One way of training a Llama, for `bench/gpu_llama.py`: does what it is told line by line, and answers in JSON.
 
-`start` builds the model and does the first steps, `steps N` does N more, `park` moves all state to the host until then.
+`start` builds the model and does the first steps, `steps N` does N more.
 """
 
 from __future__ import annotations
@@ -79,11 +79,9 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
         generator = torch.Generator().manual_seed(1)
         self._ids = torch.randint(0, sizes["vocabulary"], (1, sizes["tokens"]), generator=generator).to(device)
-        self._lies = device
 
     def steps(self, count: int) -> dict[str, Any]:
         """Seconds of each step, and of this process's CPU time in it; the last loss, and the most memory so far."""
-        self._move(self._device)
         seconds: list[float] = []
         busy: list[float] = []
         loss = torch.zeros(())
@@ -101,27 +99,12 @@ class Trainer:
             "repeated": repeated_steps() if self._device == "moai" else 0,
         }
 
-    def park(self) -> dict[str, Any]:
-        self._move("cpu")
-        return {}
-
     def _step(self) -> Tensor:
         loss: Tensor = self._call(input_ids=self._ids, labels=self._ids).loss
         loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach()
-
-    def _move(self, where: str) -> None:
-        """Parameters and the state of the optimizer; what was cached of the device's memory is given back."""
-        if where == self._lies:
-            return
-        self._model.to(where)
-        for state in self._optimizer.state.values():
-            state.update({name: value.to(where) for name, value in state.items()})
-        self._lies = where
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
 
     def _peak(self) -> int:
         """Bytes, as the device's allocator counts them; on the CPU those of the process."""
@@ -180,8 +163,6 @@ def answers(way: str, device: str, sizes: Mapping[str, Any], commands: TextIO) -
             yield first
         elif trainer is not None and command == "steps":
             yield trainer.steps(int(words[0]))
-        elif trainer is not None and command == "park":
-            yield trainer.park()
 
 
 @contextmanager

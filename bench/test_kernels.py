@@ -59,7 +59,8 @@ def normal(*shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat1
 def linear_cross_entropy(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     tokens, classes, width = shape
     x = normal(tokens, width, device=device, leaf=True)
-    weight = normal(classes, width, device=device, leaf=True)
+    # Logits as large as those of a model, which bfloat16 tells apart.
+    weight = (normal(classes, width, device=device) * width**-0.5).requires_grad_()
     labels = torch.randint(classes, (tokens,), device=device)
     grad = torch.full((tokens,), 1 / tokens, device=device)
 
