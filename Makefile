@@ -11,10 +11,9 @@ READY := .venv/.ready
 # With what tests alone want. Where torchao is installed, transformers imports it, and it names the files that a PyTorch
 # for CPUs cannot load: not what the demo should begin with.
 WHOLE := .venv/.whole
-OLDEST := out/oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact check bench docs guide ecosystem oldest
+.PHONY: help demo tutorial test exact check bench docs guide ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -52,12 +51,16 @@ ecosystem: $(WHOLE) ## install the libraries that people use around PyTorch, and
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
 	$(BIN)/python -m pytest $(LIBRARIES) -m exact
 
-oldest: $(READY) ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
-	$(BIN)/python -m venv $(OLDEST)
-	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dev,float8]' \
-		$$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
-	$(OLDEST)/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py tests/test_interpreter.py
+oldest: ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
+newest: ## try the newest that there are, in another
+oldest: TORCH = $$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
+newest: TORCH = torch
+oldest newest: $(READY)
+	$(BIN)/python -m venv out/$@
+	grep -vE '^(torch|triton|setuptools)==' constraints.txt > out/$@/constraints.txt
+	out/$@/bin/python -m pip install --quiet --upgrade --constraint out/$@/constraints.txt \
+		--editable '.[dev,float8]' $(TORCH)
+	out/$@/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py tests/test_interpreter.py
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml

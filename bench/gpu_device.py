@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import torch
 
-PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "moaic")
+PACKAGES = ("triton", "transformers", "liger-kernel", "moaic")
 
 
 def versions() -> dict[str, str]:
     """Of what figures depend on; without what is not installed."""
-    found: dict[str, str] = {"python": platform.python_version()}
+    # As PyTorch says it itself, with what it was built for.
+    found: dict[str, str] = {"python": platform.python_version(), "torch": torch.__version__}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -112,7 +112,7 @@ def _check() -> None:
             raise Diagnostic(
                 f"PyTorch {torch.__version__} has no {module}.{names}, by which kernels are made for GPUs that are "
                 "not here",
-                hint="take a version of PyTorch between 2.11 and 2.13",
+                hint="take a version of PyTorch between 2.11 and 2.15",
             ) from None
 
 

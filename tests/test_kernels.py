@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from kernel_pages import small_llama
 
 from moaic.capture.dry import Sample
@@ -32,7 +33,18 @@ func @square(%x: f32[64{dp}, 32] input "x", %w: f32[32, 48] param "w") -> (f32[6
 }
 """
 
-TRITON = {"layers.fwd.0": 4, "layers.fwd.1": 7, "layers.bwd": 10, "step.0": 5, "step.1": 1, "step.2": 6, "step.3": 2}
+FUSES_MORE = torch.__version__ >= "2.14"
+"""Whether Inductor makes one kernel less of a layer than it did."""
+
+TRITON = {
+    "layers.fwd.0": 4,
+    "layers.fwd.1": 6 if FUSES_MORE else 7,
+    "layers.bwd": 10,
+    "step.0": 5,
+    "step.1": 1,
+    "step.2": 6,
+    "step.3": 2,
+}
 """Calls of Triton kernels in each function of a small Llama's data-parallel plan; one layer stands for all."""
 
 PRODUCTS = {"layers.fwd.0": 3, "layers.fwd.1": 5, "layers.bwd": 15, "step.2": 3}

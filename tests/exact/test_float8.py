@@ -18,7 +18,11 @@ from moaic.passes.build import Builder, build
 from moaic.passes.config import parse_request
 from tests.exact.float8 import GRADIENT, RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # PyTorch 2.15 wants another name of it than torchao uses.
+    pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning"),
+]
 
 pytest.importorskip("torchao.float8")
 
