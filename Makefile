@@ -51,16 +51,16 @@ ecosystem: $(WHOLE) ## install the libraries that people use around PyTorch, and
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
 	$(BIN)/python -m pytest $(LIBRARIES) -m exact
 
-oldest: ## try the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
-newest: ## try the newest that there are, in another
+oldest: ## run every test once with the oldest PyTorch and Triton that pyproject.toml promises, in an environment of some GB
+newest: ## run every test once with the newest that there are, in another
 oldest: TORCH = $$(sed -nE 's/^ *"(torch|triton)>=([0-9.]+)".*/\1==\2.*/p' pyproject.toml)
 newest: TORCH = torch
-oldest newest: $(READY)
+oldest newest: $(WHOLE)
 	$(BIN)/python -m venv out/$@
 	grep -vE '^(torch|triton|setuptools)==' constraints.txt > out/$@/constraints.txt
 	out/$@/bin/python -m pip install --quiet --upgrade --constraint out/$@/constraints.txt \
 		--editable '.[dev,float8]' $(TORCH)
-	out/$@/bin/python -m pytest tests/device tests/capture tests/kernels tests/test_kernels.py tests/test_interpreter.py
+	$(MAKE) test BIN=out/$@/bin
 
 # The environment, made again whenever what it is made from changes.
 $(READY): constraints.txt pyproject.toml

@@ -37,8 +37,9 @@ class profile(torch.profiler.profile):  # noqa: N801, the name that torch gave i
         self.spans = session.accelerator().trace(on=False)
         super().stop_trace()
 
-    def export_chrome_trace(self, path: str, use_python_export: bool = False) -> None:
-        super().export_chrome_trace(path, use_python_export)
+    def export_chrome_trace(self, path: str, *args: Any, **options: Any) -> None:
+        """Takes what torch's takes, which is more with every PyTorch."""
+        super().export_chrome_trace(path, *args, **options)
         opened = gzip.open if path.endswith(".gz") else open
         with opened(path, "rt", encoding="utf-8") as file:
             trace = json.load(file)
