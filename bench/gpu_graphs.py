@@ -6,12 +6,11 @@ own; all are on the GPU at once, and take turns.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from statistics import median
 
 from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
-from gpu_llama import COMPILED, OURS, Llama, NoAnswer, Run, Way, losses, started
+from gpu_llama import COMPILED, OURS, Llama, Run, Turns, Way, losses, started
 
 OURS_REPEATED, COMPILED_REPEATED = f"{OURS}, repeated", f"{COMPILED}, reduce-overhead"
 WAYS = (OURS, OURS_REPEATED, COMPILED, COMPILED_REPEATED)
@@ -28,49 +27,27 @@ ROUNDS = 5
 def measure(task: Task) -> None:
     llama = TINY if task.here else SMALL
     subject = f"Llama of {llama.layers} layers, {llama.hidden} wide, {llama.tokens} tokens"
-    runs: dict[str, Run] = {}
     with ExitStack() as running:
         ways = {name: Way(name, running.enter_context(started(name, llama, task))) for name in WAYS}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
-        for name, way in ways.items():
-            with said(task, name):
-                way.tell("start")
-        for name, way in ways.items():
-            with said(task, name):
-                answer = way.answer(task.seconds_left)
-                runs[name] = Run(answer["first_step"], answer["loss"])
-        repeated = rounds(task, {name: ways[name] for name in runs}, runs)
-    report(task, subject, runs, repeated)
+        turns = Turns(task, ways, STEPS)
+        turns.start(*WAYS)
+        rounds(task, turns)
+    report(task, subject, turns.runs)
 
 
-@contextmanager
-def said(task: Task, name: str) -> Generator[None]:
-    """A way that does not answer leaves the others' figures."""
-    try:
-        yield
-    except NoAnswer as reason:
-        late = task.seconds_left <= 0
-        task.say(LeftOut(name, str(reason)) if late else Check(f"{name} runs", passed=False, detail=str(reason)))
-
-
-def rounds(task: Task, ways: dict[str, Way], runs: dict[str, Run]) -> int:
-    """In turns; how many steps moaic has repeated."""
-    repeated, longest = 0, 0.0
+def rounds(task: Task, turns: Turns) -> None:
+    longest = 0.0
     for done in range(ROUNDS):
         before = task.seconds_left
         if before < 2 * longest:
             task.say(LeftOut(f"{ROUNDS - done} of {ROUNDS} rounds", "no time was left"))
             break
-        for name, way in ways.items():
-            with said(task, name):
-                answer = way.ask(f"steps {STEPS}", task.seconds_left)
-                runs[name].take(answer)
-                repeated = answer["repeated"] if name == OURS_REPEATED else repeated
+        turns.round(*WAYS)
         longest = max(longest, before - task.seconds_left)
-    return repeated
 
 
-def report(task: Task, subject: str, runs: dict[str, Run], repeated: int) -> None:
+def report(task: Task, subject: str, runs: dict[str, Run]) -> None:
     timed = {name: run for name, run in runs.items() if run.steps}
     for name, run in timed.items():
         task.say(Figure(subject, name, "step", 1e3 * median(run.steps), "ms"))
@@ -82,6 +59,7 @@ def report(task: Task, subject: str, runs: dict[str, Run], repeated: int) -> Non
     if task.here:
         task.say(LeftOut("steps are repeated", "a CPU records nothing"))
     elif OURS_REPEATED in timed:
+        repeated = timed[OURS_REPEATED].repeated
         task.say(Check("steps are repeated", passed=repeated > 0, detail=f"{repeated} of them"))
     task.say(*losses(subject, timed))
 

@@ -102,6 +102,10 @@ LATER = 3.0
 """Seconds after the controller's end in which its workers have ended too."""
 
 
+def is_ours(way: str) -> bool:
+    return way.startswith(OURS)
+
+
 class NoAnswer(Exception):
     """A way ended, said what went wrong, or did not answer in time."""
 
@@ -167,18 +171,22 @@ class Run:
     memory: int = 0
     held: int = 0
     """Bytes of the device, by all processes of this way."""
+    repeated: int = 0
+    """Steps that recordings stood for."""
 
     def take(self, answer: Mapping[str, Any]) -> None:
         self.steps += answer["steps"]
         self.busy += answer["busy"]
-        self.loss, self.memory = answer["loss"], answer["memory"]
+        self.loss, self.memory, self.repeated = answer["loss"], answer["memory"], answer["repeated"]
 
 
 class Turns:
     """The ways that still run, and what they have shown."""
 
-    def __init__(self, task: Task, ways: Mapping[str, Way]) -> None:
+    def __init__(self, task: Task, ways: Mapping[str, Way], steps: int) -> None:
+        """So many `steps` does each way in each round."""
         self._task = task
+        self._steps = steps
         self._ways = dict(ways)
         self.runs: dict[str, Run] = {}
 
@@ -191,7 +199,7 @@ class Turns:
 
     def round(self, *names: str) -> None:
         for name in names:
-            if (answer := self._asked(name, f"steps {STEPS}")) is not None:
+            if (answer := self._asked(name, f"steps {self._steps}")) is not None:
                 self.runs[name].take(answer)
 
     def end(self, name: str) -> None:
@@ -219,7 +227,7 @@ class Turns:
 
     def _patience(self, name: str) -> float:
         """Seconds for an answer: ours leaves the others some, should it never come."""
-        return self._task.seconds_left * (OUR_SHARE if name == OURS else 1.0)
+        return self._task.seconds_left * (OUR_SHARE if is_ours(name) else 1.0)
 
     def _asked(self, name: str, command: str) -> Any:
         """None of a way that has been dropped, or is now for want of an answer."""
@@ -234,7 +242,7 @@ class Turns:
     def _drop(self, name: str, reason: NoAnswer) -> None:
         self._ways.pop(name).process.kill()
         # Ours may be late because it waits for ever.
-        late = self._task.seconds_left <= 0 and name != OURS
+        late = self._task.seconds_left <= 0 and not is_ours(name)
         self._task.say(LeftOut(name, str(reason)) if late else Check(f"{name} runs", passed=False, detail=str(reason)))
 
 
@@ -318,7 +326,7 @@ def measure(task: Task, name: str) -> None:
     with ExitStack() as running:
         ways = {way: Way(way, running.enter_context(started(way, llama, task))) for way in WAYS}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
-        turns = Turns(task, ways)
+        turns = Turns(task, ways, STEPS)
         before = task.seconds_left
         turns.start(OURS, COMPILED)
         done = rounds(task, turns, before - task.seconds_left) if turns.runs and task.seconds_left > 0 else 0
@@ -344,10 +352,9 @@ def cuts(subject: str, llama: Llama, whole: Llama, done: int) -> list[LeftOut]:
 
 def started(way: str, llama: Llama, task: Task) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("gpu_train.py")
-    is_ours = way.startswith(OURS)
-    device = "moai" if is_ours else task.device
+    device = "moai" if is_ours(way) else task.device
     command = [sys.executable, str(script), way, device, json.dumps(asdict(llama))]
-    variables = os.environ | (WITH_MOAIC if is_ours else WITHOUT_MOAIC)
+    variables = os.environ | (WITH_MOAIC if is_ours(way) else WITHOUT_MOAIC)
     return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import generate
@@ -138,6 +139,42 @@ def test_a_run_that_lost_a_way_reports_the_others(tmp_path: Path) -> None:
     assert [each.name for each in failed] == ["1B: the loss of eager falls"]
     both = gpu_llama.ratios("1B", ours, eager)
     assert [(each.value, each.wanted) for each in both] == [(2.0, ">= 1.05"), (0.5, "<= 0.8")]
+
+
+ANSWERS = """
+import json, sys
+for line in sys.stdin:
+    steps = {"steps": [0.1], "busy": [0.1], "loss": 1.0, "memory": 1, "repeated": 3}
+    print(json.dumps({"loss": 2.0, "first_step": 0.5} if line == "start\\n" else steps), flush=True)
+"""
+
+ENDS = "import sys; sys.stdin.readline(); sys.exit(3)"
+
+WAITS = "import time; time.sleep(600)"
+
+
+def test_a_way_that_hangs_or_ends_is_said_once_and_the_others_go_on(tmp_path: Path) -> None:
+    """Ours that hangs is a failure, however late: time is left for the others."""
+    task = Task(tmp_path / "findings", time.monotonic() + 5, here=True)
+    texts = {"moaic, repeated": WAITS, "eager": ENDS, "torch.compile": ANSWERS}
+    with ExitStack() as running:
+        ways = {name: gpu_llama.Way(name, running.enter_context(way(text))) for name, text in texts.items()}
+        running.callback(lambda: [each.process.kill() for each in ways.values()])
+        turns = gpu_llama.Turns(task, ways, 1)
+        turns.start(*ways)
+        for _ in range(2):
+            turns.round(*ways)
+    assert task.seconds_left > 0
+    assert {name: (run.steps, run.repeated) for name, run in turns.runs.items()} == {"torch.compile": ([0.1, 0.1], 3)}
+    assert list(findings_in(task.findings)) == [
+        Check("moaic, repeated runs", passed=False, detail="had not answered when time was up"),
+        Check("eager runs", passed=False, detail="ended with exit code 3"),
+    ]
+
+
+def way(text: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", text]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 
 def test_the_page_says_that_nothing_is_measured_or_what_is(tmp_path: Path) -> None:
