@@ -121,8 +121,9 @@ class Program:
         communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
         carries = self._station.transport.can_be_recorded or not communicates
         possible = self._station.physical.records and carries and can_be_recorded(self.main, functions)
-        group = Group.of(range(self.mesh.ranks if communicates else 1), self._station.rank if communicates else 0)
-        return Recorder(self.main, self._station, group, self._execute) if possible else None
+        rank = self._station.rank
+        together = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
+        return Recorder(self.main, self._station, together, self._execute) if possible else None
 
     def run(
         self,

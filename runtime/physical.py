@@ -163,7 +163,7 @@ class Gpu:
         self._sight = sight
         self.is_recording = False
         self._pools = WeakKeyDictionary[torch.cuda.CUDAGraph, int]()
-        """Of such bytes those that are a recording's alone."""
+        """Per recording the bytes that the allocator keeps for it alone."""
 
     def begin(self) -> None:
         os.environ.update(self._sight)

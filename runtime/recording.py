@@ -98,7 +98,7 @@ class Recorder:
         is_due = self._runs > SETTLED and self._tries < TRIES and self._has_room()
         return Choice.RECORD if is_due else Choice.AS_WRITTEN
 
-    def _all_chose(self, choice: int) -> bool:
+    def _all_chose(self, choice: Choice) -> bool:
         return self._group.size == 1 or self._station.transport.alike(self._group, choice)
 
     def _repeated(self, recording: _Recording, operands: Sequence[Tensor | None]) -> Tensors:
@@ -128,7 +128,9 @@ class Recorder:
             recorded = self._station.physical.record(lambda: self._execute(places, wanted))
         except (RuntimeError, PeerLost):
             self._station.transport.abandon()
-        if not self._all_chose(recorded is not None) or recorded is None:
+        # One that failed leaves no other with a recording.
+        outcome = Choice.AS_WRITTEN if recorded is None else Choice.RECORD
+        if not self._all_chose(outcome) or recorded is None:
             self._tries = TRIES
             return None
         repeat, results = recorded

@@ -84,7 +84,7 @@ def test_what_nobody_holds_makes_room_for_the_next_run() -> None:
         codes = [command[0] for entry in device.log().entries for command in entry.commands]
     finally:
         device.close()
-    assert [code for code in codes if code in (Code.RUN, Code.FREE)] == [*[Code.RUN, Code.FREE] * 3]
+    assert [code for code in codes if code in (Code.RUN, Code.FREE)] == [Code.RUN, Code.FREE] * 3
 
 
 def test_what_is_not_recorded_has_no_log(two: Accelerator) -> None:

@@ -259,7 +259,7 @@ def test_a_device_that_cannot_is_not_asked_again() -> None:
 
 @pytest.mark.parametrize("other", list(Choice))
 def test_ranks_do_what_all_of_them_would(other: Choice) -> None:
-    """Beside a rank that always wants the same, to which its success in recording is the choice to record."""
+    """Beside a rank that always wants the same, also when it is asked whether it could record."""
     main = Builder(captured_step(EXAMPLES["llama"]).cast("f32").module).build(Config()).programs.joint.main
     asked: list[int] = []
 

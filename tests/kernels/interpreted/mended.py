@@ -30,4 +30,8 @@ def _dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
 def _patch_tensor(tensor: Any, scope: Any) -> None:
     """Triton 3.6's interpreter counts up to arrays of one number, which NumPy 2.4 no longer takes for a number."""
     PATCH_TENSOR(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # pyright: ignore[reportUnknownLambdaType]
+    scope.set_attr(tensor, "__index__", _number)
+
+
+def _number(tensor: Any) -> int:
+    return tensor.handle.data.item()
