@@ -110,8 +110,12 @@ def _inductor(function: Function, device: torch.device) -> Any:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
+    from moaic.runtime.scatter_order import CACHE_TAG
+
     function = _with_kernels(function, device)
-    with config.patch(dict(SETTINGS)), torch.no_grad():
+    compiler: Any = torch.compiler.config
+    tagged = compiler.patch(cache_key_tag=f"{compiler.cache_key_tag}{CACHE_TAG}")
+    with config.patch(dict(SETTINGS)), tagged, torch.no_grad():
         graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()})
         with tracing(TracingContext(fake_mode)), fake_mode:
             joint_graph_passes(graph_module)
