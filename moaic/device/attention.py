@@ -124,7 +124,7 @@ def attend(
         key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     mask = _four_dims(attn_mask)
     if dropout_p > 0 or not _fits(query, key, value, mask, is_causal):
-        return _decomposed(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return _decomposed(query, key, value, _additive(attn_mask, query), dropout_p, is_causal, scale)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return torch.ops.moai.sdpa(query, key, value, mask, is_causal, factor)[0]
 
@@ -162,6 +162,13 @@ def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     if mask.requires_grad or mask.dim() != 4 or mask.dtype not in (torch.bool, query.dtype):
         return False
     return all(size in (1, full) for size, full in zip(mask.shape, room, strict=True))
+
+
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask to add to the scores; what is decomposed below would add 0 and 1 of a bool one, and hide nothing."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
 
 
 def _decomposed(
