@@ -152,14 +152,18 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
-    """Zeros around the gradient, with no whole tensor of zeros to write into."""
+    """Zeros around the gradient, with no whole tensor of zeros to write into; of a strided slice also within it."""
+    dim %= grad.dim()
     size = sizes[dim]
     start, end = (min(max(at + size if at < 0 else at, 0), size) for at in (start, end))
-    if step != 1:
-        return NotImplemented
-    dim %= grad.dim()
     after = [0, 0] * (grad.dim() - 1 - dim)
-    return aten.constant_pad_nd(grad, [*after, start, size - max(start, end)])
+    if step == 1:
+        return aten.constant_pad_nd(grad, [*after, start, size - max(start, end)])
+    count, offset = grad.shape[dim], start % step
+    apart = aten.constant_pad_nd(aten.unsqueeze(grad, dim + 1), [*after, offset, step - 1 - offset])
+    spread = aten.view(apart, [*sizes[:dim], count * step, *sizes[dim + 1 :]])
+    first = start - offset
+    return aten.constant_pad_nd(spread, [*after, first, size - first - count * step])
 
 
 def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:

@@ -578,8 +578,20 @@ def _slice(call: _Call) -> Value:
     if call.x.type.shape == call.kind.shape and call.attrs.get("step", 1) == 1:
         return call.x
     start, end = (_clamped(call.attrs.get(name), size, other) for name, other in (("start", 0), ("end", size)))
-    step = {"step": call.attrs["step"]} if call.attrs.get("step", 1) != 1 else {}
-    return call.emit_as("aten.slice.Tensor", [call.x], {"dim": dim, "start": start, "end": end, **step})
+    step = call.attrs.get("step", 1)
+    assert isinstance(step, int)
+    if step == 1:
+        return call.emit_as("aten.slice.Tensor", [call.x], {"dim": dim, "start": start, "end": end})
+    if call.kind.shape[dim] * step == size:
+        return _one_of_each(call, dim, start, step)
+    return call.emit_as("aten.slice.Tensor", [call.x], {"dim": dim, "start": start, "end": end, "step": step})
+
+
+def _one_of_each(call: _Call, dim: int, place: int, step: int) -> Value:
+    """What stands at `place` in every run of `step` elements: of a dim seen so, the runs can be split."""
+    before, after = call.x.type.shape[:dim], call.x.type.shape[dim + 1 :]
+    runs = _seen_as(call, call.x, (*before, call.kind.shape[dim], step, *after))
+    return call.emit("aten.select.int", runs, dim=dim + 1, index=place)
 
 
 def _clamped(at: Attr, size: int, default: int) -> int:
@@ -587,6 +599,12 @@ def _clamped(at: Attr, size: int, default: int) -> int:
         return default
     assert isinstance(at, int)
     return min(max(at + size if at < 0 else at, 0), size)
+
+
+def _pad(call: _Call) -> Value:
+    pads = call.attrs["pad"]
+    assert isinstance(pads, tuple)
+    return call.emit_as("aten.constant_pad_nd", [call.x], call.attrs) if any(pads) else call.x
 
 
 def _permute(call: _Call) -> Value:
@@ -919,6 +937,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten.copy": _copy,
     "aten.cat": _cat,
     "aten.slice.Tensor": _slice,
+    "aten.constant_pad_nd": _pad,
     **_each("aten.permute aten.transpose.int aten.t", _permute),
     **_each("aten.full aten.full_like aten.new_full", _filled(0)),
     **_each("aten.zeros aten.zeros_like aten.new_zeros", _filled(0)),
