@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import pi, prod
+from math import inf, log1p, pi, prod
 from typing import Any, Final, cast
 
 import torch
@@ -871,15 +871,17 @@ def _dropout(call: _Call) -> list[Value]:
 
 
 def _normal_numbers(call: _Call) -> Value:
+    return _cast(call, _standard_normal(call))
+
+
+def _standard_normal(call: _Call) -> Value:
     """Box-Muller: sqrt(-2 ln(1 - u)) cos(2 pi v)."""
-    wide = TensorType("f32", call.kind.shape)
-    u, v = call.reader.rand(wide.shape), call.reader.rand(wide.shape)
-    kept = call.emit("aten.add.Tensor", call.emit("aten.neg", u, kind=wide), None, kind=wide, other=1.0)
-    log = call.emit("aten.log", kept, kind=wide)
-    radius = call.emit("aten.sqrt", call.emit("aten.mul.Tensor", log, None, kind=wide, other=-2.0), kind=wide)
+    drawn = _minus_log(call)
+    wide = drawn.type
+    radius = call.emit("aten.sqrt", call.emit("aten.mul.Tensor", drawn, None, kind=wide, other=2.0), kind=wide)
+    v = call.reader.rand(wide.shape)
     angle = call.emit("aten.cos", call.emit("aten.mul.Tensor", v, None, kind=wide, other=2 * pi), kind=wide)
-    drawn = call.emit("aten.mul.Tensor", radius, angle, kind=wide)
-    return _cast(call, drawn)
+    return call.emit("aten.mul.Tensor", radius, angle, kind=wide)
 
 
 def _integers(call: _Call) -> Value:
@@ -899,8 +901,58 @@ def _uniform(call: _Call) -> Value:
     assert isinstance(low, int | float)
     assert isinstance(high, int | float)
     wide = TensorType("f32", call.kind.shape)
-    drawn = call.emit("aten.mul.Tensor", call.reader.rand(wide.shape), None, kind=wide, other=float(high - low))
-    return _cast(call, call.emit("aten.add.Tensor", drawn, None, kind=wide, other=float(low)))
+    return _cast(call, _scaled(call, call.reader.rand(wide.shape), float(high - low), low))
+
+
+def _scaled(call: _Call, x: Value, scale: Attr, shift: Attr) -> Value:
+    scaled = call.emit("aten.mul.Tensor", x, None, kind=x.type, other=scale)
+    return call.emit("aten.add.Tensor", scaled, None, kind=x.type, other=shift)
+
+
+def _exponential(call: _Call) -> Value:
+    """-ln(1 - u) / lambda, never zero: as in PyTorch it is at least half of what float32 tells from one."""
+    drawn = _minus_log(call)
+    above = call.emit("aten.clamp_min", drawn, kind=drawn.type, min=2.0**-24)
+    return _cast(call, call.emit("aten.div.Tensor", above, None, kind=drawn.type, other=call.attrs.get("lambd", 1.0)))
+
+
+def _geometric(call: _Call) -> Value:
+    """How many tries until one succeeds: the exponential numbers of that rate, rounded up."""
+    p = call.attrs["p"]
+    assert isinstance(p, int | float)
+    drawn = _minus_log(call)
+    tries = call.emit("aten.div.Tensor", drawn, None, kind=drawn.type, other=-log1p(-p) if p < 1 else inf)
+    whole = call.emit("aten.ceil", tries, kind=drawn.type)
+    return _cast(call, call.emit("aten.clamp_min", whole, kind=drawn.type, min=1.0))
+
+
+def _minus_log(call: _Call) -> Value:
+    """-ln(1 - u)."""
+    wide = TensorType("f32", call.kind.shape)
+    kept = _scaled(call, call.reader.rand(wide.shape), -1.0, 1.0)
+    return call.emit("aten.neg", call.emit("aten.log", kept, kind=wide), kind=wide)
+
+
+def _cauchy(call: _Call) -> Value:
+    """The median + sigma tan(pi (u - 1/2))."""
+    wide = TensorType("f32", call.kind.shape)
+    turn = _scaled(call, call.reader.rand(wide.shape), pi, -pi / 2)
+    drawn = call.emit("aten.tan", turn, kind=wide)
+    return _cast(call, _scaled(call, drawn, call.attrs.get("sigma", 1.0), call.attrs.get("median", 0.0)))
+
+
+def _normal_of(call: _Call) -> Value:
+    return _cast(call, _spread(call, 0.0, 1.0))
+
+
+def _log_normal(call: _Call) -> Value:
+    drawn = _spread(call, 1.0, 2.0)
+    return _cast(call, call.emit("aten.exp", drawn, kind=drawn.type))
+
+
+def _spread(call: _Call, mean: float, std: float) -> Value:
+    """Normal numbers of the mean and the deviation that the call names, or of these."""
+    return _scaled(call, _standard_normal(call), call.attrs.get("std", std), call.attrs.get("mean", mean))
 
 
 def _refuse_random(call: _Call) -> Any:
@@ -967,9 +1019,13 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     **_each("aten.randn aten.randn_like", _normal_numbers),
     **_each("aten.randint aten.randint.low aten.randint_like aten.randint_like.low_dtype", _integers),
     "aten.uniform": _uniform,
+    "aten.exponential": _exponential,
+    "aten.geometric": _geometric,
+    "aten.cauchy": _cauchy,
+    "aten.log_normal": _log_normal,
+    "aten.normal_functional": _normal_of,
     **_each(
-        """aten.multinomial aten.exponential aten.cauchy aten.geometric aten.log_normal aten.normal_functional
-        aten.normal.Tensor_Tensor aten.poisson aten.binomial aten.randperm aten._standard_gamma""",
+        """aten.multinomial aten.normal.Tensor_Tensor aten.poisson aten.binomial aten.randperm aten._standard_gamma""",
         _refuse_random,
     ),
     **_each("aten.nonzero aten.masked_select aten._unique2 aten._local_scalar_dense aten.unique_dim", _refuse),

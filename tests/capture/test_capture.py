@@ -413,9 +413,33 @@ def test_random_tensors(compiler: Compiler) -> None:
     assert coin.mean().item() == pytest.approx(0.2, abs=0.02)
 
 
+def test_distributions_are_those_of_pytorch(compiler: Compiler) -> None:
+    """Their cumulative shares at a few places; what is exponential is never zero, nor is the number of tries."""
+
+    def draw(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.empty_like(x).exponential_(2.0),
+            torch.empty_like(x).geometric_(0.3),
+            torch.empty_like(x).cauchy_(1.0, 2.0),
+            torch.empty_like(x).log_normal_(0.5, 0.25),
+            torch.empty_like(x).normal_(3.0, 2.0),
+        )
+
+    torch.manual_seed(0)
+    ours, theirs = compiler(draw)(torch.zeros(1 << 16)), draw(torch.zeros(1 << 16))
+    for found, expected in zip(ours, theirs, strict=True):
+        places = expected.quantile(torch.tensor([0.1, 0.5, 0.9]))
+        share, wanted = ((each[:, None] <= places).float().mean(0) for each in (found, expected))
+        torch.testing.assert_close(share, wanted, atol=0.01, rtol=0)
+        assert found.dtype == expected.dtype
+        assert not found.isnan().any()
+    assert ours[0].min() > 0
+    assert ours[1].min() == 1
+
+
 def test_random_numbers_of_another_kind_are_refused(compiler: Compiler) -> None:
     def draw(x: Tensor) -> Tensor:
-        return torch.empty_like(x).exponential_() * x
+        return torch.poisson(x) * x
 
     with pytest.raises(Exception, match="would depend on the plan"):
         compiler(draw)(torch.ones(4))
