@@ -26,6 +26,7 @@ from moaic.capture.from_fx import (
     forward_stub,
     names_of,
 )
+from moaic.capture.writes import choose_by_mask
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -57,6 +58,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
     """A Dynamo backend's answer for one graph: everything is run by the engine that `make_engine` gives for it."""
     from torch._dynamo.backends.common import aot_autograd
 
+    choose_by_mask(graph_module)
     capture = _Capture(names_of(graph_module, examples), make_engine)
     compile_graph = aot_autograd(
         fw_compiler=capture.compile_forward,

@@ -1,0 +1,62 @@
+"""Writes by mask, `x[mask] = value`, as a choice element by element, which splits and whose gradient has fixed sizes.
+
+PyTorch counts the true elements, and autograd of what is written gathers them: a size that depends on values.
+"""
+
+from __future__ import annotations
+
+import operator
+from types import EllipsisType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+
+def choose_by_mask(graph_module: fx.GraphModule) -> None:
+    """Has the assignments in Dynamo's graph choose, those in graphs of checkpointed parts among them."""
+    for each in graph_module.modules():
+        if isinstance(each, fx.GraphModule):
+            for node in each.graph.find_nodes(op="call_function", target=operator.setitem):
+                node.target = _assign
+            each.recompile()
+
+
+def _assign(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`."""
+    split = _around_mask(cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,), x.dim())
+    chosen = None if split is None else _spread(x, *split, value)
+    if chosen is None:
+        x[index] = value
+        return
+    view, mask, wide = chosen
+    view.copy_(torch.where(mask, wide, view))
+
+
+def _around_mask(index: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], Tensor, tuple[Any, ...]] | None:
+    """The slices before a mask, the mask, and the slices after it; None where something else is in the index."""
+    masks = [each for each in index if isinstance(each, Tensor) and each.dtype == torch.bool and each.dim()]
+    skipped = [each is Ellipsis for each in index]
+    others = [isinstance(each, slice | EllipsisType) for each in index]
+    if len(masks) != 1 or sum(others) != len(index) - 1:
+        return None
+    (mask,) = masks
+    missing = (slice(None),) * (rank - mask.dim() - sum(others) + sum(skipped))
+    full = [part for each in index for part in (missing if each is Ellipsis else (each,))]
+    at = next(at for at, each in enumerate(full) if each is mask)
+    return tuple(full[:at]), mask, tuple(full[at + 1 :])
+
+
+def _spread(
+    x: Tensor, before: tuple[Any, ...], mask: Tensor, after: tuple[Any, ...], value: Any
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What is written to, the mask and the value as they broadcast to it; None for a value per true element."""
+    view = x[(*before, *(slice(None) for _ in mask.shape), *after)]
+    inner = view.dim() - len(before) - mask.dim()
+    wide = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    if wide.dim() > inner:
+        outer, count, last = wide.shape[: wide.dim() - inner - 1], wide.shape[-inner - 1], wide.shape[-inner:]
+        if count != 1:
+            return None
+        wide = wide.reshape(*outer, *(1 for _ in mask.shape), *(last if inner else ()))
+    return view, mask.reshape(*mask.shape, *(1 for _ in range(inner))), wide
