@@ -232,6 +232,17 @@ def _expand(op: Op) -> Rule:
     return _elementwise((0,))(op)
 
 
+def _as_complex(op: Op) -> Rule:
+    """Pairs along the last dim become one number each. Sums of parts are added up before, as real numbers."""
+    names = _names(len(op.results[0].type.shape))
+    return _make(op, [[*names, "p!"]], [names])
+
+
+def _as_real(op: Op) -> Rule:
+    names = _names(len(operand_types(op)[0].shape))
+    return _make(op, [names], [[*names, "p!"]], (0,))
+
+
 def reduced_dims(op: Op) -> tuple[int, ...]:
     """Dims that a reduction removes or keeps at size one."""
     rank = len(operand_types(op)[0].shape)
@@ -652,14 +663,15 @@ def _same(names: str, make: RuleMaker, kind: Kind = Kind.LIGHT) -> list[OpDecl]:
     return [OpDecl(f"aten.{name}", make, kind) for name in names.split()]
 
 
-_NONLINEAR = """abs acos acosh add.Scalar asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor
+_NONLINEAR = """abs acos acosh add.Scalar angle asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor
     bitwise_not bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor ceil clamp clamp.Tensor
-    clamp_max clamp_min cos cosh div.Scalar_mode div.Tensor_mode elu eq.Scalar eq.Tensor erf erfinv exp exp2 expm1
-    floor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardsigmoid hardswish
-    hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 log_sigmoid_forward
+    clamp_max clamp_min complex cos cosh div.Scalar_mode div.Tensor_mode elu eq.Scalar eq.Tensor erf erfinv exp
+    exp2 expm1 floor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardsigmoid
+    hardswish hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 log_sigmoid_forward
     logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor maximum minimum mish nan_to_num ne.Scalar
-    ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu remainder.Scalar remainder.Tensor round
-    rsqrt rsub.Scalar sigmoid sign silu sin sinh softplus sqrt square sub.Scalar tan tanh trunc"""
+    ne.Tensor polar pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu remainder.Scalar
+    remainder.Tensor round rsqrt rsub.Scalar sgn sigmoid sign silu sin sinh softplus sqrt square sub.Scalar tan
+    tanh trunc"""
 
 _LINEAR_IN_GRADIENT = """gelu_backward tanh_backward sigmoid_backward threshold_backward silu_backward elu_backward
     hardtanh_backward leaky_relu_backward native_dropout_backward"""
@@ -682,6 +694,9 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("permute transpose.int", _permute, kind=Kind.VIEW),
     *_same("t", _transpose_2d, kind=Kind.VIEW),
     *_same("expand", _expand, kind=Kind.VIEW),
+    *_same("view_as_complex", _as_complex, kind=Kind.VIEW),
+    *_same("view_as_real", _as_real, kind=Kind.VIEW),
+    *_same("conj_physical", _elementwise((0,))),
     *_same("unsqueeze squeeze.dim squeeze.dims squeeze", _unsqueeze, kind=Kind.VIEW),
     *_same("slice.Tensor", _slice, kind=Kind.VIEW),
     *_same("split_with_sizes split.Tensor", _split, kind=Kind.VIEW),

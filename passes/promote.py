@@ -13,7 +13,7 @@ from moaic.ir.types import FLOATING, TensorType
 
 
 def promote(module: Module, dtype: str = "f64") -> Module:
-    """`module` in `dtype`; integers, booleans and random keys stay as they are."""
+    """`module` in `dtype`, complex numbers in parts of it; integers, booleans and random keys stay as they are."""
     return replace(module, functions=tuple(_function(function, dtype) for function in module.functions))
 
 
@@ -32,9 +32,19 @@ def _op(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Op:
     return replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results), attrs=attrs)
 
 
+COMPLEX = {"f64": "c128", "f32": "c64"}
+"""The type of complex numbers whose parts are of a floating type."""
+
+
 def _type(type_: TensorType, dtype: str) -> TensorType:
-    return TensorType(dtype, type_.shape, type_.layout) if type_.dtype in FLOATING else type_
+    return TensorType(_name(type_.dtype, dtype), type_.shape, type_.layout)
 
 
 def _attr(value: Attr, dtype: str) -> Attr:
-    return dtype if isinstance(value, str) and value in FLOATING else value
+    return _name(value, dtype) if isinstance(value, str) else value
+
+
+def _name(given: str, dtype: str) -> str:
+    if given in COMPLEX.values():
+        return COMPLEX.get(dtype, given)
+    return dtype if given in FLOATING else given

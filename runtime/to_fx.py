@@ -110,6 +110,11 @@ def _view(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     return operands[0].reshape(op.attrs["size"])
 
 
+def _view_as_complex(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """Both parts of a number must lie side by side."""
+    return torch.ops.aten.view_as_complex.default(operands[0].contiguous())
+
+
 def _mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     return product(*operands)
 
@@ -337,6 +342,7 @@ def _by_rows(matrix: Tensor) -> Tensor:
 
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
+    "aten.view_as_complex": _view_as_complex,
     "aten.mm": _mm,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,

@@ -267,6 +267,8 @@ class _Reader:
             tensor = tensor.detach().cpu()
             number = None if tensor.dim() else tensor.item()
         kind = TensorType(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+        if isinstance(number, complex):
+            return self.complex_number(number, kind.dtype)
         if number is not None:
             return self.emit("aten.full", (), kind, size=(), fill_value=number, dtype=kind.dtype)
         value = Value(kind, f"constant{len(self.constants)}")
@@ -299,6 +301,8 @@ class _Reader:
             )
             value = self._argument(given)
             if argument.kind in ("tensor", "tensors"):
+                if isinstance(value, complex):
+                    value = self.complex_number(value, self._type(node.meta["val"]).dtype)
                 operand, number = _as_operand(value)
                 operands.append(operand)
                 if number is not None:
@@ -306,6 +310,15 @@ class _Reader:
             elif argument.kind != "placement" and (argument.required or value != self._argument(argument.default)):
                 attrs[argument.name] = value
         return operands, attrs
+
+    def complex_number(self, number: complex, dtype: str) -> Value:
+        """A constant whose parts are literals."""
+        real = TensorType("f64" if dtype == "c128" else "f32", ())
+        parts = [
+            self.emit("aten.full", (), real, size=(), fill_value=part, dtype=real.dtype)
+            for part in (number.real, number.imag)
+        ]
+        return self.emit("aten.complex", parts, TensorType(dtype, ()))
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, fx.Node):
@@ -439,7 +452,16 @@ class _Reader:
 
 
 _VIEWS: Final = frozenset(
-    {"aten.view", "aten.permute", "aten.expand", "aten.slice.Tensor", "aten.select.int", "aten.split_with_sizes"}
+    {
+        "aten.view",
+        "aten.permute",
+        "aten.expand",
+        "aten.slice.Tensor",
+        "aten.select.int",
+        "aten.split_with_sizes",
+        "aten.view_as_complex",
+        "aten.view_as_real",
+    }
 )
 """Ops whose results may lie in their operand's memory."""
 
@@ -749,7 +771,15 @@ def _renamed(name: str) -> Special:
 
 def _with_number(name: str) -> Special:
     """`mul.Scalar` and the like: a number in the place of the second tensor."""
-    return lambda call: call.emit_as(name, [*call.operands, None], call.attrs)
+
+    def run(call: _Call) -> Value:
+        other: Any = call.attrs["other"]
+        if not isinstance(other, complex):
+            return call.emit_as(name, [*call.operands, None], call.attrs)
+        rest = {key: value for key, value in call.attrs.items() if key != "other"}
+        return call.emit_as(name, [*call.operands, call.reader.complex_number(other, call.kind.dtype)], rest)
+
+    return run
 
 
 def _scaled_mm(call: _Call) -> Value:
@@ -1013,6 +1043,10 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,
+    # A conjugate that is only marked as one has no meaning in memory.
+    **_each("aten._conj aten._conj_physical", _renamed("aten.conj_physical")),
+    "aten._neg_view": _renamed("aten.neg"),
+    **_each("aten.resolve_conj aten.resolve_neg", _same),
     **_each("aten.rand aten.rand_like", _rand),
     **_each("aten.bernoulli aten.bernoulli.p aten.bernoulli.Tensor", _bernoulli),
     "aten.native_dropout": _dropout,

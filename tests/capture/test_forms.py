@@ -32,6 +32,14 @@ def every_third(x: Tensor, token: Tensor) -> Tensor:
     return x[..., 1::3] * x[..., 2:8:3].sum(1, keepdim=True)[..., :1] + x[:, ::4].sum(1, keepdim=True)[..., :3]
 
 
+def turned_numbers(x: Tensor, token: Tensor) -> Tensor:
+    """Rotary positions of Llama 4 and DeepSeek-V2: pairs of elements are complex numbers."""
+    angles = torch.outer(torch.arange(LENGTH, dtype=x.dtype), token[: WIDTH // 2])
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns[None] + pairs.conj() / 2).flatten(-2)
+
+
 def hidden(x: Tensor) -> Tensor:
     """Whether an element of a row is hidden: more or fewer in every row."""
     return x.detach()[..., 0] > 0.05
@@ -56,7 +64,7 @@ def masked_elements(x: Tensor, token: Tensor) -> Tensor:
 
 
 FORMS: Mapping[str, Form] = {
-    form.__name__: form for form in (turned_pairs, every_third, masked_tokens, masked_elements)
+    form.__name__: form for form in (turned_pairs, every_third, turned_numbers, masked_tokens, masked_elements)
 }
 
 PLANS = {"dp=2": 2, "micro_batches=2": 1, "dp=2,micro_batches=2": 2}

@@ -97,6 +97,9 @@ class Drawn:
     def fine(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random, dtype=torch.float64)
 
+    def complex(self, *shape: int) -> Tensor:
+        return torch.complex(self.real(*shape), self.real(*shape))
+
     def unit(self, *shape: int) -> Tensor:
         """Numbers well inside (0, 1), on which every function is defined."""
         return torch.rand(shape, generator=self.random, dtype=torch.float64) * 0.9 + 0.05
@@ -115,6 +118,7 @@ class Drawn:
         make: dict[str, Callable[..., Tensor]] = {
             "r": self.real,
             "f": self.fine,
+            "c": self.complex,
             "u": self.unit,
             "i": self.ints,
             "b": self.bools,
@@ -161,6 +165,8 @@ ELEMENTWISE: Mapping[str, tuple[str, Mapping[str, Attr]]] = {
     **alike("relu round sigmoid sign sin sinh square tan tanh trunc elu gelu hardtanh leaky_relu silu softplus", "r"),
     **alike("mish hardswish hardsigmoid log_sigmoid_forward nan_to_num zeros_like ones_like", "r"),
     **alike("clone alias detach lift_fresh_copy", "r"),
+    **alike("conj_physical angle sgn", "c"),
+    **alike("complex polar", "rr"),
     **alike("acos asin atanh erfinv log log10 log1p log2 sqrt rsqrt reciprocal", "u"),
     **alike("acosh bitwise_not", "i"),
     **alike("atan2 maximum minimum clamp.Tensor copy", "rr"),
@@ -215,6 +221,8 @@ def arithmetic(d: Drawn, name: str) -> Case:
     other = d.values(d.pick("u", "u", "i"), d.narrower(shape))
     if d.pick(False, True) and other.dtype.is_floating_point:
         return case(name, other, d.unit(*shape), **scaled)
+    if d.pick(False, False, True):
+        return case(name, d.complex(*shape), d.complex(*d.narrower(shape)) * 4 + 0.5, **scaled)
     return case(name, d.unit(*shape), other.abs() + 1, **scaled)
 
 
@@ -323,6 +331,12 @@ def expand(d: Drawn, name: str) -> Case:
     lead = len(shape) - len(source)
     size = [-1 if at >= lead and source[at - lead] == n and d.pick(False, True) else n for at, n in enumerate(shape)]
     return case(name, d.real(*source), size=tuple(size))
+
+
+@cases("view_as_complex view_as_real")
+def complex_views(d: Drawn, name: str) -> Case:
+    shape = d.shape()
+    return case(name, d.real(*shape, 2) if name.endswith("complex") else d.complex(*shape))
 
 
 @cases("unsqueeze")

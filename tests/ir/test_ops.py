@@ -254,6 +254,8 @@ def equal(made: Tensor, wanted: Tensor) -> bool:
     """The same shape, element type and values; floating-point ones to 1e-10 of the largest."""
     if made.shape != wanted.shape or made.dtype != wanted.dtype:
         return False
+    if wanted.is_complex():
+        return equal(torch.view_as_real(made), torch.view_as_real(wanted))
     if not wanted.dtype.is_floating_point:
         return torch.equal(made, wanted)
     finite = wanted[wanted.isfinite()].abs()
