@@ -24,6 +24,7 @@ from moaic.report import Report
 from moaic.runtime import session
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, row_major, whole
+from moaic.runtime.schema import DTYPE_NAMES
 from moaic.step import Call, Key, Step
 
 
@@ -154,7 +155,7 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     view = view_of(tensor)
     if view.is_whole and view.strides == row_major(view.shape):
         return view.buffer
-    made = accelerator.buffer(view.buffer.dtype, tuple(view.shape), row_major(tuple(view.shape)))
+    made = accelerator.buffer(DTYPE_NAMES[view.dtype], tuple(view.shape), row_major(tuple(view.shape)))
     accelerator.launch("aten.clone", (view,), {"memory_format": torch.contiguous_format}, (made,))
     return made
 

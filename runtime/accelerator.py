@@ -21,7 +21,7 @@ from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
 from moaic.runtime.buffer import Buffer, View, row_major, whole
 from moaic.runtime.commands import Code
-from moaic.runtime.eager import Call, births, decide, operands, serves, take_apart
+from moaic.runtime.eager import Call, births, decide, geometry_of, operands, serves, take_apart
 from moaic.runtime.errors import WorkerError
 from moaic.runtime.execute import describe
 from moaic.runtime.files import Box, Part, Source, boxes, parts
@@ -29,7 +29,7 @@ from moaic.runtime.launch import LocalWorkers
 from moaic.runtime.location import Lines
 from moaic.runtime.log import Log, Recorder
 from moaic.runtime.moves import Conversion
-from moaic.runtime.operation import Geometry, Operation
+from moaic.runtime.operation import Operation, read_as
 from moaic.runtime.placement import Placement, alike, owners, spread
 from moaic.runtime.pool import Pool
 from moaic.runtime.promise import Promise
@@ -423,9 +423,8 @@ class Accelerator:
         line = self._lines.here()
         self._bury()
         if place.is_uncut:
-            geometry = None if view.is_whole else Geometry(buffer.strides, view.shape, view.strides, view.offset)
             first = place.holders[0]
-            return self._pool.ask(Code.FETCH, line, [buffer.id, geometry, [first]], [first])[first]
+            return self._pool.ask(Code.FETCH, line, [buffer.id, geometry_of(view), [first]], [first])[first]
         ranks = owners(place)
         parts = self._pool.ask(Code.FETCH, line, [buffer.id, None, ranks], ranks)
         value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
@@ -624,12 +623,12 @@ def _key(call: Call, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
     ids: list[int] = []
     items: list[Any] = []
     is_settled = True
-    for buffer, shape, strides, offset in call.views:
+    for buffer, shape, strides, offset, dtype in call.views:
         place = buffer.place
         if place is None:
             is_settled = False
         ids.append(buffer.id)
-        items += (id(place), buffer.geometry)
+        items += (id(place), buffer.geometry, dtype)
         if offset or shape != buffer.shape or strides != buffer.strides:
             items.append((shape, strides, offset))
     shapes = tuple([buffer.geometry for buffer in outputs])
@@ -655,12 +654,13 @@ def _check_arity(
 def _seen(value: Tensor, view: View) -> Tensor:
     """A view into a buffer whose value is at hand."""
     base = torch.empty_strided(view.buffer.shape, view.buffer.strides, dtype=value.dtype).copy_(value)
-    return base.as_strided(view.shape, view.strides, view.offset).contiguous()
+    return read_as(base, view.dtype, view.shape, view.strides, view.offset).contiguous()
 
 
 def _on_host(view: View) -> Tensor:
     """The value of a buffer that has not been sent yet."""
     buffer = view.buffer
-    if buffer.host is not None:
-        return _seen(buffer.host, view).clone()
-    return torch.full(view.shape, 0 if buffer.fill is None else buffer.fill, dtype=DTYPES[buffer.dtype])
+    host = buffer.host
+    if host is None:
+        host = torch.full(buffer.shape, 0 if buffer.fill is None else buffer.fill, dtype=DTYPES[buffer.dtype])
+    return _seen(host, view).clone()

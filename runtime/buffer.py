@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from moaic.runtime.placement import Placement
+from moaic.runtime.schema import DTYPES
 
 if TYPE_CHECKING:
     from moaic.runtime.promise import Promise
@@ -66,21 +68,26 @@ class Buffer:
 
 
 class View(NamedTuple):
-    """A tensor of the device: a buffer seen through a geometry, offset and strides in elements."""
+    """A tensor of the device: a buffer seen through a geometry, offset and strides in elements of `dtype`."""
 
     buffer: Buffer
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
+    """As what the buffer's bytes are read; its own type but for a view that reinterprets them."""
 
     @property
     def is_whole(self) -> bool:
-        return not self.offset and self.shape == self.buffer.shape and self.strides == self.buffer.strides
+        """Whether this is the buffer's first tensor."""
+        buffer = self.buffer
+        is_first = not self.offset and self.shape == buffer.shape and self.strides == buffer.strides
+        return is_first and self.dtype is DTYPES[buffer.dtype]
 
 
 def whole(buffer: Buffer) -> View:
     """The buffer's first tensor."""
-    return View(buffer, buffer.shape, buffer.strides, 0)
+    return View(buffer, buffer.shape, buffer.strides, 0, DTYPES[buffer.dtype])
 
 
 @lru_cache(4096)

@@ -119,6 +119,7 @@ def _literal(part: Part, values: Iterator[Any]) -> Part:
 
 VIEW: Final[Part] = ("view",)
 SCALAR: Final[Part] = ("scalar",)
+COMPLEX: Final[Part] = ("complex",)
 NOTHING: Final[Part] = ("literal", None)
 DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generator)
 
@@ -135,13 +136,15 @@ def _part(arg: Any, views: list[View], scalars: list[Any]) -> Part:
         return _list_part(arg, views, scalars)
     if arg is None or isinstance(arg, DROPPED):
         return NOTHING
+    if kind is complex:
+        scalars += (arg.real, arg.imag)
+        return COMPLEX
     if kind is bool or kind is str:
         return ("literal", arg)
     if kind is torch.dtype:
         return ("dtype", DTYPE_NAMES[arg])
     if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
-        scalars.append(arg.item())
-        return ("number", DTYPE_NAMES[arg.dtype])
+        return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
     raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
 
 
@@ -178,8 +181,14 @@ def operands(call: Call) -> tuple[Operand, ...]:
 
 def _operand(view: View, position: int, written: bool) -> Operand:
     buffer = view.buffer
-    geometry = None if view.is_whole else Geometry(buffer.strides, view.shape, view.strides, view.offset)
-    return Operand(view.shape, buffer.shape, buffer.dtype, geometry, buffer.place, position, written)
+    return Operand(view.shape, buffer.shape, buffer.dtype, geometry_of(view), buffer.place, position, written)
+
+
+def geometry_of(view: View) -> Geometry | None:
+    """What a worker must know to see a view; None where it is the whole buffer."""
+    if view.is_whole:
+        return None
+    return Geometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
 
 
 def _positions(call: Call) -> Iterable[tuple[int, bool]]:

@@ -14,17 +14,22 @@ from moaic.runtime.schema import DTYPES, signature
 from moaic.runtime.station import Station
 
 Part = tuple[Any, ...]
-"""One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("number", dtype) for a 0-dim tensor by value,
-("dtype", name), ("literal", value) or ("list", parts). Views and scalars are taken from their lists, in order."""
+"""One argument: ("view",), ("views", n), ("scalar",), ("scalars", n), ("complex",) for two scalars, ("number", dtype,
+part) for a 0-dim tensor by value, ("dtype", name), ("literal", value) or ("list", parts). Views and scalars are taken
+from their lists, in order."""
 
 
 class Geometry(NamedTuple):
-    """A view into a buffer that the worker holds whole; `base` are the strides that the buffer must have for it."""
+    """A view into a buffer that the worker holds whole; `base` are the strides that the buffer must have for it.
+
+    `strides` and `offset` are in elements of `dtype`, as which the buffer's bytes are read.
+    """
 
     base: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,9 @@ def _tuple(data: Any) -> Any:
 
 def _part(data: Any) -> Part:
     kind, *rest = data
-    return (kind, tuple(_part(part) for part in rest[0])) if kind == "list" else (kind, *rest)
+    if kind == "list":
+        return (kind, tuple(_part(part) for part in rest[0]))
+    return (kind, rest[0], _part(rest[1])) if kind == "number" else (kind, *rest)
 
 
 class Operator:
@@ -167,7 +174,7 @@ def _scalars_argument(part: Part, supply: _Supply) -> list[Any]:
 
 def _number_argument(part: Part, supply: _Supply) -> Tensor:
     """Filled where it is, as copying it from the host would wait for all that a GPU has to do before."""
-    return torch.full((), next(supply.scalars), dtype=DTYPES[part[1]], device=supply.device)
+    return torch.full((), _argument(part[2], supply), dtype=DTYPES[part[1]], device=supply.device)
 
 
 _ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
@@ -175,6 +182,7 @@ _ARGUMENTS: Mapping[str, Callable[[Part, _Supply], Any]] = {
     "views": _views_argument,
     "scalar": lambda _, supply: next(supply.scalars),
     "scalars": _scalars_argument,
+    "complex": lambda _, supply: complex(next(supply.scalars), next(supply.scalars)),
     "number": _number_argument,
     "dtype": lambda part, _: DTYPES[part[1]],
     "literal": lambda part, _: part[1],
@@ -188,7 +196,15 @@ def view(table: dict[int, Tensor], buffer_id: int, geometry: Geometry) -> Tensor
     if not _lies_so(tensor, geometry.base):
         ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype, device=tensor.device)
         tensor = table[buffer_id] = ordered.copy_(tensor)
-    return tensor.as_strided(geometry.shape, geometry.strides, geometry.offset)
+    return read_as(tensor, DTYPES[geometry.dtype], geometry.shape, geometry.strides, geometry.offset)
+
+
+def read_as(tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """The memory of a tensor that begins with its storage, as elements of any type."""
+    if tensor.dtype == dtype:
+        return tensor.as_strided(shape, strides, offset)
+    blank = torch.empty(0, dtype=dtype, device=tensor.device)
+    return blank.set_(tensor.untyped_storage(), offset, shape, strides)
 
 
 def _lies_so(tensor: Tensor, strides: Sequence[int]) -> bool:

@@ -178,8 +178,8 @@ class Worker:
         if geometry is None:
             tensor = self.table[buffer_id]
         else:
-            base, shape, strides, offset = geometry
-            tensor = view(self.table, buffer_id, Geometry(tuple(base), tuple(shape), tuple(strides), offset))
+            base, shape, strides, offset, dtype = geometry
+            tensor = view(self.table, buffer_id, Geometry(tuple(base), tuple(shape), tuple(strides), offset, dtype))
         return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
 
     def _store(self, paths: Sequence[str], items: Sequence[Sequence[Any]]) -> tuple[Any, None]:

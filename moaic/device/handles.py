@@ -117,7 +117,7 @@ def view_of(tensor: torch.Tensor) -> View:
     except AttributeError:
         raise TypeError(f"expected a tensor on device moai, got one on {tensor.device}") from None
     offset: Any = tensor.storage_offset()
-    return View(buffer, tensor.shape, tensor.stride(), offset)
+    return View(buffer, tensor.shape, tensor.stride(), offset, tensor.dtype)
 
 
 def is_ours(tensor: torch.Tensor) -> bool:

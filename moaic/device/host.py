@@ -45,9 +45,7 @@ def _gives_results(signature: Signature) -> bool:
 
 
 def needs_values(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this very call must run on the host: an index by a mask, or a complex scalar, which no message holds."""
-    if any(isinstance(value, complex) for value in (*args, *kwargs.values())):
-        return True
+    """Whether this very call must run on the host: an index by a mask."""
     if signature.name != "aten.index.Tensor":
         return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

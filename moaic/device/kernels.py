@@ -89,8 +89,9 @@ def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
             return
         shape = value.shape
         strides = value.stride()
-        sent.append(_new(View, (buffer, shape, strides, value.storage_offset())))
-        key += (shape, strides, value.dtype)
+        dtype = value.dtype
+        sent.append(_new(View, (buffer, shape, strides, value.storage_offset(), dtype)))
+        key += (shape, strides, dtype)
     elif kind is _NUMBER:
         sent.append(value)
         key.append(type(value))
@@ -118,7 +119,9 @@ def _pack_list(tensors: Sequence[Any] | None, key: list[Any]) -> list[Any] | Non
 def pack_views(tensors: Sequence[Any]) -> list[Any]:
     """The views of a list of tensors, for ops that need no key: the inner loop of an optimizer's step."""
     try:
-        return [_new(View, (t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset())) for t in tensors]
+        return [
+            _new(View, (t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset(), t.dtype)) for t in tensors
+        ]
     except AttributeError:
         return _pack_list(tensors, []) or []
 

@@ -9,12 +9,12 @@ import torch
 
 from moaic.device import torch_private
 from moaic.device.handles import (
+    dtype_name,
     extent,
     geometry,
     is_ours,
     new_storage,
     new_tensor,
-    place,
     view_of,
 )
 from moaic.device.kernels import check_place, mutating
@@ -29,6 +29,8 @@ aten: Final[Any] = torch.ops.aten
 
 _training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
 _view: Final = torch_private.metadata_kernel(aten.view.default)
+_view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
+_view_as_complex: Final = torch_private.metadata_kernel(aten.view_as_complex.default)
 _set_geometry: Final = torch_private.set_geometry_kernel()
 _KEYS: Final = torch_private.CPU_KEYS
 
@@ -85,9 +87,7 @@ def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
     """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
     view = view_of(tensor)
     accelerator = session.accelerator()
-    if isinstance(value, complex):
-        overwrite(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu"))
-    elif view.is_whole:
+    if view.is_whole and not isinstance(value, complex):
         accelerator.fill(view.buffer, _as_element(value, tensor.dtype))
     else:
         accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
@@ -237,39 +237,19 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bits seen as another type. The result is a copy, since a buffer of the accelerator has one type."""
-    if dtype == tensor.dtype:
-        return _alias(tensor)
-    like = _meta(tensor).view(dtype)
-    return _reinterpret("aten.view.dtype", tensor, like, (dtype,))
-
-
-def view_as_real(tensor: torch.Tensor) -> torch.Tensor:
-    like = torch.view_as_real(_meta(tensor))
-    return _reinterpret("aten.view_as_real", tensor, like, ())
+    """The same bits seen as another type."""
+    dtype_name(dtype)  # raises for one that the device does not hold
+    return _view_dtype(tensor, dtype)
 
 
 def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
-    """Pairs as complex numbers; like `view_dtype` it copies."""
-    torch.view_as_complex(_meta(tensor))  # raises where torch does
-    return torch.complex(tensor.select(-1, 0), tensor.select(-1, 1))
+    if tensor.dtype == torch.float16:
+        dtype_name(torch.complex32)
+    return _view_as_complex(tensor)
 
 
 def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return _view(tensor, size)
-
-
-def _reinterpret(name: str, tensor: torch.Tensor, like: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
-    dense = torch.empty_like(like)
-    made = geometry(like.dtype, dense.shape, dense.stride())
-    accelerator = session.accelerator()
-    buffer = accelerator.buffer(made.name, made.shape, made.strides)
-    accelerator.launch(name, (view_of(tensor), *rest), {}, (buffer,))
-    return place(made, buffer)
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def batch_norm(
@@ -372,7 +352,6 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::set_.source_Storage_storage_offset": set_storage_offset,
     "aten::set_.source_Tensor": set_tensor,
     "aten::view.dtype": view_dtype,
-    "aten::view_as_real": view_as_real,
     "aten::view_as_complex": view_as_complex,
     "aten::_unsafe_view": unsafe_view,
     "aten::native_batch_norm": batch_norm,
@@ -383,7 +362,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """By op as torch names it."""
 
-METADATA: Final = ("aten::view", "aten::as_strided", "aten::unfold", "aten::_reshape_alias")
+METADATA: Final = ("aten::view", "aten::as_strided", "aten::unfold", "aten::_reshape_alias", "aten::view_as_real")
 """Ops whose CPU kernel changes geometry and reads no element."""
 
 COMPOSITE: Final = frozenset(

@@ -32,24 +32,19 @@ def _buffer(storage: Any) -> Buffer | None:
 
 
 def settle(storage: Any, dtype: torch.dtype) -> None:
-    """Give a storage its buffer when the first tensor is set on it; a storage has one element type for life."""
-    buffer = _buffer(storage)
-    if buffer is None:
-        _settle_bytes(storage, dtype)
-    elif DTYPES[buffer.dtype] != dtype:
-        raise NotImplementedError(
-            f"a storage of device moai that holds {DTYPES[buffer.dtype]} cannot be read as {dtype}: "
-            "fetch the tensor with .cpu() first, or use tensor.view(dtype), which copies"
-        )
+    """Give a storage its buffer when the first tensor is set on it; others may read it as other types later."""
+    name = dtype_name(dtype)
+    if _buffer(storage) is None:
+        _settle_bytes(storage, name if storage.nbytes() % dtype.itemsize == 0 else "u8")
 
 
-def _settle_bytes(storage: Any, dtype: torch.dtype) -> None:
+def _settle_bytes(storage: Any, name: str) -> None:
     waiting: Bytes | None = getattr(storage, "moai_bytes", None)
-    count = storage.nbytes() // dtype.itemsize
+    dtype = DTYPES[name]
     accelerator = session.accelerator()
-    buffer = accelerator.buffer(dtype_name(dtype), (count,), (1,))
+    buffer = accelerator.buffer(name, (storage.nbytes() // dtype.itemsize,), (1,))
     if waiting is not None and waiting.host is not None:
-        accelerator.upload(buffer, waiting.host[: count * dtype.itemsize].view(dtype))
+        accelerator.upload(buffer, waiting.host.view(dtype))
     storage.moai = buffer
 
 

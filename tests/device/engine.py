@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from moaic.runtime.buffer import Buffer, View
+from moaic.runtime.operation import read_as
 from moaic.runtime.schema import DTYPES, signature
 from moaic.runtime.statistics import Statistics, WorkerStatistics
 
@@ -61,7 +62,7 @@ class Engine:
         return self.memory[buffer.id]
 
     def _see(self, view: View) -> torch.Tensor:
-        return self._tensor(view.buffer).as_strided(view.shape, view.strides, view.offset)
+        return read_as(self._tensor(view.buffer), view.dtype, view.shape, view.strides, view.offset)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, View):
@@ -71,7 +72,7 @@ class Engine:
         if isinstance(value, torch.Tensor):
             assert value.dim() == 0
             assert value.device.type == "cpu"
-        assert not isinstance(value, complex | torch.device | torch.Generator)
+        assert not isinstance(value, torch.device | torch.Generator)
         return value
 
 

@@ -15,7 +15,7 @@ from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, View, whole
 from moaic.runtime.placement import Placement
 from moaic.runtime.promise import Promise
-from moaic.runtime.schema import DTYPE_NAMES
+from moaic.runtime.schema import DTYPE_NAMES, DTYPES
 
 DP = Mesh((("dp", 2),))
 ROWS = Placement(DP, Layout((Split("dp", 0, 2),)))
@@ -76,9 +76,9 @@ def device(two: Accelerator) -> Device:
 
 def view(buffer: Buffer, change: Callable[[Tensor], Tensor]) -> View:
     """The view that `change` makes of a buffer's first tensor."""
-    base = torch.empty_strided(buffer.shape, buffer.strides)
+    base = torch.empty_strided(buffer.shape, buffer.strides, dtype=DTYPES[buffer.dtype])
     seen = change(base)
-    return View(buffer, tuple(seen.shape), seen.stride(), int(seen.storage_offset()))
+    return View(buffer, tuple(seen.shape), seen.stride(), int(seen.storage_offset()), seen.dtype)
 
 
 ATEN: Any = torch.ops.aten
@@ -148,10 +148,10 @@ def test_memory_order_is_kept(device: Device) -> None:
     x = torch.randn(6, 4).t()
     a, out = device.up(x, ROWS), device.accelerator.buffer("f32", (4, 6), (1, 4))
     device.launch("aten.neg", (a,), [out])
-    flat = View(out, (24,), (1,), 0)
+    flat = View(out, (24,), (1,), 0, torch.float32)
     assert torch.equal(device.down(flat), -x.t().reshape(24))
     b = device.up(x)
-    assert torch.equal(device.down(View(b, (24,), (1,), 0)), x.t().reshape(24))
+    assert torch.equal(device.down(View(b, (24,), (1,), 0, torch.float32)), x.t().reshape(24))
 
 
 class Optimized:
@@ -372,6 +372,6 @@ def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: 
     a = device.up(x, ROWS)
     for row in range(4):
         for column in range(6):
-            device.launch("aten.mul_.Scalar", (View(a, (), (), 6 * row + column), row - column))
+            device.launch("aten.mul_.Scalar", (View(a, (), (), 6 * row + column, torch.float32), row - column))
     factors = torch.tensor([[row - column for column in range(6)] for row in range(4)])
     assert torch.equal(device.down(a), x * factors)
