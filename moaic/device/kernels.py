@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from moaic.device import host, torch_private
+from moaic.device import host, overlap, torch_private
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
 from moaic.device.signature import Kind, Signature
 from moaic.runtime import session
@@ -175,6 +175,7 @@ def functional(signature: Signature) -> Kernel:
 def in_place_on_lists(signature: Signature) -> Kernel:
     """The kernel of an op that writes lists of tensors and gives nothing back: there is nothing to find out."""
     name = signature.name
+    counts_versions = name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
 
     def kernel(*args: Any, **kwargs: Any) -> None:
         sent: list[Any] = []
@@ -185,6 +186,8 @@ def in_place_on_lists(signature: Signature) -> Kernel:
                 _pack(kind, value, sent, [])
         named = pack(signature, (), kwargs)[1] if kwargs else kwargs
         session.accelerator().launch(name, tuple(sent), named, ())
+        if counts_versions:
+            torch_private.increment_version(args[0])
 
     kernel.__name__ = str(signature.overload)
     return kernel
@@ -196,16 +199,19 @@ def mutating(signature: Signature) -> Kernel:
     plans: dict[tuple[Any, ...], Plan] = {}
     outs = tuple(signature.names[i] for i in signature.written if _is_out(signature, i))
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
+    is_elementwise = "pointwise" in signature.tags
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         sent, named, key = pack(signature, args, kwargs)
         known = tuple(key)
         plan = plans.get(known)
+        if is_elementwise and (plan is None or _share([*sent, *named.values()])):
+            overlap.check_call(signature, args, kwargs)
         if plan is None:
             plan = results_on_meta(signature, args, kwargs)
             if plan is None:
                 return host.run(signature, args, kwargs)
-            if outs and _grow(signature, plan, outs, kwargs):
+            if outs and _grow(signature, plan, outs, args, kwargs):
                 return kernel(*args, **kwargs)
             if len(plans) >= _CACHE_LIMIT:
                 plans.clear()
@@ -223,11 +229,19 @@ def mutating(signature: Signature) -> Kernel:
     return kernel
 
 
+def _share(sent: list[Any]) -> bool:
+    """Whether two of the operands have one buffer."""
+    buffers = [id(value[0]) for value in sent if type(value) is View]
+    return len(buffers) > 1 and len(set(buffers)) < len(buffers)
+
+
 def _is_out(signature: Signature, position: int) -> bool:
     return bool(torch_private.schema_of(signature.overload).arguments[position].is_out)
 
 
-def _grow(signature: Signature, plan: Plan, outs: tuple[str, ...], kwargs: dict[str, Any]) -> bool:
+def _grow(
+    signature: Signature, plan: Plan, outs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized."""
     grown = False
     for made, at in zip(plan.results, signature.returns, strict=True):
@@ -235,9 +249,28 @@ def _grow(signature: Signature, plan: Plan, outs: tuple[str, ...], kwargs: dict[
             continue
         out: torch.Tensor = kwargs[signature.names[at]]
         if out.shape != made.shape:
+            _check_not_read(signature, out, made, args)
             out.resize_(made.shape)
+            out.as_strided_(made.shape, _resized_strides(signature, signature.names[at], made, args, kwargs))
             grown = True
     return grown
+
+
+def _resized_strides(
+    signature: Signature, name: str, made: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, ...]:
+    """The strides of an `out=` tensor that is resized: those of an elementwise op follow from its operands'."""
+    if "pointwise" not in signature.tags:
+        return made.strides
+    out = torch.empty(0, dtype=made.dtype, device="cpu")
+    given = {other: _ones(value) for other, value in kwargs.items() if other != name}
+    return signature.overload(*(_ones(value) for value in args), **given, **{name: out}).stride()
+
+
+def _check_not_read(signature: Signature, out: torch.Tensor, made: Geometry, args: tuple[Any, ...]) -> None:
+    """An elementwise op cannot resize what it reads."""
+    if "pointwise" in signature.tags and any(arg is out for arg in args):
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(made.shape)}")
 
 
 def build(plan: Plan) -> tuple[Any, ...]:
@@ -298,6 +331,11 @@ def _meta(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_meta(item) for item in cast("list[Any]", value)]
     return value
+
+
+def _ones(value: Any) -> Any:
+    """What an elementwise op can be tried on."""
+    return torch.ones_like(_zeros(value)) if isinstance(value, torch.Tensor) else value
 
 
 def _zeros(value: Any) -> Any:

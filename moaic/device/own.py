@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from moaic.device import torch_private
+from moaic.device import overlap, torch_private
 from moaic.device.handles import (
     dtype_name,
     extent,
@@ -31,6 +31,7 @@ _training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legi
 _view: Final = torch_private.metadata_kernel(aten.view.default)
 _view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
 _view_as_complex: Final = torch_private.metadata_kernel(aten.view_as_complex.default)
+_resize: Final = torch_private.metadata_kernel(aten.resize_.default)
 _set_geometry: Final = torch_private.set_geometry_kernel()
 _KEYS: Final = torch_private.CPU_KEYS
 
@@ -114,7 +115,7 @@ def fill_tensor_(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         )
     if not is_ours(value):
         return fill_(tensor, value.item())
-    return copy_(tensor, value)
+    return copy_(tensor, value.clone() if torch_private.share(tensor, value) else value)
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -125,8 +126,10 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     elif target.is_conj() or target.is_neg():
         _copy_through(target, source)
     elif not is_ours(source):
+        overlap.check_written(target)
         overwrite(target, source)
-    elif target is not source:
+    elif not overlap.is_same(target, source):
+        overlap.check_written(target, source)
         session.accelerator().launch("aten.copy_", (view_of(target), view_of(plain(source))), {}, ())
     return target
 
@@ -175,8 +178,7 @@ def to_copy(
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)
     if target.type == torch_private.NAME:
-        like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
-        like = torch.empty_like(like, memory_format=memory_format or torch.preserve_format)
+        like = aten._to_copy.default(_meta(tensor), dtype=kind, memory_format=memory_format)
         return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
     if target.type == "meta":
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=target)
@@ -195,22 +197,30 @@ def item(tensor: torch.Tensor) -> Any:
 def resize_(
     tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Change the shape; a storage that is too small is left to its other tensors and a larger one takes its place."""
+    """Change the shape; a storage that is too small gives way to a larger one."""
     like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    if memory_format == torch.preserve_format:
-        like = torch.empty(size, dtype=tensor.dtype, device="meta")
-    made = geometry(tensor.dtype, like.shape, like.stride())
-    storage = tensor.untyped_storage()
-    if made.shape == tensor.shape:
-        return tensor
-    if tensor.storage_offset() + extent(made.shape, made.strides) <= storage.nbytes() // tensor.dtype.itemsize:
-        return _set_geometry(_KEYS, tensor, storage, tensor.storage_offset(), made.shape, made.strides)
-    kept = tensor.numel()
-    old = tensor.as_strided((kept,), (1,)) if kept and tensor.is_contiguous() else None
+    offset: Any = tensor.storage_offset()
+    room = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    needed = offset + extent(like.shape, like.stride())
+    if tensor.shape == like.shape or needed <= room:
+        return _resize(tensor, size, memory_format=memory_format)
+    return _grow(tensor, like, needed if offset else None, room)
+
+
+def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int) -> torch.Tensor:
+    """Give a tensor a storage of its own, as large as `like` or of `flat` elements, that begins as the old one did."""
+    if torch_private.is_shared(tensor):
+        raise NotImplementedError(
+            f"a tensor of shape {list(tensor.shape)} on device moai cannot grow to {list(like.shape)}: "
+            "other tensors share its storage, which cannot be enlarged; resize a clone() of it"
+        )
+    made = geometry(tensor.dtype, like.shape, like.stride()) if flat is None else geometry(tensor.dtype, (flat,), (1,))
     grown = new_tensor(made)
-    if old is not None:
-        grown.as_strided((kept,), (1,)).copy_(old)
-    return _set_geometry(_KEYS, tensor, grown.untyped_storage(), 0, made.shape, made.strides)
+    if kept:
+        grown.as_strided((kept,), (1,)).copy_(tensor.as_strided((kept,), (1,), 0))
+    return _set_geometry(
+        _KEYS, tensor, grown.untyped_storage(), tensor.storage_offset(), tuple(like.shape), like.stride()
+    )
 
 
 def set_(tensor: torch.Tensor) -> torch.Tensor:
@@ -246,6 +256,11 @@ def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == torch.float16:
         dtype_name(torch.complex32)
     return _view_as_complex(tensor)
+
+
+def view_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A contiguous copy in another shape, also where no view can have it."""
+    return tensor.contiguous().view(size).clone()
 
 
 def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -353,6 +368,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::set_.source_Tensor": set_tensor,
     "aten::view.dtype": view_dtype,
     "aten::view_as_complex": view_as_complex,
+    "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
     "aten::native_batch_norm": batch_norm,
     "aten::_native_batch_norm_legit": functional_batch_norm,

@@ -45,6 +45,21 @@ def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     return overload._handle.redispatch_boxed
 
 
+increment_version: Final[Callable[[Any], None]] = _C._increment_version
+"""Note that tensors of a list are written, for backward to find out; tensors of inference have no version."""
+
+
+def share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one storage."""
+    return _C._is_alias_of(one, other)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether any other tensor has the storage of `tensor`; the object in Python that stands for it counts, too."""
+    storage: Any = tensor.untyped_storage()
+    return _C._storage_Use_Count(storage._cdata) > 2
+
+
 def metadata_kernel(overload: Any) -> Callable[..., Any]:
     """The CPU kernel of an op that only changes geometry, called with the op's own arguments."""
     call = overload._handle.redispatch_boxed
