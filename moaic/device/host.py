@@ -113,7 +113,7 @@ def _write_back(written: Any, fetched: dict[int, torch.Tensor]) -> None:
         if values is None:
             continue
         if tensor.shape != values.shape:
-            tensor.resize_(values.shape)
+            tensor.resize_(values.shape).as_strided_(values.shape, values.stride())
         overwrite(tensor, values)
 
 

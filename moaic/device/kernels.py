@@ -7,7 +7,7 @@ every step costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -32,7 +32,15 @@ _TENSORS: Final = Kind.TENSORS
 _VALUE: Final = Kind.VALUE
 _NUMBER: Final = Kind.NUMBER
 
-_TRIED: Final = ("aten._embedding_bag", "aten._fft_")
+_TRIED: Final = (
+    "aten._embedding_bag",
+    "aten._fft_",
+    "aten._linalg_svd",
+    "aten.linalg_eig",
+    "aten.max_unpool",
+    "aten.multilabel_margin_loss_forward",
+    "aten.nonzero_static",
+)
 """Ops whose results on meta tensors look different from those on the CPU: tried on zeros instead."""
 
 Made = Geometry | None | tuple[Geometry, ...]
@@ -243,28 +251,44 @@ def _grow(
     signature: Signature, plan: Plan, outs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized."""
-    grown = False
+    small: dict[str, Geometry] = {}
     for made, at in zip(plan.results, signature.returns, strict=True):
         if at is None or signature.names[at] not in outs or not isinstance(made, Geometry):
             continue
         out: torch.Tensor = kwargs[signature.names[at]]
         if out.shape != made.shape:
             _check_not_read(signature, out, made, args)
-            out.resize_(made.shape)
-            out.as_strided_(made.shape, _resized_strides(signature, signature.names[at], made, args, kwargs))
-            grown = True
-    return grown
+            small[signature.names[at]] = made
+    if not small:
+        return False
+    lies = _strides_on_host(signature, small, args, kwargs)
+    for name, made in small.items():
+        fit(kwargs[name], made.shape, lies.get(name, made.strides))
+    return True
 
 
-def _resized_strides(
-    signature: Signature, name: str, made: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[int, ...]:
-    """The strides of an `out=` tensor that is resized: those of an elementwise op follow from its operands'."""
-    if "pointwise" not in signature.tags:
-        return made.strides
-    out = torch.empty(0, dtype=made.dtype, device="cpu")
-    given = {other: _ones(value) for other, value in kwargs.items() if other != name}
-    return signature.overload(*(_ones(value) for value in args), **given, **{name: out}).stride()
+def fit(out: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Give an `out=` tensor of another shape the geometry that the CPU would."""
+    out.resize_(shape)
+    if out.stride() != tuple(strides):
+        out.as_strided_(shape, strides)
+
+
+def _strides_on_host(
+    signature: Signature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """By name: the strides that a call on the host gives to empty `out=` tensors; none where its values are refused.
+
+    Ops of linear algebra write column by column into what they resize, and what they do on meta tensors does not tell.
+    """
+    stand_in = _ones if "pointwise" in signature.tags else _zeros
+    named = {name: stand_in(value) for name, value in kwargs.items()}
+    named |= {name: torch.empty(0, dtype=made.dtype, device="cpu") for name, made in small.items()}
+    try:
+        signature.overload(*map(stand_in, args), **named)
+    except RuntimeError:
+        return {}
+    return {name: value.stride() for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def _check_not_read(signature: Signature, out: torch.Tensor, made: Geometry, args: tuple[Any, ...]) -> None:
@@ -296,7 +320,7 @@ def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[st
     if host.needs_values(signature, args, kwargs):
         return None
     if signature.name.startswith(_TRIED):
-        results = signature.overload(*(_zeros(value) for value in args), **kwargs)
+        results = signature.overload(*map(_zeros, args), **{name: _zeros(value) for name, value in kwargs.items()})
     else:
         try:
             results = signature.overload(*(_meta(value) for value in args), **_meta_kwargs(signature, kwargs))
@@ -339,8 +363,12 @@ def _ones(value: Any) -> Any:
 
 
 def _zeros(value: Any) -> Any:
+    """Stands for an operand on the host; int32 are pivots, which count from one."""
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").zero_()
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return made.fill_(1 if value.dtype == torch.int32 else 0)
+    if isinstance(value, list | tuple):
+        return [_zeros(item) for item in cast("list[Any]", value)]
     return value
 
 

@@ -22,6 +22,7 @@ from moaic.device.recurrent import KERNELS as RECURRENT
 from moaic.device.signature import signature_of
 from moaic.device.storages import settle
 from moaic.device.transfer import overwrite, plain, to_device, to_host
+from moaic.device.views import KERNELS as VIEWS
 from moaic.runtime import session
 from moaic.runtime.buffer import row_major
 
@@ -338,6 +339,11 @@ def nothing(*_: Any, **__: Any) -> None:
     """An op that means nothing here, such as telling a stream about a tensor."""
 
 
+def never(*_: Any, **__: Any) -> bool:
+    """Whether a batch can become a nested tensor: none can, so layers keep to dense ones."""
+    return False
+
+
 def same_storage(tensor: torch.Tensor, source: torch.Tensor) -> bool:
     return (
         tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
@@ -374,7 +380,9 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_native_batch_norm_legit": functional_batch_norm,
     "aten::record_stream": nothing,
     "aten::is_set_to": same_storage,
+    "aten::_nested_tensor_from_mask_left_aligned": never,
     **RECURRENT,
+    **VIEWS,
 }
 """By op as torch names it."""
 
