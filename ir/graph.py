@@ -11,7 +11,7 @@ from typing import cast
 from moaic.ir.layout import Mesh
 from moaic.ir.types import TensorType
 
-Attr = None | bool | int | float | str | tuple["Attr", ...]
+Attr = None | bool | int | float | complex | str | tuple["Attr", ...]
 """An attribute: literals and tuples of them. A float keeps its exact value; dtypes are strings such as "f32"."""
 
 NO_ATTRS: Mapping[str, Attr] = MappingProxyType({})

@@ -94,7 +94,13 @@ class _RawTensor(NamedTuple):
     home: list[tuple[Token, Token]]
 
 
-_RawAttr = Token | list["_RawAttr"]
+class _RawComplex(NamedTuple):
+    word: Token
+    real: Token
+    imaginary: Token
+
+
+_RawAttr = Token | _RawComplex | list["_RawAttr"]
 
 
 class _Shapes(Transformer[Token, Any]):
@@ -122,6 +128,9 @@ class _Shapes(Transformer[Token, Any]):
 
     def role(self, found: list[Any]) -> _RawRole:
         return _RawRole(*found)
+
+    def complex(self, found: list[Any]) -> _RawComplex:
+        return _RawComplex(*found)
 
     def tensor(self, found: list[Any]) -> _RawTensor:
         return _RawTensor(found[0], found[1:-2], *found[-2:])
@@ -299,6 +308,8 @@ class _Reader:
         return MappingProxyType(attrs)
 
     def _attr(self, raw: _RawAttr, token: Token) -> Attr:
+        if isinstance(raw, _RawComplex):
+            return complex(cast("float", self._attr(raw.real, token)), cast("float", self._attr(raw.imaginary, token)))
         if not isinstance(raw, Token):
             return tuple(self._attr(each, token) for each in raw)
         if raw.type == "STRING":

@@ -116,6 +116,8 @@ def render_attr(value: Attr) -> str:
         return json.dumps(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(render_attr, value))}]"
+    if isinstance(value, complex):
+        return f"complex[{value.real!r}, {value.imag!r}]"
     return repr(value)
 
 

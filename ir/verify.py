@@ -226,7 +226,7 @@ def _attrs(op: Op) -> Complaints:
 def _is_attr(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_attr, cast("tuple[object, ...]", value)))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | complex | str)
 
 
 def _type(tensor: TensorType, mesh: Mesh) -> Complaints:

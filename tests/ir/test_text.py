@@ -24,7 +24,9 @@ from moaic.ir.verify import load
 WORDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 OP_NAMES = st.from_regex(r"[a-z_]{1,5}(\.[A-Za-z0-9_]{1,6}){1,2}", fullmatch=True)
 HINTS = st.text(max_size=4) | st.sampled_from(["x", "x_1", "w.q", "0", "1"])
-SCALARS: SearchStrategy[Attr] = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
+SCALARS: SearchStrategy[Attr] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=6)
+)
 ATTRS: SearchStrategy[Attr] = st.recursive(
     SCALARS, lambda inside: st.lists(inside, max_size=3).map(tuple), max_leaves=6
 )
