@@ -14,6 +14,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
+from moaic.device import face
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.graph import Value
@@ -44,6 +45,7 @@ def moai(
     """
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
+    face.init()  # a graph without operands makes the program's first tensors of the device
     prepare()
     if recipe := float8_recipe(given.get(PRECISION)):
         check_float8()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,12 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 """Element types by our name."""
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
+
+LIBRARIES: Final[Mapping[str, str]] = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
+"""Namespaces of PyTorch's ops that `import torch` does not register, and the modules that do."""
+
+NAMESPACES: Final = frozenset({"aten", "prims", "moai", *LIBRARIES})
+"""Those that workers know; they do not import what registers the others."""
 
 PLACEMENT: Final = frozenset({"device", "layout", "memory_format", "pin_memory"})
 """Arguments that say where and how a tensor is stored: the IR leaves them out."""
@@ -75,6 +82,8 @@ def op_name(overload: OpOverload[..., Any]) -> str:
 def signature(name: str) -> Signature:
     """The signature of the op called `name`; an unknown op raises LookupError."""
     namespace, packet, *rest = name.split(".")
+    if namespace in LIBRARIES:
+        import_module(LIBRARIES[namespace])
     try:
         overload = getattr(getattr(getattr(torch.ops, namespace), packet), rest[0] if rest else "default")
     except AttributeError:

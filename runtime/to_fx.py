@@ -314,7 +314,7 @@ def _scaled_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     named: Any = op.attrs["dtype"]
     dtype = schema.DTYPES[named]
     if device.type == "cpu":
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = dtype if dtype == torch.float64 else torch.float32
         return (product(left.to(wide), right.to(wide)) * left_scale * right_scale).to(dtype)
     rows, columns = _in_blocks(left), _in_blocks(right.t()).t()
     # Kernels take two numbers, or one for each row and one for each column.

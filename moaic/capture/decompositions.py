@@ -188,7 +188,15 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return (wide_grad * share * (1 + wide * (1 - share))).to(x.dtype)
 
 
+def _zeros(
+    size: Sequence[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
+) -> Any:
+    """Zeros that are stored: those of autograd have no memory, and nothing else may hold them."""
+    return aten.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
 _OURS: Table = {
+    aten._efficientzerotensor.default: _zeros,
     aten.slice_backward.default: _slice_backward,
     aten.select_backward.default: _select_backward,
     aten.addmm.default: _addmm,

@@ -26,7 +26,7 @@ from moaic.ir.ops import SCALED_MM
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.dead import live
 from moaic.passes.once import once
-from moaic.runtime.schema import DTYPE_NAMES, Signature, op_name, signature_of
+from moaic.runtime.schema import DTYPE_NAMES, NAMESPACES, Signature, op_name, signature_of
 
 aten = torch.ops.aten
 
@@ -248,7 +248,7 @@ class _Reader:
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
             return self._concrete(value)
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or node.target.namespace not in NAMESPACES:
             raise _unsupported(node, self.loc)
         return self._call(node, cast("OpOverload[..., Any]", node.target))
 

@@ -4,7 +4,7 @@ Log calls are left out of the graph. Hooks that record outputs are installed whi
 traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
 a form that names for every token the matrices that it meets; all forms compute the same.
 
-What the runtime does where a graph was broken is passed over: Dynamo would look for graphs in it.
+What the runtime and `torch.moai` do where a graph was broken is passed over: Dynamo would look for graphs in it.
 
 Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
 """
@@ -21,6 +21,8 @@ from torch._dynamo import assume_constant_result, config, trace_rules, utils  # 
 from torch._dynamo.comptime import ComptimeContext, comptime
 
 from moaic.capture.experts import experts_forward
+from moaic.device import face
+from moaic.device.torch_private import pass_over
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
 
@@ -33,6 +35,8 @@ def captures_whole(backend: Backend) -> Backend:
 
     setattr(backend, _MARK, True)
     trace_rules.add("moaic.runtime")
+    for each in vars(face).values():
+        pass_over(each)
     _teach()
     _let_settings_be_noted()
     # Libraries may be imported later.

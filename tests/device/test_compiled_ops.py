@@ -1,0 +1,90 @@
+"""Ops that a compiled function may hold, beside the same function in plain PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import graph_break
+from torch._dynamo.exc import BackendCompilerFailed
+
+from moaic.device import face
+from moaic.ir.errors import Diagnostic
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(function, backend="moai", options={"compile": False})
+
+
+def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    function(leaf).square().sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.cpu()
+
+
+def wave(angle: Tensor) -> Tensor:
+    return torch.view_as_real(torch.polar(torch.ones_like(angle), angle) * (2 + 3j))
+
+
+@pytest.mark.parametrize("function", [torch.sgn, wave])
+def test_gradients_that_are_zero_or_complex(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([1.5, -0.5, 0.25])
+    torch.testing.assert_close(gradient(compiled(function), x.to("moai")), gradient(function, x))
+
+
+def test_products_of_eight_bit_floats_in_eight_bits() -> None:
+    left, right = torch.eye(16), torch.arange(256.0).reshape(16, 16).remainder(7)
+    operands = [left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t(), torch.tensor(2.0), torch.tensor(1.0)]
+
+    def product(*operands: Tensor) -> Tensor:
+        return torch.ops.aten._scaled_mm(*operands)
+
+    given = compiled(product)(*(each.to("moai") for each in operands)).cpu()
+    assert torch.equal(given.float(), product(*operands).float())
+
+
+def test_functions_of_the_device_behind_a_graph_break() -> None:
+    def draws(x: Tensor) -> Tensor:
+        graph_break()
+        face.manual_seed(7)
+        state = face.get_rng_state()
+        first = torch.rand(3, device="moai")
+        face.set_rng_state(state)
+        return first - torch.rand(3, device="moai") + x
+
+    x = torch.randn(3)
+    assert torch.equal(compiled(draws)(x.to("moai")).cpu(), x)
+
+
+def test_a_graph_without_operands_may_be_the_first_use_of_the_device() -> None:
+    program = (
+        "import torch\n"
+        "compiled = torch.compile(lambda: torch.tril_indices(3, 3, device='moai'), backend='moai')\n"
+        "assert torch.equal(compiled().cpu(), torch.tril_indices(3, 3))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ops_of_a_library_are_refused_by_name() -> None:
+    @torch.library.custom_op("tests_of_moai::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def like(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    x = torch.ones(3, device="moai")
+    with pytest.raises((Diagnostic, BackendCompilerFailed), match=r"tests_of_moai.twice.* is not an op"):
+        compiled(twice)(x)
+    assert torch.equal(x.cpu(), torch.ones(3))
