@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from moaic.runtime.orders import ordered
 from moaic.runtime.reduction import Combination, Combiner
 from moaic.runtime.schema import DTYPES, signature
 from moaic.runtime.station import Station
@@ -80,7 +81,7 @@ class Operator:
         plan = operation.combination
         self._combiner = None if plan is None else Combiner(plan, station)
         called = signature(operation.op)
-        self._call: Callable[..., Any] = called.overload
+        self._call = ordered(called.overload)
         self._device = station.device
         self._made_on = {"device": station.device} if called.nullary and called.takes_device else {}
         self._present = [station.rank in ranks for ranks in operation.ranks]

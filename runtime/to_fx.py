@@ -24,6 +24,7 @@ from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime import grouped, schema
 from moaic.runtime.attention import Attention, library_for
+from moaic.runtime.orders import ordered
 from moaic.runtime.products import product
 
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -103,7 +104,7 @@ def example(kind: TensorType, device: torch.device = CPU) -> Tensor:
 def _run_aten(op: Op, operands: Sequence[Any], device: torch.device) -> Any:
     called = schema.signature(op.name)
     args, kwargs = schema.call_arguments(called, operands, op.attrs, device)
-    return called.overload(*args, **kwargs)
+    return ordered(called.overload)(*args, **kwargs)
 
 
 def _view(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:

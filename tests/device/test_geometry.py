@@ -80,3 +80,34 @@ def test_a_padded_batch_stays_dense_in_an_encoder() -> None:
         given = encoder.to("moai")(batch.to("moai"), src_key_padding_mask=padding.to("moai"))
     kept = ~padding
     torch.testing.assert_close(given.cpu()[kept], wanted[kept])
+
+
+def group_norm(x: Tensor) -> Tensor:
+    return nn.functional.group_norm(x, 3)
+
+
+def strided(*shape: int, order: tuple[int, ...]) -> Tensor:
+    """Numbers whose dims lie in another order."""
+    return torch.randn([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])
+
+
+@pytest.mark.parametrize(
+    ("op", "x"),
+    [
+        (group_norm, strided(2, 6, 4, 5, order=(0, 2, 3, 1))),
+        (group_norm, strided(2, 6, 5, 4, order=(3, 1, 2, 0))),
+        (nn.functional.pdist, strided(6, 4, order=(1, 0))),
+    ],
+)
+@pytest.mark.usefixtures("accelerator")
+def test_kernels_that_count_on_one_order_get_it(op: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """With the gradient in an order of its own, as a layer behind leaves it."""
+    ours, theirs = x.to("moai").requires_grad_(), x.clone().requires_grad_()
+    given, wanted = op(ours), op(theirs)
+    grad = strided(*wanted.shape, order=(0, 2, 3, 1)) if wanted.dim() == 4 else torch.randn_like(wanted)
+    given.backward(grad.to("moai"))
+    wanted.backward(grad)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    torch.testing.assert_close(given.detach().cpu(), wanted.detach())
+    torch.testing.assert_close(ours.grad.cpu(), theirs.grad)

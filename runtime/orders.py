@@ -1,0 +1,40 @@
+"""Kernels of the CPU that read their operands in one memory order without asking which they have.
+
+PyTorch lays the operands out before it calls them. Here nobody did: what a worker holds may lie in another order than
+the controller counts on, and the IR has no strides at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten: Final[Any] = torch.ops.aten
+
+ORDERED: Final = frozenset(
+    {
+        aten.native_group_norm.default,
+        aten.native_group_norm_backward.default,
+        aten._pdist_forward.default,
+        aten._pdist_backward.default,
+    }
+)
+
+
+def ordered(overload: OpOverload[..., Any]) -> Callable[..., Any]:
+    """The overload, or a function that calls it with operands that are contiguous."""
+    if overload not in ORDERED:
+        return overload
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return overload(*map(_contiguous, args), **kwargs)
+
+    return call
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
