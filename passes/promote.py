@@ -1,11 +1,12 @@
 """Every floating value of a module in one type: float64 is what exactness is proved in.
 
-Casts, constants and results alike: a float32 left anywhere would hide an error of a plan behind its own rounding.
+Casts, constants and results alike: a float32 left anywhere would hide an error of a plan behind its own rounding. What
+is made of integers alone would be of PyTorch's default type: there the integers are cast first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
@@ -22,14 +23,29 @@ def _function(function: Function, dtype: str) -> Function:
     return replace(
         function,
         params=tuple(mapping[param] for param in function.params),
-        ops=tuple(_op(op, mapping, dtype) for op in function.ops),
+        ops=tuple(each for op in function.ops for each in _ops(op, mapping, dtype)),
         results=tuple(mapping[result] for result in function.results),
     )
 
 
-def _op(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Op:
+def _ops(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Iterator[Op]:
+    """The op in `dtype`, after casts of its operands where it makes floating values of integers without a cast."""
+    cast: dict[Value, Value] = {}
+    if _divides(op):
+        cast = {value: Value(TensorType(dtype, value.type.shape, value.type.layout)) for value in op.inputs()}
+        for value, wide in cast.items():
+            yield Op("aten._to_copy", (mapping.get(value, value),), (wide,), {"dtype": dtype}, op.loc)
     attrs = {name: _attr(value, dtype) for name, value in op.attrs.items()}
-    return replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results), attrs=attrs)
+    results = tuple(mapping[result] for result in op.results)
+    yield replace(op.with_operands({**mapping, **cast}), results=results, attrs=attrs)
+
+
+def _divides(op: Op) -> bool:
+    """Whether an op makes floating values of integers or booleans, and nothing says which: it is no cast, no draw."""
+    if op.name in ("call", "moai.rand") or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
+        return False
+    kinds = {value.type.dtype for value in op.inputs()}
+    return bool(kinds) and kinds.isdisjoint(FLOATING)
 
 
 COMPLEX = {"f64": "c128", "f32": "c64"}
