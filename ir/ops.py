@@ -183,6 +183,11 @@ def _elementwise(*linear: tuple[int, ...]) -> RuleMaker:
     return make
 
 
+def _masked_fill(op: Op) -> Rule:
+    """Zeros may be put into every part of a sum."""
+    return _elementwise(*([(0,)] if op.attrs.get("value") in (0, 0.0) else []))(op)
+
+
 def _cast(op: Op) -> Rule:
     source, target = op.operands[0], op.results[0].type.dtype
     assert isinstance(source, Value)
@@ -685,7 +690,8 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("div.Tensor", _elementwise((0,))),
     *_same("where.self", _elementwise((1, 2))),
     *_same("copy", _elementwise((1,))),
-    *_same("masked_fill.Scalar full_like zeros_like ones_like", _elementwise()),
+    *_same("masked_fill.Scalar", _masked_fill),
+    *_same("full_like zeros_like ones_like", _elementwise()),
     *_same("_to_copy", _cast),
     *_same("full zeros ones empty.memory_format scalar_tensor", _nullary, kind=Kind.NULLARY),
     *_same("arange arange.start arange.start_step", _nullary, kind=Kind.NULLARY),

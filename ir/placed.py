@@ -67,17 +67,16 @@ class _Work(Emitter):
     def both(self, one: Value, other: Value) -> Value:
         return self.emit("aten.logical_and", [one, other], _together("bool", one, other))
 
-    def zero(self, dtype: str) -> Value:
-        number: Attr = 0 if dtype.startswith(("i", "u")) else 0.0
-        return self.emit("aten.full", [], TensorType(dtype, ()), size=(), fill_value=number, dtype=dtype)
-
     def kept(self, here: Value, value: Value) -> Value:
-        """`value` where it is here, else zero."""
+        """`value` where it is here, else zero: a pending sum where `value` is one."""
         kind = _together(value.type.dtype, here, value)
-        return self.emit("aten.where.self", [here, value, self.zero(value.type.dtype)], kind)
+        return self.emit(_FILL, [value, self.elsewhere(here)], kind, value=_zero(value))
 
     def finish_kept(self, here: Value, value: Value) -> None:
-        self.finish("aten.where.self", [here, value, self.zero(value.type.dtype)])
+        self.finish(_FILL, [value, self.elsewhere(here)], value=_zero(value))
+
+    def elsewhere(self, here: Value) -> Value:
+        return self.emit("aten.logical_not", [here], here.type)
 
     def splits(self, value: Value, dim: int) -> list[Split]:
         """The splits of a dim by axes whose coordinates are given, the finest first."""
@@ -120,6 +119,13 @@ class _Work(Emitter):
             along = self.emit("aten.add.Tensor", [outer, within], kind)
             along = self.emit("aten.add.Tensor", [along, at], kind)
         return along
+
+
+_FILL = "aten.masked_fill.Scalar"
+
+
+def _zero(value: Value) -> Attr:
+    return 0 if value.type.dtype.startswith(("i", "u")) else 0.0
 
 
 def _truth(value: Value) -> TensorType:
@@ -187,9 +193,7 @@ def _scatter_one(work: _Work, old: Op) -> None:
     """One index along the dim: each element compares its own with it."""
     base, index = _operand(work.new, 0), _operand(work.new, 1)
     dim, whole = _dim_of(old), _operand(old, 0)
-    length, rank = base.type.shape[dim], len(base.type.shape)
-    along = work.positions(length, work.splits(whole, dim))
-    along = work.view(along, (*(1 for _ in range(dim)), length, *(1 for _ in range(rank - 1 - dim))))
+    along = _along(work, base, dim, work.splits(whole, dim))
     hit = work.emit("aten.eq.Tensor", [along, index], _truth(base))
     if old.name == "aten.scatter.src":
         source = work.new.operands[2]
@@ -197,6 +201,15 @@ def _scatter_one(work: _Work, old: Op) -> None:
         number = TensorType(base.type.dtype, ())
         source = work.emit("aten.full", [], number, size=(), fill_value=old.attrs["value"], dtype=number.dtype)
     work.finish("aten.where.self", [hit, source, base])
+
+
+def _along(work: _Work, base: Value, dim: int, splits: Sequence[Split]) -> Value:
+    """The positions along a dim of `base`, as a tensor that broadcasts to it; it lies as that dim does."""
+    length, rank = base.type.shape[dim], len(base.type.shape)
+    rest = base.type.layout.on_dim(dim)
+    along = work.positions(length, splits, Layout(tuple(replace(split, dim=0) for split in rest)))
+    shape = (*(1 for _ in range(dim)), length, *(1 for _ in range(rank - 1 - dim)))
+    return work.emit("aten.view", [along], TensorType(INDEX, shape, Layout(rest)), size=shape)
 
 
 def _scatter_add(work: _Work, old: Op) -> None:
