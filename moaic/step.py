@@ -15,6 +15,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Value
 from moaic.ir.layout import Layout
 from moaic.ir.printer import render
+from moaic.ir.verify import check_made
 from moaic.passes.build import Plan
 from moaic.passes.program import Programs, lower, usually_unread
 from moaic.passes.resting import follow_resting
@@ -45,7 +46,7 @@ class Variant:
         """Run a program for `call`; parameters move to where a training program wants them, for good."""
         main = self.program(name).main
         if name not in self._numbers:
-            text = render(self.program(name))
+            text = render(check_made(self.program(name), "lower"))
             self._numbers[name] = self.accelerator.load(text, compiled=self.compiled, recorded=self.recorded)
         has_key = any(role.kind == "key" for role in main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None

@@ -9,6 +9,7 @@ from functools import cached_property
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.verify import check_made
 from moaic.passes.outline import spelled_out
 from moaic.passes.segment import Segments, segment
 from moaic.passes.sums import added_inside
@@ -58,6 +59,13 @@ class Programs:
     @property
     def backward_params(self) -> tuple[int, ...]:
         return self._halves.backward_params
+
+
+def check_programs(programs: Programs) -> None:
+    """Raises RuntimeError unless all programs of a plan are well formed: a plan whose are not is a bug of ours."""
+    for program in (programs.joint, programs.forward, programs.backward):
+        if program is not None:
+            check_made(program, "lower")
 
 
 def lower(module: Module, unread: Collection[int] | None = None) -> Programs:

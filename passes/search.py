@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory, fused_functions, held_peak, split_peak
 from moaic.passes.pool import Compiled, Here, Pool
+from moaic.passes.program import check_programs
 from moaic.passes.room import frugal
 from moaic.passes.solver_prices import prices_of
 
@@ -102,9 +104,23 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
     log.candidates_counted(len(configs))
     workshop = pool if len(configs) > 1 else Here()
     found = _judged(step, configs, workshop, machine)
-    if all(candidate.dropped for candidate in found):
-        raise _impossible(found, machine, wanted)
-    return _finish(step, machine, _select(found))
+    while not all(candidate.dropped for candidate in found):
+        fates = _select(found)
+        plan = build(step, fates.selected, prices_of(machine))
+        if not (crash := _malformed(plan)):
+            return _finish(step, machine, fates, plan)
+        log.crashed([plan.config], crash)
+        found = [_crashed(each.config, crash) if each.config == plan.config else each for each in found]
+    raise _impossible(found, machine, wanted)
+
+
+def _malformed(plan: Plan) -> str:
+    """Trace of what is wrong with the programs of a plan, which then must not run; empty for nothing."""
+    try:
+        check_programs(plan.programs)
+    except RuntimeError:
+        return traceback.format_exc()
+    return ""
 
 
 def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
@@ -122,8 +138,7 @@ def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machin
     return found
 
 
-def _finish(step: Module, machine: Machine, fates: Fates) -> Selection:
-    plan = build(step, fates.selected, prices_of(machine))
+def _finish(step: Module, machine: Machine, fates: Fates, plan: Plan) -> Selection:
     fused = fused_functions()
     found = replace(fates, apart=split_peak(plan, fused), held=held_peak(plan, fused))
     return _said(step, Selection(plan, found, machine))
@@ -264,10 +279,14 @@ def _next_fewer(configs: Sequence[Config], name: str) -> dict[tuple[Config, str]
 
 def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:
     if result.crash:
-        return Candidate(config, dropped=result.crash.strip().rpartition("\n")[2], crash=result.crash)
+        return _crashed(config, result.crash)
     if result.memory is not None and result.memory.peak > machine.memory:
         return Candidate(config, result.memory, dropped=f"needs {_per_worker(result.memory.peak, machine)}")
     return Candidate(config, result.memory, dropped=result.dropped)
+
+
+def _crashed(config: Config, trace: str) -> Candidate:
+    return Candidate(config, dropped=trace.strip().rpartition("\n")[2], crash=trace)
 
 
 def _say_crashes(found: Sequence[Candidate]) -> None:
