@@ -17,13 +17,14 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.printer import render
 from moaic.ir.types import FLOATING
-from moaic.ir.verify import verify
+from moaic.ir.verify import check_made
 from moaic.passes.build import Builder
 from moaic.passes.candidates import candidates
 from moaic.passes.config import Config, Request
 from moaic.passes.program import Programs, lower
 from moaic.passes.promote import promote
 from moaic.runtime.interpreter import run_function, run_ranks
+from moaic.runtime.rounding import rounding_by_shape
 from moaic.runtime.schema import DTYPES
 
 TOLERANCE = 1e-10
@@ -137,7 +138,7 @@ class Proof:
 
     @cached_property
     def expected(self) -> list[Tensor]:
-        with _one_thread():
+        with _one_thread(), rounding_by_shape():
             return run_function(self.step.module, self.step.module.main.name, self.step.inputs)
 
     @property
@@ -164,8 +165,8 @@ class Proof:
         text = "".join(map(render, modules))
         if text not in self._verdicts:
             for module in modules:
-                verify(module)
-            with _one_thread():
+                check_made(module, "lower")
+            with _one_thread(), rounding_by_shape():
                 self._verdicts[text] = self._run(config, programs, halves and programs.backward is not None)
         return replace(self._verdicts[text], config=config)
 

@@ -2,17 +2,22 @@
 
 The axis may lie in space (its ranks run side by side) or in time (`mb`: its ranks run one after the other). In time a
 finished sum exists only after the last micro-batch: such a value is LATE. What a micro-batch needs whole must be made
-*before* the first one, from values that are whole from the start: its cone is cloned, and what that costs is returned.
-Where that costs much and only a backward needs it, all backwards wait until all forwards are done.
+*before* the first one, from values that are whole from the start: its cone runs unsplit, and what that costs is
+returned. Where that costs much and only a backward needs it, all backwards wait until all forwards are done.
+
+No value is made twice if that could round otherwise: a value that equals the maximum must equal it in its part, too. Of
+what exists whole the parts are cut; only ops that round nothing are done both for the whole and for the parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
+from moaic.ir.exact import rounds
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, State
 from moaic.ir.needed import needed
@@ -83,7 +88,8 @@ def annotate(
     work = _Work(module, axis, mesh, choose, callee_params, most_early)
     main = work.function(module.main, tuple(inputs), results)
     functions = (*work.made.values(), main)
-    return Annotated(without_dead_ops(Module(functions, mesh)), work.pre_flops, work.pre_op)
+    pre_op = max(work.asked, key=lambda op: work.asked[op], default=None)
+    return Annotated(without_dead_ops(Module(functions, mesh)), work.asked.total(), pre_op)
 
 
 def kind_of_state(state: State) -> str:
@@ -106,9 +112,8 @@ class _Work:
     cuts: dict[tuple[str, tuple[State, ...]], tuple[State, ...]] = field(
         default_factory=dict[tuple[str, tuple[State, ...]], tuple[State, ...]]
     )
-    pre_flops: int = 0
-    pre_op: Op | None = None
-    worst: int = 0
+    asked: Counter[Op] = field(default_factory=Counter[Op])
+    """FLOPs that run unsplit before the first micro-batch, by the op that asked for what they make."""
 
     def specialised(self, name: str, states: tuple[State, ...]) -> Function:
         """The callee for operands in these states, made on first use."""
@@ -145,18 +150,32 @@ class _Work:
         return better
 
     def function(self, function: Function, states: tuple[State, ...], results: ResultStates | None) -> Function:
-        return _Rewriter(self, function, states).run(results)
+        once: Mapping[Op, Op | None] = {}
+        while True:
+            work = _Rewriter(self, function, states, once)
+            made = work.run(results)
+            if not (twice := work.twice(made)):
+                self.asked.update(work.asked)
+                return made
+            once = {**once, **{op: work.asking.get(op) for op in twice}}
 
-    def price(self, flops: int, requester: Op) -> None:
-        self.pre_flops += flops
-        if flops > self.worst:
-            self.worst, self.pre_op = flops, requester
+    def rounds(self, op: Op) -> bool:
+        """Whether an op, or any of those of a function that it calls, may round otherwise for a part."""
+        if op.name != "call":
+            return rounds(op)
+        return any(map(self.rounds, self.module.function(op.callee).ops))
 
 
 class _Rewriter:
-    """Rewrites one function: every value of the old one has one or more versions, by state, in the new one."""
+    """Rewrites one function: every value of the old one has one or more versions, by state, in the new one.
 
-    def __init__(self, work: _Work, function: Function, states: tuple[State, ...]) -> None:
+    `once` are ops that are not done for other parts too: these are cut from the whole. Those for which somebody asks
+    before the first part are done whole.
+    """
+
+    def __init__(
+        self, work: _Work, function: Function, states: tuple[State, ...], once: Mapping[Op, Op | None]
+    ) -> None:
         self.work = work
         self.old = function
         self.axis = work.axis
@@ -166,6 +185,11 @@ class _Rewriter:
         self.producer = {result: i for i, op in enumerate(function.ops) for result in op.results}
         self.params = tuple(self._define(p, s) for p, s in zip(function.params, states, strict=True))
         self.at: Op | None = None
+        self.once = once
+        self.done = defaultdict[Op, list[Op]](list)
+        """By op, the new ones that do the same, for the whole or for parts."""
+        self.asking: dict[Op, Op] = {}
+        self.asked = Counter[Op]()
 
     def run(self, results: ResultStates | None) -> Function:
         if self.axis.in_time and results is not None:
@@ -182,6 +206,15 @@ class _Rewriter:
                     self._result(value, roles[value], results)
         made = [self._result(value, self.old.result_role(i), results) for i, value in enumerate(self.old.results)]
         return replace(self.old, params=self.params, ops=tuple(self.ops), results=tuple(made))
+
+    def twice(self, made: Function) -> list[Op]:
+        """Ops that are done for the whole and for parts, or for several kinds of parts, and may round otherwise."""
+        live = {made.ops[index] for index in needed(made, made.results)}
+        return [op for op, news in self.done.items() if len(live.intersection(news)) > 1 and self.work.rounds(op)]
+
+    def _do(self, op: Op, new: Op) -> None:
+        self.ops.append(new)
+        self.done[op].append(new)
 
     def _cut_into_parts(self) -> None:
         for value in self.old.params:
@@ -217,7 +250,10 @@ class _Rewriter:
         versions = [(self.primary[value], *self.versions[value]) for value in inputs]
         candidates = self.candidates(op, rule, inputs)
         chosen = self.work.choose(self.old, index, versions, candidates)
-        self._emit(op, inputs, chosen)
+        if (asking := self.once.get(op)) is not None:
+            self._make_whole(op, chosen.results, asking)
+        else:
+            self._emit(op, inputs, chosen)
 
     def candidates(self, op: Op, rule: Rule, inputs: Sequence[Value]) -> list[Strategy]:
         """Every strategy that the operands' states suggest; the replicated one last."""
@@ -244,19 +280,21 @@ class _Rewriter:
         unsplit = self.axis.in_time and all(state == WHOLE for state in wanted)
         if unsplit and any(WHOLE not in self.versions[value] for value in inputs):
             if any(len(self.primary[value]) == 2 for value in inputs):
-                self._make_early(op)
+                self._make_whole(op, results, op)
                 return
             wanted = tuple(LATE for _ in wanted)
             results = tuple(LATE for _ in results)
         mapping = self._operands(inputs, wanted)
         new = [self._define(old, state) for old, state in zip(op.results, results, strict=True)]
         ring = rings_for(op, self.axis.size, self.axis.name).get(strategy, op)
-        self.ops.append(_rebuild(ring, mapping, tuple(new)))
+        self._do(op, _rebuild(ring, mapping, tuple(new)))
 
-    def _make_early(self, op: Op) -> None:
-        self._clone_cone(op.results)
-        for result in op.results:
-            self.primary[result] = WHOLE
+    def _make_whole(self, op: Op, results: Sequence[State], asking: Op) -> None:
+        """Makes the results of `op` whole, and cuts from them the parts that were to be made."""
+        self._clone_cone(op.results, asking)
+        for result, state in zip(op.results, results, strict=True):
+            self.primary[result] = state if len(state) == 2 else WHOLE
+            self.convert(result, self.primary[result])
 
     def _operands(self, inputs: Sequence[Value], wanted: Sequence[State]) -> list[Value]:
         return [self.convert(value, state) for value, state in zip(inputs, wanted, strict=True)]
@@ -269,12 +307,15 @@ class _Rewriter:
         operands = self._operands(inputs, wanted)
         callee = self.work.specialised(op.callee, wanted)
         states = [self._state_of(value) for value in callee.results]
+        if (asking := self.once.get(op)) is not None:
+            self._make_whole(op, states, asking)
+            return
         late = any(state == LATE for state in wanted)
         new = [
             self._define(old, LATE if late and state == WHOLE else state)
             for old, state in zip(op.results, states, strict=True)
         ]
-        self.ops.append(replace(op, operands=tuple(operands), results=tuple(new), attrs={"callee": callee.name}))
+        self._do(op, replace(op, operands=tuple(operands), results=tuple(new), attrs={"callee": callee.name}))
 
     def _call_states(self, op: Op, inputs: Sequence[Value]) -> tuple[State, ...]:
         if self.work.callee_params is not None:
@@ -304,7 +345,7 @@ class _Rewriter:
                 if self._waits(value):
                     versions[WHOLE] = self.convert(value, LATE)
                 else:
-                    self._clone_cone((value,))
+                    self._clone_cone((value,), self.at)
                 return versions[want] if want in versions else self._make(value, want)
         elif PENDING in versions and len(want) == 2 and WHOLE not in versions:
             have = PENDING
@@ -335,7 +376,7 @@ class _Rewriter:
         if index is None:
             return None
         op = self.old.ops[index]
-        if kind_of(op) in (Kind.HEAVY, Kind.INSTRUCTION):
+        if kind_of(op) in (Kind.HEAVY, Kind.INSTRUCTION) or op in self.once:
             return None
         rule = rule_of(op)
         inputs = list(op.inputs())
@@ -351,27 +392,25 @@ class _Rewriter:
         results = [Value(self._typed(o, s), o.name) for o, s in zip(op.results, strategy.results, strict=True)]
         for old, state, new in zip(op.results, strategy.results, results, strict=True):
             self.versions[old].setdefault(state, new)
-        self.ops.append(_rebuild(op, operands, tuple(results)))
+        self._do(op, _rebuild(op, operands, tuple(results)))
         return self.versions[value][want]
 
-    def _clone_cone(self, targets: Sequence[Value]) -> None:
+    def _clone_cone(self, targets: Sequence[Value], asking: Op | None) -> None:
         """Make `targets` whole before the first micro-batch, from what is whole from the start; price it."""
-        needed = self._cone(targets)
-        flops = 0
-        for index in needed:
+        for index in self._cone(targets):
             op = self.old.ops[index]
             operands = [self.versions[value][WHOLE] for value in op.inputs()]
             results = tuple(Value(self._typed(old, WHOLE), old.name) for old in op.results)
             clone = _rebuild(op, operands, results)
             if op.name == "call":
                 clone = replace(clone, attrs={"callee": self._whole_callee(op)})
-            self.ops.append(clone)
-            flops += flops_in(self.work.module, op)
+            self._do(op, clone)
+            if asking is not None:
+                self.asking[op] = asking
+                self.asked[asking] += flops_in(self.work.module, op)
             for old, new in zip(op.results, results, strict=True):
                 self.versions.setdefault(old, {}).setdefault(WHOLE, new)
                 self.primary.setdefault(old, WHOLE)
-        if self.at is not None:
-            self.work.price(flops, self.at)
 
     def _whole_callee(self, op: Op) -> str:
         states: tuple[State, ...] = tuple(WHOLE for _ in op.inputs())

@@ -1,0 +1,59 @@
+"""Rounding that depends on shapes, made visible: what is computed twice, in two shapes, is never bit for bit the same.
+
+Kernels add in an order that fits the shape, so products and sums of a part differ in their last bits from those parts
+of the whole. On small shapes they often happen not to. Under `rounding_by_shape` they always do, by less than anybody
+minds, unless somebody asks whether one equals the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LAST_BITS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
+"""How far a result moves for each step, relative to itself: a few times the distance of two numbers of its type."""
+
+STEPS = 13
+"""How many ways of rounding there are."""
+
+_NAMES = """mm bmm addmm baddbmm convolution convolution_backward sum mean var var_mean cumsum prod logsumexp _softmax
+    _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_layer_norm_backward
+    exp log tanh sigmoid erf gelu silu sin cos pow"""
+
+ROUNDING = frozenset(_NAMES.split())
+
+
+class _Rounding(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        name: str = func.overloadpacket.__name__
+        if name not in ROUNDING:
+            return results
+        shapes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
+        step = crc32(repr((name, shapes)).encode()) % STEPS
+        if isinstance(results, Tensor):
+            return _moved(results, step)
+        return tuple(
+            _moved(each, step) if isinstance(each, Tensor) else each for each in cast("Sequence[Any]", results)
+        )
+
+
+def _moved(result: Tensor, step: int) -> Tensor:
+    """The result with other last bits; whole numbers are exact in any order."""
+    last = LAST_BITS.get(result.dtype)
+    return result if last is None or torch.equal(result, result.round()) else result * (1 + step * last)
+
+
+@contextmanager
+def rounding_by_shape() -> Generator[None]:
+    """Products, sums and transcendental functions round otherwise for every shape."""
+    with _Rounding():
+        yield
