@@ -101,7 +101,7 @@ def test_one_file_reads_fx_and_one_writes_it() -> None:
     assert users == {
         "moaic/capture/from_fx.py",
         "moaic/capture/float8.py",
-        "moaic/capture/writes.py",
+        "moaic/capture/ahead.py",
         "runtime/to_fx.py",
     }
 

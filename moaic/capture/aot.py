@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
+from moaic.capture.ahead import say_otherwise
 from moaic.capture.decompositions import decompositions
 from moaic.capture.from_fx import (
     TICKET_WORDS,
@@ -26,7 +27,6 @@ from moaic.capture.from_fx import (
     forward_stub,
     names_of,
 )
-from moaic.capture.writes import choose_by_mask
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -58,7 +58,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
     """A Dynamo backend's answer for one graph: everything is run by the engine that `make_engine` gives for it."""
     from torch._dynamo.backends.common import aot_autograd
 
-    choose_by_mask(graph_module)
+    say_otherwise(graph_module)
     capture = _Capture(names_of(graph_module, examples), make_engine)
     compile_graph = aot_autograd(
         fw_compiler=capture.compile_forward,

@@ -166,6 +166,20 @@ def _slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, en
     return aten.constant_pad_nd(spread, [*after, first, size - first - count * step])
 
 
+def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Windows as a look-up; `step` of them may overlap or leave something out."""
+    if x.dim() == 0:
+        return NotImplemented
+    dim %= x.dim()
+    count = (x.shape[dim] - size) // step + 1
+    first = aten.arange.start_step(0, count * step, step, device=x.device)
+    places = aten.unsqueeze(first, 1) + aten.arange(size, device=x.device)
+    before: list[Tensor | None] = [None] * dim
+    windows = aten.index.Tensor(x, [*before, places])
+    order = [at for at in range(x.dim() + 1) if at != dim + 1]
+    return aten.permute(windows, [*order, dim + 1])
+
+
 def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
     dim, index = dim % len(sizes), index % sizes[dim]
     after = [0, 0] * (len(sizes) - 1 - dim)
@@ -199,6 +213,7 @@ _OURS: Table = {
     aten._efficientzerotensor.default: _zeros,
     aten.slice_backward.default: _slice_backward,
     aten.select_backward.default: _select_backward,
+    aten.unfold.default: _unfold,
     aten.addmm.default: _addmm,
     aten.baddbmm.default: _baddbmm,
     aten.mean.default: _mean,

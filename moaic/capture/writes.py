@@ -5,25 +5,15 @@ PyTorch counts the true elements, and autograd of what is written gathers them: 
 
 from __future__ import annotations
 
-import operator
 from types import EllipsisType
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 
-def choose_by_mask(graph_module: fx.GraphModule) -> None:
-    """Has the assignments in Dynamo's graph choose, those in graphs of checkpointed parts among them."""
-    for each in graph_module.modules():
-        if isinstance(each, fx.GraphModule):
-            for node in each.graph.find_nodes(op="call_function", target=operator.setitem):
-                node.target = _assign
-            each.recompile()
-
-
-def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`."""
+def assign(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`; anything but one mask and slices in the index is left to PyTorch."""
     split = _around_mask(cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,), x.dim())
     chosen = None if split is None else _spread(x, *split, value)
     if chosen is None:

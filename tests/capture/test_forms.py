@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from moaic.capture.dry import take_call
 from moaic.check import Fate, Proof, Step, plans_of, step_of
 from moaic.check_workers import with_tangent_of_loss_alone
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
 from moaic.ir.ops import OPS
 from moaic.passes.config import parse_request
@@ -40,6 +41,18 @@ def turned_numbers(x: Tensor, token: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turns[None] + pairs.conj() / 2).flatten(-2)
 
 
+def overlapping_windows(x: Tensor, token: Tensor) -> Tensor:
+    """Longformer's and LED's, by strides: whole windows that begin within each other, of both kinds."""
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    rows, length, width = padded.shape
+    wide = padded.as_strided((rows, 3, 4, width), (length * width, 2 * width, width, 1))
+    halves = x.reshape(rows, 3, 2, width)
+    near = halves.as_strided((rows, 5, 2, width), (halves.stride(0), halves.stride(1) // 2, *halves.stride()[2:]))
+    turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+    near = near + turned.as_strided((rows, 5, 2, width), (turned.stride(0), 1, 1, turned.stride(2)))
+    return wide.sum(2) * token + near.sum(1)[:, :1] * x.unfold(1, 3, 2).sum((1, 3))[:, None]
+
+
 def hidden(x: Tensor) -> Tensor:
     """Whether an element of a row is hidden: more or fewer in every row."""
     return x.detach()[..., 0] > 0.05
@@ -63,9 +76,16 @@ def masked_elements(x: Tensor, token: Tensor) -> Tensor:
     return x * 2
 
 
-FORMS: Mapping[str, Form] = {
-    form.__name__: form for form in (turned_pairs, every_third, turned_numbers, masked_tokens, masked_elements)
-}
+EVERY: tuple[Form, ...] = (
+    turned_pairs,
+    every_third,
+    turned_numbers,
+    overlapping_windows,
+    masked_tokens,
+    masked_elements,
+)
+
+FORMS: Mapping[str, Form] = {form.__name__: form for form in EVERY}
 
 PLANS = {"dp=2": 2, "micro_batches=2": 1, "dp=2,micro_batches=2": 2}
 """And for how many ranks."""
@@ -118,3 +138,23 @@ def test_a_form_is_captured_as_it_is_and_splits(name: str) -> None:
 
 def _label(role: Role) -> str:
     return role.label if role.kind == "grad" else "loss"
+
+
+def test_windows_that_somebody_writes_through_are_refused() -> None:
+    """A look-up would be a copy: what is written to one would be lost in the other."""
+
+    def through_windows(x: Tensor) -> Tensor:
+        y = x * 1
+        y.as_strided((2, 3), (4, 1)).mul_(2)
+        return y
+
+    def before_windows_are_read(x: Tensor) -> Tensor:
+        y = x * 1
+        windows = y.as_strided((3, 4), (2, 1))
+        y[0] = 1
+        return windows
+
+    for function in (through_windows, before_windows_are_read):
+        torch.compiler.reset()
+        with pytest.raises(Diagnostic, match="in an order of its own"):
+            take_call(function, {"x": torch.ones(4, 4)})
