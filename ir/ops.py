@@ -298,6 +298,46 @@ def _flip(op: Op) -> Rule:
     return _whole_dims(op, attr_ints(op, "dims"), (0,))
 
 
+def _batched(operands: tuple[int, ...], results: tuple[int, ...], *linear: tuple[int, ...]) -> RuleMaker:
+    """One call for each of many matrices: so many dims at the end of each tensor are whole, those before are batches.
+
+    Batches are broadcast. Where a tensor has fewer dims, as results that nobody asked for do, all is whole.
+    """
+
+    def make(op: Op) -> Rule:
+        sides = ((operand_types(op), operands), (result_types(op), results))
+        pairs = [list(zip(types, inner, strict=True)) for types, inner in sides]
+        spans = [len(tensor.shape) - inner for side in pairs for tensor, inner in side]
+        if min(spans) < 0 or set(spans[len(operands) :]) != {max(spans)}:
+            return whole_rule(op)
+        names = _names(max(spans), "b")
+        left, right = (
+            [
+                [*names[len(names) + inner - len(tensor.shape) :], *(f"{side}{at}x{i}!" for i in range(inner))]
+                for at, (tensor, inner) in enumerate(each)
+            ]
+            for side, each in zip("lr", pairs, strict=True)
+        )
+        return _make(op, left, right, *linear)
+
+    return make
+
+
+def _diagonal(op: Op) -> Rule:
+    """The two dims are whole; what runs along both comes last."""
+    rank = len(operand_types(op)[0].shape)
+    taken = {_normal(attr_int(op, "dim1", 0), rank), _normal(attr_int(op, "dim2", 1), rank)}
+    names = [f"x{i}!" if i in taken else f"d{i}" for i in range(rank)]
+    along = [*(name for name in names if not name.endswith("!")), "y!"]
+    operands = [names, along][: len(operand_types(op))]
+    return _make(op, operands, [along] if len(operands) == 1 else [names], tuple(range(len(operands))))
+
+
+def _transformed(op: Op) -> Rule:
+    """Fourier transforms. Sums of parts are added up before, where they may be real numbers."""
+    return _whole_dims(op, attr_ints(op, "dim"))
+
+
 def _unsqueeze(op: Op) -> Rule:
     """Dims of size one carry no factor, so the others are matched in order."""
     source, target = operand_types(op)[0].shape, op.results[0].type.shape
@@ -720,7 +760,21 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("topk sort", _whole_dim(default=-1)),
     *_same("flip", _flip),
     *_same("cumsum _softmax_backward_data _log_softmax_backward_data", _whole_dim((0,))),
+    *_same("cumprod logcumsumexp cummax cummin", _whole_dim()),
     *_same("slice_scatter", _whole_dim((0, 1))),
+    *_same("diagonal", _diagonal, kind=Kind.VIEW),
+    *_same("diagonal_scatter", _diagonal),
+    *_same("_fft_r2c _fft_c2c _fft_c2r", _transformed),
+    *_same("linalg_solve_triangular", _batched((2, 2), (2,), (1,))),
+    *_same("linalg_lu_solve", _batched((2, 1, 2), (2,), (2,))),
+    *_same("linalg_cholesky_ex linalg_inv_ex", _batched((2,), (2, 0))),
+    *_same("linalg_qr", _batched((2,), (2, 2))),
+    *_same("linalg_lu_factor_ex", _batched((2,), (2, 1, 0))),
+    *_same("_linalg_solve_ex", _batched((2, 2), (2, 2, 1, 0))),
+    *_same("_linalg_det", _batched((2,), (0, 2, 1))),
+    *_same("_linalg_slogdet", _batched((2,), (0, 0, 2, 1))),
+    *_same("_linalg_svd", _batched((2,), (2, 1, 2))),
+    *_same("_linalg_eigh", _batched((2,), (1, 2))),
     *_same("constant_pad_nd", _pad),
     *_same("gather scatter.value scatter.src scatter_add", _gather),
     *_same("index.Tensor", _index),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from moaic.passes.config import parse_request
 from moaic.runtime.interpreter import run_function
 
 ROWS, LENGTH, WIDTH = 4, 6, 8
+
+FFT: Any = torch.fft
+LINALG: Any = torch.linalg
 
 Form = Callable[[Tensor, Tensor], Tensor]
 """Of activations, and of a vector of a parameter."""
@@ -53,6 +57,22 @@ def overlapping_windows(x: Tensor, token: Tensor) -> Tensor:
     return wide.sum(2) * token + near.sum(1)[:, :1] * x.unfold(1, 3, 2).sum((1, 3))[:, None]
 
 
+def solved_systems(x: Tensor, token: Tensor) -> Tensor:
+    """Gated delta rules of Qwen3-Next: a triangle for each chunk of each row; its determinant and factors besides."""
+    pairs = x.view(ROWS, LENGTH, 2, 4)
+    square = pairs.mT @ pairs + torch.eye(4, dtype=x.dtype)
+    solved: Tensor = LINALG.solve_triangular(square.tril(), square * token[:4], upper=False)
+    factors: tuple[Tensor, Tensor] = LINALG.qr(square)
+    return solved + factors[0] * factors[1] + torch.logdet(square)[..., None, None]
+
+
+def transformed(x: Tensor, token: Tensor) -> Tensor:
+    """FNet mixes tokens by Fourier transforms."""
+    whole: Tensor = FFT.fftn(x, dim=(1, 2))
+    half: Tensor = FFT.rfft(x * token, dim=1)
+    return whole.real + half.abs().sum(1, keepdim=True)
+
+
 def hidden(x: Tensor) -> Tensor:
     """Whether an element of a row is hidden: more or fewer in every row."""
     return x.detach()[..., 0] > 0.05
@@ -81,6 +101,8 @@ EVERY: tuple[Form, ...] = (
     every_third,
     turned_numbers,
     overlapping_windows,
+    solved_systems,
+    transformed,
     masked_tokens,
     masked_elements,
 )
