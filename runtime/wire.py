@@ -75,7 +75,10 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def from_block(block: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor whose row-major bytes are `block`, sharing its memory."""
-    return block.view(dtype).view(tuple(shape))
+    # Not by view(): what is a view for torch cannot be written where a function of its own gives it back.
+    start = int(block.storage_offset()) // dtype.itemsize
+    tensor: Any = torch.empty(0, dtype=dtype)
+    return tensor.set_(block.untyped_storage(), start, tuple(shape))
 
 
 def _unpinned(size: int) -> Tensor:

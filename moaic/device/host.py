@@ -15,7 +15,7 @@ import torch
 
 from moaic.device.handles import is_ours
 from moaic.device.signature import Kind, Signature
-from moaic.device.transfer import overwrite, to_device, to_host
+from moaic.device.transfer import laid_out, overwrite, to_device, to_host
 
 REPLACING: Final = frozenset(
     f"aten.{name}_"
@@ -95,7 +95,7 @@ def _fetch(value: Any, fetched: dict[int, torch.Tensor], blank: bool) -> Any:
         if not is_ours(value):
             return value
         if id(value) not in fetched:
-            fetched[id(value)] = _blank(value) if blank else to_host(value)
+            fetched[id(value)] = _blank(value) if blank else laid_out(to_host(value), value.stride())
         return fetched[id(value)]
     if isinstance(value, list | tuple):
         return [_fetch(item, fetched, blank) for item in cast("list[Any]", value)]

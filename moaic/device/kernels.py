@@ -257,7 +257,7 @@ def _grow(
             continue
         out: torch.Tensor = kwargs[signature.names[at]]
         if out.shape != made.shape:
-            _check_not_read(signature, out, made, args)
+            _check_not_read(signature, out, made.shape, args)
             small[signature.names[at]] = made
     if not small:
         return False
@@ -281,20 +281,31 @@ def _strides_on_host(
 
     Ops of linear algebra write column by column into what they resize, and what they do on meta tensors does not tell.
     """
-    stand_in = _ones if "pointwise" in signature.tags else _zeros
-    named = {name: stand_in(value) for name, value in kwargs.items()}
+    fill = torch.ones if "pointwise" in signature.tags else _identity
+    named = {name: _filled(value, fill) for name, value in kwargs.items()}
     named |= {name: torch.empty(0, dtype=made.dtype, device="cpu") for name, made in small.items()}
     try:
-        signature.overload(*map(stand_in, args), **named)
+        signature.overload(*(_filled(value, fill) for value in args), **named)
     except RuntimeError:
         return {}
     return {name: value.stride() for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 
-def _check_not_read(signature: Signature, out: torch.Tensor, made: Geometry, args: tuple[Any, ...]) -> None:
+def _filled(value: Any, fill: Callable[..., torch.Tensor]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _zeros(value).copy_(fill(value.shape, dtype=value.dtype, device="cpu"))
+
+
+def _identity(shape: Sequence[int], **kind: Any) -> torch.Tensor:
+    """Matrices that every decomposition takes; vectors of ones, since pivots count from one."""
+    return torch.eye(*shape[-2:], **kind).expand(shape) if len(shape) > 1 else torch.ones(shape, **kind)
+
+
+def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
     """An elementwise op cannot resize what it reads."""
     if "pointwise" in signature.tags and any(arg is out for arg in args):
-        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(made.shape)}")
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}")
 
 
 def build(plan: Plan) -> tuple[Any, ...]:
@@ -355,11 +366,6 @@ def _meta(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_meta(item) for item in cast("list[Any]", value)]
     return value
-
-
-def _ones(value: Any) -> Any:
-    """What an elementwise op can be tried on."""
-    return torch.ones_like(_zeros(value)) if isinstance(value, torch.Tensor) else value
 
 
 def _zeros(value: Any) -> Any:

@@ -42,14 +42,19 @@ def mirrored(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     mirror = mirrors.get(key)
     if mirror is None or mirror.accelerator is not accelerator:
         buffer = _buffer_for(accelerator, tensor)
-    elif mirror.version == tensor._version and same_bits(mirror.sent, tensor.detach()):
+    elif mirror.version == _version(tensor) and same_bits(mirror.sent, tensor.detach()):
         return mirror.buffer
     else:
         buffer = mirror.buffer
     sent = tensor.detach().clone(memory_format=torch.contiguous_format)
     accelerator.upload(buffer, sent, is_kept=True)
-    mirrors[key] = Mirror(accelerator, buffer, tensor._version, sent)
+    mirrors[key] = Mirror(accelerator, buffer, _version(tensor), sent)
     return buffer
+
+
+def _version(tensor: Tensor) -> int:
+    """How often torch has seen the tensor written; it does not count for tensors made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _buffer_for(accelerator: Accelerator, tensor: Tensor) -> Buffer:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from moaic.device import torch_private
 from moaic.device.early import is_moai
@@ -24,6 +25,11 @@ class Move:
         self.convert = convert
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        # What is moved in inference mode may be trained later, as it is the same parameter.
+        with torch.inference_mode(not is_lazy(tensor) and tensor.is_inference()):
+            return self._moved(tensor)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         moved = self.convert(tensor)
         if moved is tensor or tensor.device == moved.device or not isinstance(tensor, torch.nn.Parameter):
             return moved
@@ -37,7 +43,7 @@ class Move:
         fresh = moved.detach().requires_grad_(parameter.requires_grad)
         if gradient is not None:
             fresh.grad = self.convert(gradient).detach()
-        if parameter.requires_grad:
+        if parameter.requires_grad and not is_lazy(parameter) and not parameter.is_inference():
             _forbid_backward(parameter)
         hooks = torch_private.hooks_of(parameter)
         torch_private.swap_tensor_impl(parameter, fresh)

@@ -322,6 +322,19 @@ def evaluating_batch_norm(
     return outputs[0], outputs[1], outputs[2]
 
 
+def inferring_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The op behind it, which has a momentum that it does not use."""
+    return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
+
+
 def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
     if not tensors:
@@ -378,6 +391,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_unsafe_view": unsafe_view,
     "aten::native_batch_norm": batch_norm,
     "aten::_native_batch_norm_legit": functional_batch_norm,
+    "aten::_native_batch_norm_legit_no_training": inferring_batch_norm,
     "aten::record_stream": nothing,
     "aten::is_set_to": same_storage,
     "aten::_nested_tensor_from_mask_left_aligned": never,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -17,6 +17,11 @@ from moaic.device.transfer import plain, to_device
 
 _SKIPPED: Final = re.compile("sparse|quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
 """Families of ops that no tensor of the device can reach."""
+
+_MAKING_SPARSE: Final = frozenset(
+    f"aten::_sparse_{layout}_tensor_unsafe" for layout in ("compressed", "coo", "csr", "csc", "bsr", "bsc")
+)
+"""Behind sparse tensors that are made of tensors of the device: PyTorch would make them, and then know no op."""
 
 _INDEXING: Final = frozenset(
     f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
@@ -54,6 +59,8 @@ def start() -> None:
         if kernel is not None:
             registry.add(name, kernel)
     torch_private.Registry("_", "PrivateUse1").fall_back(_unknown)
+    for key in torch_private.SPARSE_KEYS:
+        torch_private.Registry("_", key).fall_back(_sparse)
     attention.install()
     autocast.install()
     shims.install_in_use()
@@ -67,6 +74,8 @@ def _kernel(name: str) -> Any:
     if name in own.METADATA:
         return torch_private.metadata_kernel(torch_private.overload_of(name))
     packet = name.partition(".")[0]
+    if packet in _MAKING_SPARSE:
+        return partial(_sparse, name)
     if packet in own.COMPOSITE or _SKIPPED.search(packet):
         return None
     if torch_private.has_kernel(name, "CompositeImplicitAutograd") or torch_private.gives_views(name):
@@ -126,8 +135,17 @@ def _resolving(kernel: Any) -> Any:
     return on_plain
 
 
+def _sparse(overload: Any, *_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"device moai holds dense tensors only, and {overload} makes or reads a sparse one: "
+        "keep it on the cpu, or move its to_dense()"
+    )
+
+
 def _unknown(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """An op of somebody else's library: its CPU kernel runs on the host, if it has one."""
+    if "sparse" in str(overload):
+        _sparse(overload)
     if overload.namespace == "aten":
         raise NotImplementedError(f"{overload} is not available on device moai")
     return host.run(signature_of(overload), args, kwargs)

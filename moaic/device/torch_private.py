@@ -27,6 +27,9 @@ construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construc
 create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create_empty_tensor
 """A tensor of the device without a storage worth the name; `set_geometry` gives it one."""
 
+SPARSE_KEYS: Final = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
+"""What ops on sparse tensors of the device are dispatched by."""
+
 CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
 """The CPU's kernels, for ops that touch nothing but sizes, strides and the storage pointer."""
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from moaic.device.handles import geometry_of, new_tensor, place, view_of
+from moaic.device.handles import extent, geometry_of, new_tensor, place, view_of
 from moaic.runtime import session
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor of the device, in memory of its own; waits, and raises what went wrong on a worker."""
     return session.accelerator().download(view_of(plain(tensor)))
+
+
+def laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A host tensor with other strides: what an op draws or gives follows the order of its operand's memory."""
+    if values.stride() == strides or not values.numel():
+        return values
+    size = extent(values.shape, strides)
+    places = torch.arange(size, device="cpu").as_strided(values.shape, strides)
+    return torch.empty(size, dtype=values.dtype, device="cpu").put_(places, values).as_strided(values.shape, strides)
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
