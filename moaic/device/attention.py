@@ -2,7 +2,7 @@
 
 On a device that torch does not know, `scaled_dot_product_attention` falls apart into matmuls and a softmax. Here it is
 `moai::sdpa(q, k, v, mask, is_causal, scale) -> (out, logsumexp)`, in eager programs and in captured graphs alike, and
-every worker picks its own kernel. What the op cannot do (attention dropout, odd shapes) is decomposed as before.
+every worker picks its own kernel. What the op cannot do (attention dropout, odd shapes, `torch.func`) is decomposed.
 """
 
 from __future__ import annotations
@@ -108,6 +108,33 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None
     return (*gradients, None, None, None)
 
 
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    grad, query, key, value, _, _, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(grad, query, key, value, mask)
+
+
+def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    """Derivatives of the gradients, through the attention that they belong to, op by op.
+
+    What reaches the gradients by way of `out` and `logsumexp` is counted in those of query, key and value.
+    """
+    *inputs, mask = ctx.saved_tensors
+    with torch.enable_grad():
+        # One tensor may stand for several operands, and each has a derivative of its own.
+        aliases = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach() for tensor in inputs]
+        grad, query, key, value = (alias.requires_grad_() for alias in aliases)
+        out = _composed(query, key, value, mask, ctx.is_causal, ctx.scale)
+        first = torch.autograd.grad(out, (query, key, value), grad, create_graph=True)
+        second = torch.autograd.grad(first, (grad, query, key, value), grads, create_graph=True)
+    return (*second, None, None, None, None, None)
+
+
+def _composed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    scores = _scores(query, key, mask, is_causal, scale)
+    weights = _weights(scores, scores.logsumexp(-1))
+    return (weights @ value.to(weights.dtype)).to(query.dtype)
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -120,10 +147,10 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` on device moai."""
-    if enable_gqa and query.dim() == key.dim() == value.dim() == 4:
+    if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2:
         key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     mask = _four_dims(attn_mask)
-    if dropout_p > 0 or not _fits(query, key, value, mask, is_causal):
+    if dropout_p > 0 or torch_private.is_transforming() or not _fits(query, key, value, mask, is_causal):
         return _decomposed(query, key, value, _additive(attn_mask, query), dropout_p, is_causal, scale)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return torch.ops.moai.sdpa(query, key, value, mask, is_causal, factor)[0]
@@ -131,12 +158,12 @@ def attend(
 
 def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
     """Key or value heads repeated until there are as many as query heads."""
-    heads, wanted = tensor.shape[1], query.shape[1]
+    heads, wanted = tensor.shape[-3], query.shape[-3]
     if heads == wanted:
         return tensor
     if heads == 0 or wanted % heads:
         raise RuntimeError(f"enable_gqa needs the {wanted} heads of the query to be a multiple of the {heads} heads")
-    return tensor.repeat_interleave(wanted // heads, dim=1)
+    return tensor.repeat_interleave(wanted // heads, dim=-3)
 
 
 def _four_dims(mask: Tensor | None) -> Tensor | None:
@@ -197,6 +224,9 @@ def install() -> None:
     torch.library.register_fake("moai::sdpa", _like_sdpa, lib=library)
     torch.library.register_fake("moai::sdpa_backward", _like_backward, lib=library)
     torch.library.register_autograd("moai::sdpa", _differentiate, setup_context=_save, lib=library)
+    torch.library.register_autograd(
+        "moai::sdpa_backward", _differentiate_backward, setup_context=_save_backward, lib=library
+    )
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         torch_private.Registry("aten", key).add("aten::scaled_dot_product_attention", attend)
 

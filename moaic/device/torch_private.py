@@ -42,6 +42,11 @@ swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap
 """Exchange what two tensor objects stand for, whoever else refers to them."""
 
 
+def is_transforming() -> bool:
+    """Whether a transform of `torch.func` is at work, which takes custom ops for what cannot be differentiated."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
 def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
     overload: Any = torch.ops.aten.set_.source_Storage_storage_offset
