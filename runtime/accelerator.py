@@ -7,6 +7,7 @@ raised at the next touch after it is known.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from moaic.ir.parser import parse
 from moaic.runtime.buffer import Buffer, View, row_major, whole
 from moaic.runtime.commands import Code
 from moaic.runtime.eager import Call, births, decide, geometry_of, operands, serves, take_apart
-from moaic.runtime.errors import WorkerError
+from moaic.runtime.errors import LateWarning, WorkerError
 from moaic.runtime.execute import describe
 from moaic.runtime.files import Box, Part, Source, boxes, parts
 from moaic.runtime.launch import LocalWorkers
@@ -227,7 +228,7 @@ class Accelerator:
             )
             self._programs.append(loaded)
             number = len(self._programs) - 1
-            self._pool.push([Code.LOAD, self._lines.here(), number, text, compiled, recorded])
+            self._pool.push([Code.LOAD, self._lines.here(), number, text, compiled, recorded, mesh.ranks])
             self._pool.flush()
             return number
 
@@ -359,8 +360,10 @@ class Accelerator:
         return self._pool.status_descriptor
 
     def close(self) -> None:
-        """Ends the workers; every later touch raises."""
+        """Ends the workers; every later touch raises. Warns of an error that has not been raised."""
         with self._lock:
+            if self._pool.untold and not self._pool.closed:
+                warnings.warn(f"nobody read what failed: {self._pool.untold}", LateWarning, stacklevel=1)
             self._pool.close()
 
     def abandon(self) -> None:

@@ -25,7 +25,7 @@ class Code(IntEnum):
     MOVE = 5
     """number, source id, id of the result, which may be the same."""
     LOAD = 6
-    """program, text, compiled."""
+    """program, text, compiled, recorded, ranks."""
     RUN = 7
     """program, ids of the inputs, ids of the outputs (None: not wanted), key (two i64) or None."""
     FREE = 8
@@ -46,9 +46,13 @@ class Code(IntEnum):
     """id, dtype, local shape, per worker its boxes or None, sources (`files.read`)."""
     TRACE = 16
     """request, whether to note what is done from now on: every worker answers with what it noted (`trace.Span`)."""
+    SETTLE = 17
+    """request: every worker answers with the writes that it withholds and the ids that it has (`trouble.Trouble`)."""
+    TOLD = 18
+    """number of the failed command that the person has been told of, ids of which the workers hold different values."""
 
 
-REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST, Code.STORE, Code.TRACE})
+REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIST, Code.STORE, Code.TRACE, Code.SETTLE})
 """Commands that are answered and change nothing."""
 
 
@@ -60,8 +64,12 @@ class Answer(IntEnum):
     DONE = 2
     """whatever the request asks for."""
     FAILED = 3
-    """line, what was done, the error, the worker's traceback, whether a peer's failure caused it, and where memory was
-    short the bytes asked for, free and held, else None."""
+    """The worker is of no more use: line, what was done, the error's kind and text, the worker's traceback, whether a
+    peer's failure caused it, and where memory was short the bytes asked for, free and held, else None."""
+    RAISED = 4
+    """number of the command, then as for FAILED: the command failed, and the worker goes on."""
+    SPOILT = 5
+    """number of the failed command for which there is no other answer."""
 
 
 NO_REQUEST: Final = -1

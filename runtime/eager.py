@@ -18,7 +18,7 @@ import torch
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split
 from moaic.runtime.buffer import Buffer, View
-from moaic.runtime.operation import Geometry, Part
+from moaic.runtime.operation import Geometry, Part, positions
 from moaic.runtime.placement import Placement, alike, everywhere, sharing, tiles
 from moaic.runtime.reduction import REDUCTIONS, WIDENED, Combination
 from moaic.runtime.schema import DTYPE_NAMES, signature
@@ -57,32 +57,15 @@ ALSO_ELEMENTWISE: Final = frozenset(
 """Elementwise ops that torch does not mark as such, by packet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What must be known of an op: whether it is elementwise and random, and which arguments it writes."""
-
-    elementwise: bool
-    writes: frozenset[int | str]
-    """Positions and names of arguments."""
-
-
 @cache
-def traits(op: str) -> Traits:
+def is_elementwise(op: str) -> bool:
     """Raises Diagnostic for a random op: workers would each draw their own numbers."""
     overload = signature(op).overload
     if torch.Tag.nondeterministic_seeded in overload.tags:
         raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
-    arguments = overload._schema.arguments  # pyright: ignore[reportPrivateUsage]
-    writes = {
-        key
-        for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for key in (position, argument.name)
-    }
     packet = str(overload._overloadpacket).split(".")[-1]  # pyright: ignore[reportPrivateUsage]
-    elementwise = torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
     listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
-    return Traits(elementwise or listed, frozenset(writes))
+    return listed or torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
 
 
 @dataclass(slots=True)
@@ -175,7 +158,7 @@ class Operand:
 
 def operands(call: Call) -> tuple[Operand, ...]:
     """The operands of `call`, in order."""
-    places = list(_positions(call))
+    places = list(positions(call.op, call.args, call.kwargs))
     return tuple(_operand(view, *place) for view, place in zip(call.views, places, strict=True))
 
 
@@ -189,23 +172,6 @@ def geometry_of(view: View) -> Geometry | None:
     if view.is_whole:
         return None
     return Geometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
-
-
-def _positions(call: Call) -> Iterable[tuple[int, bool]]:
-    """Per view: its index in a list of tensors or -1, and whether the op writes it."""
-    writes = traits(call.op).writes
-    for key, part in (*enumerate(call.args), *call.kwargs):
-        yield from ((index, key in writes) for index in _indices(part))
-
-
-def _indices(part: Part) -> Iterable[int]:
-    if part[0] == "view":
-        return (-1,)
-    if part[0] == "views":
-        return range(part[1])
-    if part[0] == "list":
-        return [index for index, each in enumerate(part[1]) for _ in _indices(each)]
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +208,7 @@ def _decide(
     outputs: Sequence[tuple[int, ...] | None],
 ) -> Decision:
     is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
-    if is_spread and traits(op).elementwise:
+    if is_elementwise(op) and is_spread:
         decision = _in_parts(given, outputs)
         if decision is not None:
             return decision

@@ -191,6 +191,13 @@ def convert(conversion: Conversion, station: Station) -> Callable[[Tensor | None
     return run
 
 
+def meeting(conversion: Conversion, rank: int) -> tuple[int, ...]:
+    """The ranks that carry out a conversion together, this one among them; none where there is nothing to be sent."""
+    had, gets = set(conversion.before.holders), set(conversion.after.holders)
+    is_local = conversion.before.is_uncut and gets <= had
+    return () if is_local or rank not in had | gets else tuple(sorted(had | gets))
+
+
 def _spread(conversion: Conversion, station: Station) -> Callable[[Tensor | None], Tensor | None]:
     """Brings a value that its holders have whole to those that are to hold it and do not."""
     have = conversion.before.holders

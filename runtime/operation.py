@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moaic.runtime.orders import ordered
 from moaic.runtime.reduction import Combination, Combiner
-from moaic.runtime.schema import DTYPES, signature
+from moaic.runtime.schema import DTYPES, signature, written
 from moaic.runtime.station import Station
 
 Part = tuple[Any, ...]
@@ -73,6 +73,23 @@ def _part(data: Any) -> Part:
     return (kind, rest[0], _part(rest[1])) if kind == "number" else (kind, *rest)
 
 
+def positions(op: str, args: Iterable[Part], kwargs: Iterable[tuple[str, Part]]) -> Iterator[tuple[int, bool]]:
+    """Per view of an op's arguments: its index in a list of tensors or -1, and whether the op writes it."""
+    writes = written(op)
+    for key, part in (*enumerate(args), *kwargs):
+        yield from ((index, key in writes) for index in _indices(part))
+
+
+def _indices(part: Part) -> Iterable[int]:
+    if part[0] == "view":
+        return (-1,)
+    if part[0] == "views":
+        return range(part[1])
+    if part[0] == "list":
+        return [index for index, each in enumerate(part[1]) for _ in _indices(each)]
+    return ()
+
+
 class Operator:
     """An operation, ready to be run by one worker on its table of buffers."""
 
@@ -88,6 +105,14 @@ class Operator:
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
         self._here = _positions_here(operation, self._present)
         self.name = operation.op
+        self.together = self._combiner.together if self._combiner is not None else ()
+        """Ranks that do it together, if they do."""
+
+    def written(self, ids: Sequence[int]) -> list[int]:
+        """Those of the operands that the op writes."""
+        operation = self._operation
+        found = positions(operation.op, operation.args, operation.kwargs)
+        return [buffer_id for buffer_id, (_, is_written) in zip(ids, found, strict=True) if is_written]
 
     def run(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         """Runs the op; its results, in order, become the buffers `outputs`."""

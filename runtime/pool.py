@@ -10,13 +10,14 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from moaic.runtime.commands import Answer, Code
-from moaic.runtime.errors import OutOfMemory, WorkerError
+from moaic.runtime.errors import OF_OPS, OutOfMemory, WorkerError
 from moaic.runtime.launch import LocalWorker, LocalWorkers
 from moaic.runtime.location import Lines
 from moaic.runtime.log import Recorder
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.shortage import Shortage
 from moaic.runtime.status import IDLE
+from moaic.runtime.trouble import lying_apart
 from moaic.runtime.wire import Connection, Message, encode, frame, from_block, push_all, readable, uninterrupted
 
 LONG_QUEUE: Final = 500
@@ -49,10 +50,19 @@ class Failure:
     error: str
     details: str
     kind: int
+    exception: str = ""
+    """Name of the exception's class, where there was one."""
     shortage: Shortage | None = None
 
 
 CAUSE, ENDED, CONSEQUENCE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """In place of an answer: the number of the failed command for which there is none."""
+
+    root: int
 
 
 class Pool:
@@ -72,6 +82,8 @@ class Pool:
         self._answers: dict[int, Any] = {}
         self._heard = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
+        self._raised: dict[int, Failure] = {}
+        self._untold: Failure | None = None
         self._recorder: Recorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
         """Told, now and then while an answer is awaited, which kind of command each worker is at; none in the end."""
@@ -131,16 +143,36 @@ class Pool:
             self._send_queue(None, ())
 
     def ask(self, code: Code, line: int, arguments: Sequence[Any], ranks: Sequence[int]) -> dict[int, Any]:
-        """Sends all that is queued and, to `ranks`, a request; waits for their answers. Raises WorkerError.
+        """Sends all that is queued and, to `ranks`, a request; waits for their answers.
 
-        An answer is plain data, or a tensor for a request of one.
+        An answer is plain data, or a tensor for a request of one. Raises WorkerError for a worker that is lost, and
+        what a command raised for which there is no answer: from then on all goes on.
         """
+        answers = self._asked(code, line, arguments, ranks)
+        roots = [answer.root for answer in answers.values() if isinstance(answer, Spoilt)]
+        if roots:
+            self._tell(min(roots))
+        return answers
+
+    def _asked(self, code: Code, line: int, arguments: Sequence[Any], ranks: Sequence[int]) -> dict[int, Any]:
         self.check()
         self._requests += 1
         self._answers = {}
         self._send_queue([code, line, self._requests, *arguments], ranks)
         self._await(ranks)
         return self._answers
+
+    def _tell(self, root: int) -> NoReturn:
+        """Has the workers write again what they withhold, and raises what went wrong in a command."""
+        reports = self._asked(Code.SETTLE, -1, (), range(self.size))
+        self.push([Code.TOLD, -1, root, lying_apart(list(reports.values()))])
+        self._untold = None
+        raise self._told(self._raised[root])
+
+    @property
+    def untold(self) -> str:
+        """What went wrong and has not been raised; empty for nothing."""
+        return "" if self._untold is None else str(self._told(self._untold))
 
     def _await(self, ranks: Sequence[int]) -> None:
         waited = False
@@ -242,6 +274,9 @@ class Pool:
         request, kind, *data = message.body
         if kind == Answer.FAILED:
             self._fail(rank, self._failed(rank, data))
+        elif kind == Answer.RAISED:
+            failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
+            self._untold = self._untold or failure
         elif kind == Answer.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:
@@ -254,9 +289,20 @@ class Pool:
         failures = [first] if first.kind == CAUSE else [first, *self._others_failures(rank)]
         cause = min(failures, key=lambda failure: failure.kind)
         self.close()
-        short = cause.shortage
-        self._failure = WorkerError(self._text(cause)) if short is None else self._out_of_memory(cause, short)
+        self._failure = self._error(cause)
         raise self._failure
+
+    def _error(self, failure: Failure) -> WorkerError:
+        short = failure.shortage
+        return WorkerError(self._text(failure)) if short is None else self._out_of_memory(failure, short)
+
+    def _told(self, failure: Failure) -> Exception:
+        """What an op raised, as PyTorch would raise it; anything else tells of the worker."""
+        kind = OF_OPS.get(failure.exception)
+        if kind is None or failure.shortage is not None:
+            return self._error(failure)
+        line = self._lines.line(failure.line)
+        return kind(f"{failure.error}\n" + ("in " if line is None else f"at {line}, in ") + failure.what)
 
     def _others_failures(self, known: int) -> list[Failure]:
         """What the other workers report or how they end, within the time of grace."""
@@ -283,9 +329,10 @@ class Pool:
         return connection.closed
 
     def _failed(self, rank: int, data: Sequence[Any]) -> Failure:
-        line, what, error, details, is_consequence, missing = data
+        line, what, exception, error, details, is_consequence, missing = data
         short = None if missing is None else Shortage(*missing)
-        return Failure(rank, line, what, error, details, CONSEQUENCE if is_consequence else CAUSE, short)
+        kind = CONSEQUENCE if is_consequence else CAUSE
+        return Failure(rank, line, what, error, details, kind, exception, short)
 
     def _ended(self, rank: int, how: str = "") -> Failure:
         worker = self._workers.workers[rank]
@@ -296,7 +343,8 @@ class Pool:
     def _text(self, failure: Failure) -> str:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
-        head = f"worker {failure.worker} of {self.size} failed in {failure.what}{place}: {failure.error}"
+        error = f"{failure.exception}: {failure.error}" if failure.exception else failure.error
+        head = f"worker {failure.worker} of {self.size} failed in {failure.what}{place}: {error}"
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
 
     def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:
@@ -319,6 +367,8 @@ def _ending(worker: LocalWorker) -> str:
 
 
 def _value(kind: int, message: Message) -> Any:
+    if kind == Answer.SPOILT:
+        return Spoilt(message.body[2])
     if kind != Answer.VALUE:
         return message.body[2]
     dtype, shape = message.body[2]

@@ -94,6 +94,11 @@ class Combiner:
     def takes_part(self) -> bool:
         return self._group is not None
 
+    @property
+    def together(self) -> tuple[int, ...]:
+        """The ranks that put their parts together; none for one alone."""
+        return () if self._group is None or self._group.size == 1 else self._group.ranks
+
     def run(self, found: Sequence[Tensor]) -> list[Tensor]:
         """All results; `found` holds those of the parts that this rank owns."""
         assert self._group is not None

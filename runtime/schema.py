@@ -92,6 +92,15 @@ def signature(name: str) -> Signature:
 
 
 @cache
+def written(op: str) -> frozenset[int | str]:
+    """Positions and names of the arguments that an op writes."""
+    schema = signature(op).overload._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    aliases = [(position, each.name, each.alias_info) for position, each in enumerate(schema)]
+    pairs = [(position, name) for position, name, alias in aliases if alias is not None and alias.is_write]
+    return frozenset(key for pair in pairs for key in pair)
+
+
+@cache
 def signature_of(overload: OpOverload[..., Any]) -> Signature:
     arguments = tuple(_argument(argument) for argument in overload._schema.arguments)  # pyright: ignore[reportPrivateUsage]
     nullary = not any(argument.kind in ("tensor", "tensors") for argument in arguments)

@@ -36,9 +36,10 @@ AHEAD: Final = range(2, 18)
 
 ROOMS: Final = AHEAD.stop
 
-POSTED, RETURNED, ASLEEP, WHERE = range(4)
-"""Words of the lines that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; then which room the
-last posts mean, by their count modulo `ROOMS`."""
+POSTED, RETURNED, ASLEEP, MET, LEVEL, GIVEN_UP, ROOT, WHERE = range(8)
+"""Words of the lines that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; the commands at whose
+end r has met p, after which r's counts are right again, and which r has given up, with the command that is to blame;
+then which room the last posts mean, by their count modulo `ROOMS`."""
 
 PAIR: Final = -(-(WHERE + ROOMS) // WORDS)
 """Lines of a pair."""
@@ -49,6 +50,9 @@ SLEEP_SECONDS: Final = 0.005
 LIFE_SECONDS: Final = 0.05
 """A waiting worker spins this often, then yields its core for this long, then sleeps by pieces, and asks after its
 peers at the last interval."""
+
+NOBODY: Final[tuple[Sequence[int], int]] = ((), -1)
+"""Whom a worker meets that is alone with its command."""
 
 FUTEX_CALLS: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX_WAIT: Final = 0
@@ -75,6 +79,10 @@ def create_store() -> int:
     return os.memfd_create("moaic-store", os.MFD_CLOEXEC)
 
 
+class GivenUp(Exception):
+    """A peer has given up the command that this worker does with it: to be agreed on, then both go on."""
+
+
 class Mailbox:
     """One worker's side of the shared memory."""
 
@@ -95,6 +103,7 @@ class Mailbox:
         self._owed: list[list[tuple[int, int]]] = [[] for _ in range(ROOMS)]
         self._posted = [0] * ranks
         self._taken = [0] * ranks
+        self._together = NOBODY
         self._fence = Fence()
 
     def begin(self, line: int, code: int, subject: int) -> None:
@@ -162,6 +171,43 @@ class Mailbox:
         self.give_back(peers)
         return all(each == choice for each in theirs)
 
+    def meet(self, peers: Sequence[int], command: int) -> None:
+        """From now until they `part` whoever waits for one of these learns that one of them has given up."""
+        self._together = (peers, command)
+
+    def part(self, root: int | None) -> int | None:
+        """Meets the same peers at the command's end; the first command to blame if one of them has given it up.
+
+        A worker does that by a `root`, the number of the command to blame. Raises PeerLost.
+        """
+        (peers, command), self._together = self._together, NOBODY
+        roots = [] if root is None else [root]
+        for peer in peers if roots else ():
+            at = self._line(self.rank, peer)
+            self._words[at + ROOT], self._words[at + GIVEN_UP] = roots[0], command
+        self._wait_for_all(peers, MET, command)
+        lines = [self._line(peer, self.rank) for peer in peers]
+        roots += [self._words[at + ROOT] for at in lines if self._words[at + GIVEN_UP] == command]
+        found = min(roots) if roots else None
+        if found is not None:
+            self._level(peers, command)
+        return found
+
+    def _level(self, peers: Sequence[int], command: int) -> None:
+        """Forgets what was shown and not taken, as all peers do before one of them shows anything again."""
+        for peer in peers:
+            self._taken[peer] = self._words[self._line(peer, self.rank) + POSTED]
+        self.give_back(peers)
+        self._wait_for_all(peers, LEVEL, command)
+
+    def _wait_for_all(self, peers: Sequence[int], word: int, command: int) -> None:
+        self._fence.pass_through()
+        for peer in peers:
+            self._set(peer, self._line(self.rank, peer) + word, command)
+        for peer in peers:
+            self._await(peer, word, command)
+        self._fence.pass_through()
+
     def _line(self, writer: int, reader: int) -> int:
         return WORDS * (self.ranks + PAIR * (writer * self.ranks + reader))
 
@@ -197,6 +243,9 @@ class Mailbox:
         failed = [rank for rank in range(self.ranks) if self._words[rank * WORDS + FAILED]]
         if failed or self._lives.poll(0):
             raise PeerLost(f"worker {failed[0]} failed" if failed else "another worker ended")
+        peers, command = self._together
+        if any(self._words[self._line(peer, self.rank) + GIVEN_UP] == command for peer in peers):
+            raise GivenUp
 
 
 class Fence:

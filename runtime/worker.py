@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,34 +22,59 @@ from moaic.runtime.commands import NO_REQUEST, REQUESTS, Answer, Code
 from moaic.runtime.execute import Program
 from moaic.runtime.group_transport import group_transport
 from moaic.runtime.memory_transport import SharedMemoryTransport
-from moaic.runtime.moves import Conversion, convert
+from moaic.runtime.moves import Conversion, convert, meeting
 from moaic.runtime.operation import Geometry, Operation, Operator, view
 from moaic.runtime.physical import Physical, physical_of
 from moaic.runtime.schema import DTYPE_NAMES, DTYPES
-from moaic.runtime.shared import SPINS, Mailbox, PeerLost
+from moaic.runtime.shared import SPINS, GivenUp, Mailbox, PeerLost
 from moaic.runtime.shortage import shortage_of
 from moaic.runtime.station import Station
 from moaic.runtime.threads import cores
 from moaic.runtime.trace import Trace
 from moaic.runtime.transport import Carrier, Transport
+from moaic.runtime.trouble import LASTING, Spoilt, Trouble
 from moaic.runtime.wire import Closed, Connection, Message, as_block, from_block, memory
 
 Converter = Callable[[Tensor | None], Tensor | None]
+Result = TypeVar("Result")
+
+
+class _Path(NamedTuple):
+    """A conversion, and who does it together."""
+
+    name: str
+    run: Converter
+    together: Sequence[int]
+    gives: bool
+    """Whether this worker has a part in the end."""
+
+
+class _Effects(NamedTuple):
+    """Ids of the buffers that a command reads, makes and writes; those written have, or get, a value here."""
+
+    reads: Sequence[int]
+    makes: Sequence[int]
+    writes: Sequence[int]
 
 
 class Worker:
     """The buffers of one device and what can be done with them."""
 
-    def __init__(self, station: Station, mailbox: Mailbox) -> None:
+    def __init__(self, station: Station, mailbox: Mailbox, raised: Callable[[list[Any]], None]) -> None:
+        """`raised` tells the controller of a command that failed."""
         self.rank = station.rank
         self.station = station
         self._mailbox = mailbox
         self.table: dict[int, Tensor] = {}
         self.idle_bytes = station.physical.taken()
         self._operators: dict[int, Operator] = {}
-        self._paths: dict[int, tuple[str, Converter]] = {}
+        self._paths: dict[int, _Path] = {}
         self._programs: dict[int, Program] = {}
         self._trace = Trace(station.physical.synchronize)
+        self._trouble = Trouble(self.table)
+        self._raised = raised
+        self._number, self._command = -1, NOTHING
+        self._root: int | None = None
         self._step = -1
         self._step_end: float | None = None
         self._commands: Mapping[int, Callable[..., None]] = {
@@ -64,6 +89,7 @@ class Worker:
             Code.FREE: self._free,
             Code.FORGET: self._operators.clear,
             Code.RESTORE: self._restore,
+            Code.TOLD: self._trouble.told,
         }
         self._requests: Mapping[int, Callable[..., tuple[Any, Tensor | None] | None]] = {
             Code.FETCH: self._fetch,
@@ -72,25 +98,124 @@ class Worker:
             Code.LIST: self._list,
             Code.STORE: self._store,
             Code.TRACE: self._take_trace,
+            Code.SETTLE: lambda: (self._trouble.report(), None),
         }
 
-    def do(self, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
+    def do(self, number: int, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
         """Runs one command that is not a request."""
         code, line, *arguments = command
-        self._step = -1
+        self._step, self._number, self._command = -1, number, command
         self._mailbox.begin(line, code, arguments[0] if code in _NAMED else -1)
         if code == Code.PUT:
             arguments[-1] = blocks[arguments[-1]]
         if self._trace.on and code != Code.RUN:
             self._trace.begin(self.what(command), "command")
-        self._commands[code](*arguments)
+        if self._trouble.is_on:
+            self._do_in_trouble(command, arguments)
+        else:
+            self._commands[code](*arguments)
         self._trace.end()
+
+    def _do_in_trouble(self, command: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Runs a command whose operands may be spoilt, or its writes withheld. Raises Spoilt."""
+        effects = self._effects(command)
+        new = [each for each in (*effects.makes, *effects.writes) if each not in self.table]
+        self._root = self._trouble.root_of(effects.reads)
+        if self._root is None and self._trouble.withholds(effects.writes):
+            self._root = self._trouble.first
+        try:
+            if self._root is not None and not self._meets(command):
+                raise Spoilt(self._root)
+            self._commands[command[0]](*arguments)
+        finally:
+            self._root = None
+        self._trouble.made(new)
+
+    def give_up(self, error: Exception) -> None:
+        """Has what the command that failed would have made count as spoilt."""
+        self._trace.end()
+        effects, began = self._effects(self._command), not isinstance(error, Spoilt)
+        self._trouble.keep_out(self.failed(error), self._number, effects.makes, effects.writes, began=began)
+
+    def _effects(self, command: Sequence[Any]) -> _Effects:
+        code, _, *arguments = command
+        if code in (Code.PUT, Code.FILL, Code.RESTORE):
+            return self._giving((), arguments[0])
+        if code == Code.OPERATE and arguments[0] in self._operators:
+            number, ids, _, outputs = arguments
+            written = self._operators[number].written(ids)
+            return _Effects(ids, outputs, [each for each in written if each in self.table])
+        if code == Code.MOVE and arguments[0] in self._paths:
+            return self._effects_of_move(*arguments)
+        if code == Code.RUN:
+            _, inputs, outputs, _ = arguments
+            return _Effects(inputs, [each for each in outputs if each is not None], ())
+        return _Effects((), (), ())
+
+    def _effects_of_move(self, path: int, source: int, target: int) -> _Effects:
+        if source != target:
+            return self._giving((source,), target) if self._paths[path].gives else _Effects((source,), (), ())
+        # Where a value lies is no matter of what it is: it is brought elsewhere although its writes are withheld.
+        return _Effects((source,) if self._trouble.is_spoilt(source) else (), (target,), ())
+
+    def _giving(self, reads: Sequence[int], target: int) -> _Effects:
+        """Of a command that gives a whole value to a buffer that may have one."""
+        return _Effects(reads, (), (target,)) if target in self.table else _Effects(reads, (target,), ())
+
+    def _meets(self, command: Sequence[Any]) -> bool:
+        """Whether a command is done by several workers together, which agree on what becomes of it."""
+        code, _, *arguments = command
+        if code == Code.OPERATE:
+            return bool(self._operators[arguments[0]].together)
+        return code in (Code.RUN, Code.MOVE)
+
+    def _agreed(self, ranks: Sequence[int], act: Callable[[], Result]) -> Result:
+        """What `act` gives, which `ranks` do together. Raises Spoilt on all of them where it fails on one."""
+        if self._root is not None and len(ranks) < 2:
+            raise Spoilt(self._root)
+        peers = [rank for rank in ranks if rank != self.rank]
+        if not peers:
+            return act()
+        result, root = None, self._root
+        self._mailbox.meet(peers, self._number + 1)
+        try:
+            result = act() if root is None else None
+        except GivenUp:
+            pass
+        except LASTING:
+            raise
+        except Exception as error:
+            root = self.failed(error)
+        found = self._mailbox.part(root)
+        if found is not None:
+            raise Spoilt(found)
+        return cast("Result", result)
 
     def answer(self, command: Sequence[Any]) -> tuple[Any, Tensor | None] | None:
         """What a request asks for, as plain data and perhaps a block; None if this worker need not answer."""
-        code, line, _, *arguments = command
+        code, line, request, *arguments = command
+        self._number, self._command = -2 - request, command
         self._mailbox.begin(line, code, -1)
         return self._requests[code](*arguments)
+
+    def failed(self, error: BaseException) -> int:
+        """Which command is to blame for an error; the controller is told of one that is new."""
+        if isinstance(error, Spoilt):
+            return error.root
+        self._raised([self._number, *self.failure(error)])
+        return self._number
+
+    def failure(self, error: BaseException) -> list[Any]:
+        """What the controller is told of an error in what is being done."""
+        what = self.what(self._command) if self._command[0] >= 0 else "receiving a value"
+        short = shortage_of(error, self.station.physical, self.idle_bytes)
+        missing = None if short is None else [short.asked, short.free, short.held]
+        trace = "".join(traceback.format_exception(error))
+        return [self._command[1], what, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
+
+    def rest(self) -> None:
+        """Nothing is being done: what fails now is the receiving."""
+        self._command = NOTHING
 
     def what(self, command: Sequence[Any]) -> str:
         """Names a command, for messages."""
@@ -99,7 +224,7 @@ class Worker:
         if code == Code.OPERATE and subject in self._operators:
             return self._operators[subject].name
         if code == Code.MOVE and subject in self._paths:
-            return f"moving a value from {self._paths[subject][0]}"
+            return f"moving a value from {self._paths[subject].name}"
         if code == Code.RUN and subject in self._programs:
             return f"{self._programs[subject].what(self._step)} of program {subject}"
         if code == Code.LOAD:
@@ -119,16 +244,21 @@ class Worker:
         self._operators[number] = Operator(Operation.decoded(operation), self.station)
 
     def _operate(self, number: int, ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
-        self._operators[number].run(self.table, ids, scalars, outputs)
+        operator = self._operators[number]
+        if operator.together:
+            self._agreed(operator.together, lambda: operator.run(self.table, ids, scalars, outputs))
+        else:
+            operator.run(self.table, ids, scalars, outputs)
 
     def _path(self, number: int, conversion: Any) -> None:
         decoded = Conversion.decoded(conversion)
         name = f"{decoded.before.mesh} to {decoded.after.mesh}"
-        self._paths[number] = (name, convert(decoded, self.station))
+        gives = self.rank in decoded.after.holders
+        self._paths[number] = _Path(name, convert(decoded, self.station), meeting(decoded, self.rank), gives)
 
     def _move(self, number: int, source: int, target: int) -> None:
-        old = self.table.get(source)
-        new = self._paths[number][1](old)
+        old, path = self.table.get(source), self._paths[number]
+        new = self._agreed(path.together, lambda: path.run(old))
         if new is None:
             self.table.pop(target, None)
         elif old is None or not _same_memory(new, old):
@@ -136,11 +266,12 @@ class Worker:
         elif new is not old or source != target:
             self.table[target] = new.clone()
 
-    def _load(self, number: int, text: str, compiled: bool, recorded: bool) -> None:
+    def _load(self, number: int, text: str, compiled: bool, recorded: bool, ranks: int) -> None:
         for program in self._programs.values():
             program.forget_recording()
         note = partial(self._note, number)
-        self._programs[number] = Program(text, self.station, compiled=compiled, recorded=recorded, note=note)
+        load = partial(Program, text, self.station, compiled=compiled, recorded=recorded, note=note)
+        self._programs[number] = self._agreed(range(ranks) if self.rank < ranks else (), load)
 
     def _note(self, number: int, index: int) -> None:
         self._step = index
@@ -156,7 +287,9 @@ class Worker:
             return
         wanted = [buffer_id is not None for buffer_id in outputs]
         given = [self.table.get(buffer_id) for buffer_id in inputs]
-        results = program.run(given, key, wanted, as_written=self._trace.on)
+        run = partial(program.run, given, key, wanted, as_written=self._trace.on)
+        del given
+        results = self._agreed(range(program.mesh.ranks), run)
         if program.makes_gradients:
             self._finish_step(program)
         for buffer_id, tensor in zip(outputs, results, strict=True):
@@ -171,10 +304,13 @@ class Worker:
     def _free(self, ids: Sequence[int]) -> None:
         for buffer_id in ids:
             self.table.pop(buffer_id, None)
+        if self._trouble.is_on:
+            self._trouble.freed(ids)
 
     def _fetch(self, buffer_id: int, geometry: Sequence[Any] | None, ranks: Sequence[int]) -> tuple[Any, Tensor] | None:
         if self.rank not in ranks:
             return None
+        self._trouble.check((buffer_id,))
         if geometry is None:
             tensor = self.table[buffer_id]
         else:
@@ -183,6 +319,7 @@ class Worker:
         return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
 
     def _store(self, paths: Sequence[str], items: Sequence[Sequence[Any]]) -> tuple[Any, None]:
+        self._trouble.check(item[0] for item in items[self.rank])
         return files.write(paths[self.rank], items[self.rank], self.table), None
 
     def _restore(
@@ -195,6 +332,8 @@ class Worker:
 
     def _synchronize(self) -> tuple[None, None]:
         self.station.physical.synchronize()
+        if self._trouble.first is not None:
+            raise Spoilt(self._trouble.first)
         return None, None
 
     def _report(self, forget_peak: bool) -> tuple[Any, None]:
@@ -230,6 +369,9 @@ class Worker:
         return rows, None
 
 
+NOTHING: Final[Sequence[Any]] = (-1, -1)
+"""In place of a command where there is none."""
+
 _NAMED: Final = frozenset({Code.OPERATE, Code.MOVE, Code.LOAD, Code.RUN})
 """Commands whose first argument says which operation, conversion or program is meant."""
 
@@ -249,7 +391,7 @@ def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
             message = connection.receive()
         except MEMORY_ERRORS as error:
             # The rest of the message has no place to go, so there is no next one.
-            _tell(_failure(worker, [-1, -1], error), mailbox, connection)
+            _tell(worker.failure(error), mailbox, connection)
             threading.Event().wait()
             return
         if failure is None:
@@ -268,32 +410,48 @@ def _tell(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
 
 
 def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
-    """Runs a message's commands; what failed, if something did."""
-    command: Sequence[Any] = [-1, -1]
+    """Runs a message's commands; what failed for good, if something did."""
+    first, commands = message.body
     try:
-        _, commands = message.body
-        for command in commands:
+        for number, command in enumerate(commands, first):
             if command[0] in REQUESTS:
-                answer = worker.answer(command)
-                if answer is not None:
-                    data, block = answer
-                    connection.send([command[2], Answer.DONE if block is None else Answer.VALUE, data], [block])
+                _answer(worker, connection, command)
             else:
-                worker.do(command, message.blocks)
+                _do(worker, number, command, message.blocks)
     except Closed:
         raise
     except BaseException as error:
-        return _failure(worker, command, error)
+        return worker.failure(error)
+    worker.rest()
     return None
 
 
-def _failure(worker: Worker, command: Sequence[Any], error: BaseException) -> list[Any]:
-    what = worker.what(command) if command[0] >= 0 else "receiving a value"
-    text = f"{type(error).__name__}: {error}"
-    short = shortage_of(error, worker.station.physical, worker.idle_bytes)
-    missing = None if short is None else [short.asked, short.free, short.held]
-    trace = "".join(traceback.format_exception(error))
-    return [command[1], what, text, trace, isinstance(error, PeerLost), missing]
+def _raised(connection: Connection, failure: list[Any]) -> None:
+    connection.send([NO_REQUEST, Answer.RAISED, *failure])
+
+
+def _do(worker: Worker, number: int, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
+    """Runs a command; what it fails to make is spoilt, and the worker goes on. Raises what is lasting."""
+    try:
+        worker.do(number, command, blocks)
+    except LASTING:
+        raise
+    except Exception as error:
+        worker.give_up(error)
+
+
+def _answer(worker: Worker, connection: Connection, command: Sequence[Any]) -> None:
+    request = command[2]
+    try:
+        answer = worker.answer(command)
+    except LASTING:
+        raise
+    except Exception as error:
+        connection.send([request, Answer.SPOILT, worker.failed(error)])
+        return
+    if answer is not None:
+        data, block = answer
+        connection.send([request, Answer.DONE if block is None else Answer.VALUE, data], [block])
 
 
 def end() -> None:
@@ -349,6 +507,7 @@ def work(
         connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, physical)
-        serve(Worker(Station(rank, physical, transport), mailbox), mailbox, connection)
+        worker = Worker(Station(rank, physical, transport), mailbox, partial(_raised, connection))
+        serve(worker, mailbox, connection)
     except Closed:
         end()

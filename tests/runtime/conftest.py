@@ -46,12 +46,12 @@ class Script:
     text: str = ""
     process: subprocess.Popen[str] | None = None
 
-    def start(self, text: str) -> list[str]:
+    def start(self, text: str, **variables: str) -> list[str]:
         """Starts the program; the words of the first line that it prints."""
         self.text = text
         file = self.folder / "script.py"
         file.write_text(text, encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2", "MOAI_COMPILE": "0"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOAI_FLAVOR": "2", "MOAI_COMPILE": "0", **variables}
         self.process = subprocess.Popen(
             [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
@@ -66,7 +66,7 @@ class Script:
     def finish(self) -> str:
         """What else the program prints until it ends, which must be well."""
         assert self.process is not None
-        printed, _ = self.process.communicate(timeout=30)
+        printed, _ = self.process.communicate(timeout=140)
         assert self.process.returncode == 0, printed
         return printed
 
