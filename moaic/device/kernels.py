@@ -15,6 +15,7 @@ import torch
 from moaic.device import host, overlap, torch_private
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
 from moaic.device.signature import Kind, Signature
+from moaic.device.trial import trial_of
 from moaic.runtime import session
 from moaic.runtime.buffer import View
 
@@ -154,6 +155,7 @@ def functional(signature: Signature) -> Kernel:
     """The kernel of an op whose results are all new."""
     name, overload = signature.name, signature.overload
     plans: dict[tuple[Any, ...], Plan] = {}
+    check_types = trial_of(signature)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         sent, named, key = pack(signature, args, kwargs)
@@ -163,6 +165,7 @@ def functional(signature: Signature) -> Kernel:
             made = results_on_meta(signature, args, kwargs)
             if made is None:
                 return host.run(signature, args, kwargs)
+            check_types(key, args, kwargs)
             if len(plans) >= _CACHE_LIMIT:
                 plans.clear()
             plan = plans[known] = made
@@ -208,6 +211,7 @@ def mutating(signature: Signature) -> Kernel:
     outs = tuple(signature.names[i] for i in signature.written if _is_out(signature, i))
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
+    check_types = trial_of(signature)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         sent, named, key = pack(signature, args, kwargs)
@@ -219,6 +223,7 @@ def mutating(signature: Signature) -> Kernel:
             plan = results_on_meta(signature, args, kwargs)
             if plan is None:
                 return host.run(signature, args, kwargs)
+            check_types(key, args, kwargs)
             if outs and _grow(signature, plan, outs, args, kwargs):
                 return kernel(*args, **kwargs)
             if len(plans) >= _CACHE_LIMIT:

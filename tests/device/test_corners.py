@@ -1,4 +1,4 @@
-"""Corners of the eager device: layouts of results, inference mode, lazy modules, sparse tensors, written results."""
+"""Corners of the eager device: layouts of results, inference mode, lazy modules, sparse tensors, refused types."""
 
 from __future__ import annotations
 
@@ -127,3 +127,20 @@ def test_sparse_tensors_are_refused_in_a_line(make: Callable[[], Any]) -> None:
     with pytest.raises(NotImplementedError, match="dense tensors only") as refused:
         make()
     assert str(refused.value).count("\n") < 3
+
+
+REFUSED: list[Callable[[str], Any]] = [
+    lambda d: torch.ones(3, device=d) & torch.ones(3, dtype=torch.int32, device=d),
+    lambda d: torch.ones(3, device=d).bitwise_or_(torch.ones(3, dtype=torch.int32, device=d)),
+    lambda d: torch.gcd(torch.ones(40, 500, device=d), torch.ones(40, 500, device=d)),
+    lambda d: torch.ones(3, dtype=torch.complex64, device=d).floor(),
+]
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_types_that_the_cpu_refuses_are_refused_at_the_line(make: Callable[[str], Any]) -> None:
+    for device in ("cpu", MOAI):
+        with pytest.raises((NotImplementedError, RuntimeError)) as refused:
+            make(device)
+        assert "not " in str(refused.value)
+    assert torch.ones(2, device=MOAI).tolist() == [1, 1]
