@@ -103,15 +103,18 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
     configs = candidates(step, machine.workers, wanted)
     log.candidates_counted(len(configs))
     workshop = pool if len(configs) > 1 else Here()
-    found = _judged(step, configs, workshop, machine)
-    while not all(candidate.dropped for candidate in found):
+    spoilt: dict[Config, Candidate] = {}
+    while True:
+        found = _judged(step, [config for config in configs if config not in spoilt], workshop, machine)
+        if all(candidate.dropped for candidate in found):
+            raise _impossible([*found, *spoilt.values()], machine, wanted)
         fates = _select(found)
         plan = build(step, fates.selected, prices_of(machine))
         if not (crash := _malformed(plan)):
-            return _finish(step, machine, fates, plan)
-        log.crashed([plan.config], crash)
-        found = [_crashed(each.config, crash) if each.config == plan.config else each for each in found]
-    raise _impossible(found, machine, wanted)
+            return _finish(step, machine, replace(fates, candidates=(*found, *spoilt.values())), plan)
+        # Plans that were left out because this one is better are looked at after all.
+        spoilt[plan.config] = _crashed(plan.config, crash)
+        _say_crashes([spoilt[plan.config]])
 
 
 def _malformed(plan: Plan) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from moaic.check import Step
 from moaic.cli import main
+from moaic.ir.graph import Module
 from moaic.passes.program import Programs
 
 REMOTE = Path(__file__).parents[1] / "tutorial" / "baichuan2"
@@ -89,6 +91,29 @@ def test_a_wrong_plan_ends_with_1_and_its_gradient_is_named(
     assert "1.0e+00  w" in printed
     assert "fail: grad w is off by 1.0e+00 (forward, then backward)" in printed
     assert " 0 passed, " in printed.splitlines()[-1]
+
+
+def test_a_program_that_is_not_well_formed_is_wrong(
+    step: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moaic import check
+
+    right = check.lower
+
+    def without_an_op(module: Module, unread: Collection[int]) -> Programs:
+        programs = right(module, unread)
+        main = programs.joint.main
+        spoilt = replace(programs.joint, functions=(*programs.joint.functions[:-1], replace(main, ops=main.ops[:-1])))
+        return replace(programs, joint=spoilt)
+
+    monkeypatch.setattr(check, "lower", without_an_op)
+    assert main(["check", step, "--devices", "2"]) == 1
+    assert "fail: RuntimeError: pass lower made a module that is not well formed" in capsys.readouterr().out
+
+
+def test_where_no_plan_passes_the_check_does_not_either(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", step, "--devices", "4", "--plan", "pp=4"]) == 1
+    assert " 0 passed, 8 dropped" in capsys.readouterr().out
 
 
 def test_on_workers_too(step: str, capsys: pytest.CaptureFixture[str]) -> None:

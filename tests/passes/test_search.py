@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from moaic.ir.printer import render
 from moaic.logging_setup import install
 from moaic.passes import machine as machines
 from moaic.passes import plan_cache, search
+from moaic.passes.build import Plan
 from moaic.passes.config import Config, Request
 from moaic.passes.cost import Prediction
 from moaic.passes.dump import dump
 from moaic.passes.machine import Machine, Number
 from moaic.passes.memory import Memory
 from moaic.passes.pool import Compiled, Here, serve
+from moaic.passes.solver_prices import Prices
 from moaic.planner_pool import ProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
 
@@ -311,9 +314,28 @@ def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixtu
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_whose_programs_are_not_well_formed_is_never_taken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = search.build
+
+    def spoilt(step: Module, config: Config, prices: Prices) -> Plan:
+        plan = right(step, config, prices)
+        programs, main = plan.programs, plan.programs.joint.main
+        without = Module((*programs.joint.functions[:-1], replace(main, ops=main.ops[:-1])), programs.joint.mesh)
+        return plan if config == Config() else replace(plan, programs=replace(programs, joint=without))
+
+    monkeypatch.setattr(search, "build", spoilt)
+    found = search.search(dense(), machine(), SMALL, pool=Scripted({Config(): 2.0, Config(dp=2): 1.0}))
+    assert found.plan.config == Config()
+    assert "pass lower made a module that is not well formed" in found.fates.of(Config(dp=2)).dropped
+    assert "which is a bug of moaic" in caplog.text
+
+
 def test_processes_end_with_whoever_started_them() -> None:
     code = """
 import os, sys
+from moaic.passes.solver_prices import Prices
 from moaic.planner_pool import ProcessPool
 pool = ProcessPool(2)
 print(*pool.pids, flush=True)
