@@ -13,7 +13,7 @@ READY := .venv/.ready
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact check bench docs guide ecosystem oldest newest
+.PHONY: help demo tutorial test exact architectures check bench docs guide ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -31,6 +31,9 @@ test: $(WHOLE) ## run every test once, but for the long proofs
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
 	$(BIN)/python -m pytest tests -m exact $(LIBRARIES:%=--ignore=%)
+
+architectures: $(WHOLE) ## try the architectures of transformers under plans of every kind, for hours; goes on where it was stopped
+	$(BIN)/python -m tests.architectures.sweep $(ONLY)
 
 check: $(WHOLE) ## lint, format, types, layers
 	$(BIN)/ruff check .
