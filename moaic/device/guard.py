@@ -56,6 +56,8 @@ def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(real)
     def run(*args: Any, **kwargs: Any) -> Any:
+        # Each time: a thread has that setting for itself, and leaving inference mode puts back an older one.
+        torch_private.backward_on_calling_thread()
         try:
             return real(*args, **kwargs)
         except SystemError:

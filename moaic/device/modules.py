@@ -26,7 +26,9 @@ class Move:
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         # What is moved in inference mode may be trained later, as it is the same parameter.
-        with torch.inference_mode(not is_lazy(tensor) and tensor.is_inference()):
+        if not torch.is_inference_mode_enabled() or is_lazy(tensor) or tensor.is_inference():
+            return self._moved(tensor)
+        with torch.inference_mode(mode=False):
             return self._moved(tensor)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,6 @@ def start() -> None:
     attention.install()
     autocast.install()
     shims.install_in_use()
-    torch_private.backward_on_calling_thread()
 
 
 def _kernel(name: str) -> Any:

@@ -88,6 +88,16 @@ def test_second_derivatives() -> None:
     assert second.tolist() == [6, 12]
 
 
+def test_what_a_hook_raises_arrives_whatever_the_thread_was_told() -> None:
+    def fail(_: Tensor) -> None:
+        raise ZeroDivisionError
+
+    made = torch.ones(2, device=MOAI, requires_grad=True) * 2
+    made.register_hook(fail)
+    with torch.autograd.set_multithreading_enabled(mode=True), pytest.raises(ZeroDivisionError):
+        made.sum().backward()
+
+
 def test_functorch() -> None:
     def square(x: Tensor) -> Tensor:
         return (x * x).sum()
