@@ -265,7 +265,8 @@ def _compile_all(
     if mine := shares.pop(seat.rank):
         build(mine)
     if shares:
-        seat.transport.barrier(Group.of(range(seat.mesh.ranks), seat.rank))
+        # Nobody goes on before all are here, from where they can be called back.
+        seat.transport.alike(Group.of(range(seat.mesh.ranks), seat.rank), 0)
     for share in shares:
         # What was compiled together is found together.
         if not own.isdisjoint(share):

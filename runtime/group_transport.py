@@ -63,12 +63,12 @@ class GroupTransport:
     def runs_beside(self) -> bool:
         return True
 
+    @property
+    def can_be_given_up(self) -> bool:
+        return False
+
     def alike(self, group: Group, choice: int) -> bool:
         return self._alike(group.others, choice)
-
-    def barrier(self, group: Group) -> None:
-        self._gathered(torch.zeros(1, device=self._physical.device), group)
-        self._physical.synchronize()
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.view(-1)

@@ -37,15 +37,12 @@ class SharedMemoryTransport:
     def can_be_recorded(self) -> bool:
         return False
 
+    @property
+    def can_be_given_up(self) -> bool:
+        return True
+
     def alike(self, group: Group, choice: int) -> bool:
         return self._box.alike(group.others, choice)
-
-    def barrier(self, group: Group) -> None:
-        self._box.room(torch.uint8)
-        self._box.post(group.others)
-        for peer in group.others:
-            self._box.take(peer, torch.uint8)
-        self._box.give_back(group.others)
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.view(-1)

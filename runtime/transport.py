@@ -86,12 +86,13 @@ class Transport(Protocol):
         """Whether a device that records can do collectives again."""
         ...
 
-    def alike(self, group: Group, choice: int) -> bool:
-        """Whether every rank of the group has made the same choice. Data that is on its way is not waited for."""
+    @property
+    def can_be_given_up(self) -> bool:
+        """Whether a rank that waits for another learns that this one has given up what they do together."""
         ...
 
-    def barrier(self, group: Group) -> None:
-        """Returns once every rank of the group is here."""
+    def alike(self, group: Group, choice: int) -> bool:
+        """Whether every rank of the group has made the same choice. Data that is on its way is not waited for."""
         ...
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:

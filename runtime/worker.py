@@ -75,6 +75,7 @@ class Worker:
         self._raised = raised
         self._number, self._command = -1, NOTHING
         self._root: int | None = None
+        self._is_exposed = False
         self._step = -1
         self._step_end: float | None = None
         self._commands: Mapping[int, Callable[..., None]] = {
@@ -169,15 +170,28 @@ class Worker:
             return bool(self._operators[arguments[0]].together)
         return code in (Code.RUN, Code.MOVE)
 
-    def _agreed(self, ranks: Sequence[int], act: Callable[[], Result]) -> Result:
-        """What `act` gives, which `ranks` do together. Raises Spoilt on all of them where it fails on one."""
-        if self._root is not None and len(ranks) < 2:
-            raise Spoilt(self._root)
+    def _agreed(self, ranks: Sequence[int], act: Callable[[], Result], *, carries: bool = True) -> Result:
+        """What `act` gives, which `ranks` do together. Raises Spoilt on all of them where one has no operand for it.
+
+        So it does where one fails on the way, if the others can be called back from where they wait for it, as they
+        can from all that carries no data.
+        """
         peers = [rank for rank in ranks if rank != self.rank]
         if not peers:
+            if self._root is not None:
+                raise Spoilt(self._root)
             return act()
-        result, root = None, self._root
         self._mailbox.meet(peers, self._number + 1)
+        if self.station.transport.can_be_given_up or not carries:
+            return self._tried(act)
+        self._part(self._root)
+        self._is_exposed = True
+        result = act()
+        self._is_exposed = False
+        return result
+
+    def _tried(self, act: Callable[[], Result]) -> Result:
+        result, root = None, self._root
         try:
             result = act() if root is None else None
         except GivenUp:
@@ -186,10 +200,17 @@ class Worker:
             raise
         except Exception as error:
             root = self.failed(error)
+        self._part(root)
+        return cast("Result", result)
+
+    def _part(self, root: int | None) -> None:
         found = self._mailbox.part(root)
         if found is not None:
             raise Spoilt(found)
-        return cast("Result", result)
+
+    def outlives(self, error: Exception) -> bool:
+        """Whether this worker, and those that wait for it, can go on."""
+        return not self._is_exposed and not isinstance(error, LASTING)
 
     def answer(self, command: Sequence[Any]) -> tuple[Any, Tensor | None] | None:
         """What a request asks for, as plain data and perhaps a block; None if this worker need not answer."""
@@ -271,7 +292,7 @@ class Worker:
             program.forget_recording()
         note = partial(self._note, number)
         load = partial(Program, text, self.station, compiled=compiled, recorded=recorded, note=note)
-        self._programs[number] = self._agreed(range(ranks) if self.rank < ranks else (), load)
+        self._programs[number] = self._agreed(range(ranks) if self.rank < ranks else (), load, carries=False)
 
     def _note(self, number: int, index: int) -> None:
         self._step = index
@@ -434,9 +455,9 @@ def _do(worker: Worker, number: int, command: Sequence[Any], blocks: Sequence[Te
     """Runs a command; what it fails to make is spoilt, and the worker goes on. Raises what is lasting."""
     try:
         worker.do(number, command, blocks)
-    except LASTING:
-        raise
     except Exception as error:
+        if not worker.outlives(error):
+            raise
         worker.give_up(error)
 
 
@@ -444,9 +465,9 @@ def _answer(worker: Worker, connection: Connection, command: Sequence[Any]) -> N
     request = command[2]
     try:
         answer = worker.answer(command)
-    except LASTING:
-        raise
     except Exception as error:
+        if not worker.outlives(error):
+            raise
         connection.send([request, Answer.SPOILT, worker.failed(error)])
         return
     if answer is not None:
