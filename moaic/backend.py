@@ -87,6 +87,8 @@ class GraphEngine:
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         """Handles for outputs and updates; tensors of the host where every argument lies there."""
         self._bury()
+        if not captured.function.results:
+            return []
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]

@@ -27,6 +27,7 @@ from moaic.capture.from_fx import (
     forward_stub,
     names_of,
 )
+from moaic.capture.views import Seen, placed
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -123,8 +124,10 @@ class _Inference:
     def run(self, args: list[Any]) -> Sequence[Any]:
         captured = self.program.instantiate(self.program.sizes(args))
         arguments = [args[position] for position in captured.arguments]
+        given = list(args)
         args.clear()
-        return filled(captured.outputs, self.engine.forward(captured, None, arguments))
+        results = self.engine.forward(captured, None, arguments)
+        return outputs_of(captured, results, given)
 
 
 class _Training:
@@ -137,9 +140,10 @@ class _Training:
         sizes = self.program.sizes(args)
         captured = self.program.instantiate(sizes)
         arguments = [args[position] for position in captured.arguments]
+        given = list(args)
         args.clear()
         call = next(self.calls)
-        outputs = filled(captured.outputs, self.engine.forward(captured, call, arguments))
+        outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
         return (*outputs, self._ticket(call, sizes))
 
     def _ticket(self, call: int, sizes: tuple[int, ...]) -> Tensor:
@@ -165,6 +169,12 @@ class _Watch:
     """Dies with the ticket's storage."""
 
 
-def filled(slots: Sequence[Slot], results: Sequence[Any]) -> list[Any]:
+def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
+    """What AOTAutograd expects of the forward: each output in the memory that it shares, in the strides it has."""
+    lying = [placed(result, lies) for result, lies in zip(results, captured.laid, strict=True)]
+    return filled(captured.outputs, lying, arguments)
+
+
+def filled(slots: Sequence[Slot], results: Sequence[Any], arguments: Sequence[Any] = ()) -> list[Any]:
     """What AOTAutograd expects, the results put in their places."""
-    return [results[slot[1]] if isinstance(slot, tuple) else slot for slot in slots]
+    return [slot.among(results, arguments) if isinstance(slot, Seen) else slot for slot in slots]

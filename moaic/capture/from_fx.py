@@ -1,7 +1,7 @@
 """FX graphs of AOTAutograd, read as the IR. The only file that imports FX to read it.
 
 A graph is kept as FX while its sizes are symbols, and instantiated as a function of the IR for concrete sizes, once per
-sizes. Strides, devices, copies and aliases end here: the IR has values only.
+sizes. Strides, devices, copies and aliases end here: the IR has values only. What outputs share is kept beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from moaic.capture.masks import with_flags
 from moaic.capture.source import location, role_of
+from moaic.capture.views import Laid, Seen, View, laid
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
 from moaic.ir.ops import SCALED_MM
@@ -33,9 +34,8 @@ aten = torch.ops.aten
 TICKET_WORDS: Final = 1 + 16
 """The call's id, and the sizes that its symbols stood for."""
 
-TensorSlot = tuple[str, int]
-Slot = int | float | bool | None | TensorSlot
-"""One thing that AOTAutograd expects back: a result of the function ("result", index), a plain number, or nothing."""
+Slot = int | float | bool | None | Seen
+"""One thing that AOTAutograd expects back: a tensor in memory of the call, a plain number, or nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +55,8 @@ class Captured:
     AOTAutograd overwrites with it once the forward has returned."""
     forward_results: int
     """How many of the function's results the forward gives (outputs and updates); the rest are gradients."""
+    laid: tuple[Laid | None, ...]
+    """Of each of these that is not row-major: how it lies in memory. The function's result has dims in that order."""
     outputs: tuple[Slot, ...]
     """What the forward returns to AOTAutograd."""
     grads: tuple[Slot, ...]
@@ -247,7 +249,7 @@ class _Reader:
             return self.read[container][index]
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
-            return self._concrete(value)
+            return self.concrete(value)
         if not isinstance(node.target, OpOverload) or node.target.namespace not in NAMESPACES:
             raise _unsupported(node, self.loc)
         return self._call(node, cast("OpOverload[..., Any]", node.target))
@@ -255,7 +257,7 @@ class _Reader:
     def _placeholder(self, node: fx.Node) -> Any:
         value = node.meta["val"]
         if not isinstance(value, Tensor):
-            return self._concrete(value)
+            return self.concrete(value)
         role = self.program.role(node)
         prefix = f"{role.kind}." if role.kind == "tangent" else ""
         return Value(self._type(value), prefix + role.label)
@@ -327,9 +329,9 @@ class _Reader:
             return tuple(self._argument(each) for each in cast("Sequence[Any]", given))
         if isinstance(given, torch.dtype):
             return DTYPE_NAMES[given]
-        return self._concrete(given) if isinstance(given, SymInt | SymFloat | SymBool) else given
+        return self.concrete(given) if isinstance(given, SymInt | SymFloat | SymBool) else given
 
-    def _concrete(self, value: Any) -> Any:
+    def concrete(self, value: Any) -> Any:
         if not isinstance(value, SymInt | SymFloat | SymBool):
             return value
         found = cast("Any", value.node.expr.xreplace(self.symbols))
@@ -347,7 +349,7 @@ class _Reader:
             raise Diagnostic(
                 f"a tensor of {tensor.dtype} is in the graph{_place(self.loc)}: this element type is unknown"
             )
-        return TensorType(DTYPE_NAMES[tensor.dtype], tuple(self._concrete(size) for size in tensor.shape))
+        return TensorType(DTYPE_NAMES[tensor.dtype], tuple(self.concrete(size) for size in tensor.shape))
 
     # Making ops.
 
@@ -382,6 +384,12 @@ class _Reader:
         self.draws += 1
         return self.emit("moai.rand", [key], TensorType("f32", shape))
 
+    def in_order(self, value: Value, order: tuple[int, ...]) -> Value:
+        if order == tuple(range(len(order))):
+            return value
+        kind = TensorType(value.type.dtype, tuple(value.type.shape[dim] for dim in order))
+        return self.emit("aten.permute", [value], kind, dims=order)
+
     # Putting the function together.
 
     def _assemble(self) -> Captured:
@@ -392,9 +400,10 @@ class _Reader:
         )
         results: list[Value] = []
         roles: list[Role] = []
-        outputs = self._slots(forward, program.descriptions, results, roles)
+        lies: list[Laid | None] = []
+        outputs = _Outputs(self, forward, results, roles, lies).slots()
         forward_results = len(results)
-        grads = self._slots(backward, program.descriptions[program.forward_outputs :], results, roles)
+        grads = self._grads(backward, program.descriptions[program.forward_outputs :], results, roles)
         params, param_roles = self._params()
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
@@ -406,6 +415,7 @@ class _Reader:
             tuple(tensor for _, tensor in self.constants),
             tuple(_place_of(role, param_roles) for role in roles[:forward_results] if role.kind == "update"),
             forward_results,
+            tuple(lies),
             outputs,
             grads,
             self.draws > 0,
@@ -424,21 +434,25 @@ class _Reader:
     def _positions(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
         return tuple(position for position, node in enumerate(nodes) if self._is_tensor(node))
 
-    def _slots(
+    def _grads(
         self, returned: Sequence[Any], descriptions: Sequence[Any], results: list[Value], roles: list[Role]
     ) -> tuple[Slot, ...]:
         slots: list[Slot] = []
         for position, (node, description) in enumerate(zip(returned, descriptions, strict=False)):
-            value = self.read[node] if isinstance(node, fx.Node) else self._concrete(node)
+            value = self.value(node)
             if isinstance(value, Value):
-                slots.append(("result", len(results)))
-                results.append(self._own(value))
+                slots.append(Seen("result", len(results)))
+                results.append(self.own(value))
                 roles.append(self.program.output_role(description, position))
             else:
                 slots.append(value)
         return tuple(slots)
 
-    def _own(self, value: Value) -> Value:
+    def value(self, returned: Any) -> Any:
+        """What the graph returns: a value, a number or nothing."""
+        return self.read[returned] if isinstance(returned, fx.Node) else self.concrete(returned)
+
+    def own(self, value: Value) -> Value:
         """A result whose memory nobody else has: what it shares may be written in place once the program is over."""
         root = value
         while (op := self.producers.get(root)) is not None and op.name in _VIEWS:
@@ -449,6 +463,133 @@ class _Reader:
         made = self.producers.get(value)
         self.loc = Location() if made is None else made.loc
         return self.emit("aten.clone", [value], value.type)
+
+
+class _Outputs:
+    """The results that the forward's outputs lie in, and how each output is seen there."""
+
+    def __init__(
+        self,
+        reader: _Reader,
+        returned: Sequence[Any],
+        results: list[Value],
+        roles: list[Role],
+        lies: list[Laid | None],
+    ) -> None:
+        self.reader = reader
+        self.returned = returned
+        self.results = results
+        self.roles = roles
+        self.lies = lies
+        self.given = [_root(node) for node, role in zip(returned, self._roles(), strict=True) if role.kind == "output"]
+        self.made: dict[fx.Node, int] = {}
+
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(self._slot(node, role) for node, role in zip(self.returned, self._roles(), strict=True))
+
+    def _roles(self) -> list[Role]:
+        program = self.reader.program
+        described = zip(program.descriptions, range(len(self.returned)), strict=False)
+        return [program.output_role(description, position) for description, position in described]
+
+    def _slot(self, node: Any, role: Role) -> Slot:
+        value = self.reader.value(node)
+        if not isinstance(value, Value):
+            return value
+        root = _root(node)
+        if role.kind == "update":
+            return Seen("result", self._result(node, role))
+        if root in self.reader.program.primals:
+            return Seen("argument", self.reader.program.primals.index(root), self._views(node, root))
+        if (found := self._updated(node)) is not None:
+            argument, update = found
+            return Seen("argument", argument, self._views(node, update))
+        shared = self.given.count(root) > 1
+        if shared or self._has_gaps(node):
+            return Seen("result", self._shared(root, role), self._views(node, root), known=shared)
+        return Seen("result", self._result(node, role))
+
+    def _updated(self, node: Any) -> tuple[int, Any] | None:
+        """The argument whose new values `node` is a view of, and the node that stands for these."""
+        program = self.reader.program
+        updates = {
+            _undetached(each): role.label
+            for each, role in zip(self.returned, self._roles(), strict=True)
+            if role.kind == "update"
+        }
+        while _undetached(node) not in updates:
+            call = _view_call(node)
+            if call is None:
+                return None
+            node = call.args[0]
+        label = updates[_undetached(node)]
+        return next(at for at, each in enumerate(program.primals) if program.role(each).label == label), node
+
+    def _shared(self, root: fx.Node, role: Role) -> int:
+        if root not in self.made:
+            self.made[root] = self._result(root, role)
+        return self.made[root]
+
+    def _result(self, node: fx.Node, role: Role) -> int:
+        value, lies = self.reader.read[node], laid(*self._geometry(node))
+        self.lies.append(lies)
+        self.results.append(self.reader.own(value if lies is None else self.reader.in_order(value, lies.order)))
+        self.roles.append(role)
+        return len(self.results) - 1
+
+    def _geometry(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        tensor = node.meta["val"]
+        shape, strides = (tuple(map(self.reader.concrete, each)) for each in (tensor.shape, tensor.stride()))
+        return shape, strides
+
+    def _has_gaps(self, node: fx.Node) -> bool:
+        """Whether an output is not all of the memory that it lies in."""
+        shape, _ = self._geometry(node)
+        whole, _ = self._geometry(_root(node))
+        return prod(shape) != prod(whole)
+
+    def _views(self, node: fx.Node, start: fx.Node) -> tuple[View, ...]:
+        """From `start` to `node`."""
+        views: list[View] = []
+        while node is not start:
+            call = _view_call(node)
+            assert call is not None
+            views.append(self._view(call, None if call is node else cast("int", node.args[1])))
+            node = cast("fx.Node", call.args[0])
+        return tuple(reversed(views))
+
+    def _view(self, call: fx.Node, item: int | None) -> View:
+        arguments = tuple(map(self._plain, call.args[1:]))
+        keywords = tuple((name, self._plain(given)) for name, given in call.kwargs.items())
+        return View(cast("OpOverload[..., Any]", call.target), arguments, keywords, item)
+
+    def _plain(self, given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return tuple(map(self._plain, cast("Sequence[Any]", given)))
+        return self.reader.value(given)
+
+
+def _root(node: Any) -> Any:
+    """What a node is a view of, through all views between."""
+    while (call := _view_call(node)) is not None:
+        node = call.args[0]
+    return node
+
+
+def _undetached(node: Any) -> Any:
+    while isinstance(node, fx.Node) and node.target in (aten.detach.default, aten.alias.default):
+        node = node.args[0]
+    return node
+
+
+def _view_call(node: Any) -> fx.Node | None:
+    """The call of an op that gives views which `node` is, or is one of several of; None if it has its own memory."""
+    call = node.args[0] if isinstance(node, fx.Node) and node.target is operator.getitem else node
+    if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
+        return None
+    results: Any = cast("Any", call.target)._schema.returns
+    shares = any(each.alias_info is not None and not each.alias_info.is_write for each in results)
+    return call if shares else None
 
 
 _VIEWS: Final = frozenset(
