@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
+from moaic.capture import saved
 from moaic.capture.ahead import say_otherwise
 from moaic.capture.decompositions import decompositions
 from moaic.capture.from_fx import (
@@ -135,6 +136,7 @@ class _Training:
         self.program = program
         self.engine = engine
         self.calls: Iterator[int] = itertools.count()
+        self._read: dict[Captured, frozenset[int]] = {}
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         sizes = self.program.sizes(args)
@@ -142,22 +144,31 @@ class _Training:
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         args.clear()
+        kept = saved.saved(captured.function, self._read_by_backward(captured), arguments)
         call = next(self.calls)
         outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
-        return (*outputs, self._ticket(call, sizes))
+        return (*outputs, self._ticket(call, sizes, kept))
 
-    def _ticket(self, call: int, sizes: tuple[int, ...]) -> Tensor:
+    def _read_by_backward(self, captured: Captured) -> frozenset[int]:
+        """Arguments whose values the backward reads, but those that the forward itself writes."""
+        if captured not in self._read:
+            given = saved.read_by_backward(captured.function) & set(range(len(captured.arguments)))
+            self._read[captured] = given - set(captured.updates)
+        return self._read[captured]
+
+    def _ticket(self, call: int, sizes: tuple[int, ...], kept: list[saved.Saved]) -> Tensor:
         words = [call, *sizes]
         ticket = torch.tensor([*words, *([0] * (TICKET_WORDS - len(words)))])
         # The storage lives as long as autograd's graph does, whatever becomes of the tensor that we see.
         storage = ticket.untyped_storage()
-        storage.moai_call = watch = _Watch()  # pyright: ignore[reportAttributeAccessIssue]
+        storage.moai_call = watch = _Watch(kept)  # pyright: ignore[reportAttributeAccessIssue]
         weakref.finalize(watch, self.engine.forget, call).atexit = False
         return ticket
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         ticket, *tangents = args
         args.clear()
+        saved.check(ticket.untyped_storage().moai_call.kept)
         words = ticket.tolist()
         captured = self.program.instantiate(tuple(words[1 : 1 + self.program.symbols]))
         given = [tangents[position] for position in captured.tangents]
@@ -167,6 +178,9 @@ class _Training:
 
 class _Watch:
     """Dies with the ticket's storage."""
+
+    def __init__(self, kept: list[saved.Saved]) -> None:
+        self.kept = kept
 
 
 def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:

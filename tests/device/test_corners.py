@@ -144,3 +144,19 @@ def test_types_that_the_cpu_refuses_are_refused_at_the_line(make: Callable[[str]
             make(device)
         assert "not " in str(refused.value)
     assert torch.ones(2, device=MOAI).tolist() == [1, 1]
+
+
+def test_what_a_compiled_backward_reads_may_not_be_written_before(accelerator: str) -> None:
+    if accelerator == "workers":
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(MOAI)
+        compiled: Any = torch.compile(model, backend="moai")
+        x = torch.arange(6.0, device=MOAI).view(2, 3)
+        first, second = compiled(x).sum(), compiled(x).sum()  # the statistics are written by the calls themselves
+        with torch.no_grad():
+            model[0].bias.add_(1)  # no gradient depends on it
+        (first + second).backward()
+        for written in (x, model[2].weight.detach()):
+            loss = compiled(x).sum()
+            written.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
