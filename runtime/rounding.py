@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LAST_BITS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
-"""How far a result moves for each step, relative to itself: a few times the distance of two numbers of its type."""
+LAST_BITS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23}
+"""How far a result moves for each step, relative to itself: the distance of two numbers of its type."""
 
 STEPS = 13
 """How many ways of rounding there are."""

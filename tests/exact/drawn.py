@@ -17,14 +17,32 @@ class Drawn:
     """Pieces by name."""
 
     blocks: tuple[str, ...]
+    """What a layer does, one after the other."""
     statistics: tuple[str, ...]
     loss: str
     cheap: bool
     """Whether statistics are of a branch of their own, not of what the loss is of."""
+    layers: int = 1
 
 
-Piece = Callable[["Model", Tensor, Tensor], Tensor]
-"""Of the model, the words and the hidden states something: hidden states, or a scalar."""
+class Layer(nn.Module):
+    """Some blocks, each after a line of its own; layers that are alike are outlined, and recomputed."""
+
+    def __init__(self, blocks: tuple[str, ...], words: nn.Embedding) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.words = words
+        self.lines = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in blocks)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.batch_norm = nn.BatchNorm1d(WIDTH)
+        self.group_norm = nn.GroupNorm(2, WIDTH)
+        self.experts = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / 3)
+        self.router = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor, h: Tensor) -> Tensor:
+        for name, line in zip(self.blocks, self.lines, strict=True):
+            h = BLOCKS[name](self, ids, line(h))
+        return h
 
 
 class Model(nn.Module):
@@ -34,23 +52,25 @@ class Model(nn.Module):
         super().__init__()
         self.drawn = drawn
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.lines = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in drawn.blocks)
+        self.layers = nn.ModuleList(Layer(drawn.blocks, self.words) for _ in range(drawn.layers))
         self.branch = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.batch_norm = nn.BatchNorm1d(WIDTH)
-        self.group_norm = nn.GroupNorm(2, WIDTH)
-        self.experts = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / 3)
-        self.router = nn.Linear(WIDTH, 3)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         h: Tensor = self.words(ids)
         first = self.branch(h)
-        for name, line in zip(self.drawn.blocks, self.lines, strict=True):
-            h = BLOCKS[name](self, ids, line(h))
+        for layer in self.layers:
+            h = layer(ids, h)
         loss = LOSSES[self.drawn.loss](self, labels, h)
         for name in self.drawn.statistics:
             loss = loss + STATISTICS[name](self, ids, first if self.drawn.cheap else h)
         return loss
+
+
+Block = Callable[[Layer, Tensor, Tensor], Tensor]
+"""Of a layer, the words and the hidden states other hidden states."""
+
+Piece = Callable[[Model, Tensor, Tensor], Tensor]
+"""Of the model, the words or labels and the hidden states a scalar."""
 
 
 def batch() -> dict[str, Tensor]:
@@ -68,34 +88,34 @@ def _merged(h: Tensor) -> Tensor:
     return h.transpose(1, 2).reshape(ROWS, LENGTH, WIDTH)
 
 
-def _attention(model: Model, ids: Tensor, h: Tensor) -> Tensor:
+def _attention(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
     q = _heads(h)
     return _merged(functional.scaled_dot_product_attention(q, q, q, is_causal=True))
 
 
-def _padded_attention(model: Model, ids: Tensor, h: Tensor) -> Tensor:
+def _padded_attention(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
     q, seen = _heads(h), (ids != 0)[:, None, None, :] | torch.eye(LENGTH, dtype=torch.bool)
     return _merged(functional.scaled_dot_product_attention(q, q, q, attn_mask=seen))
 
 
-def _dropped_attention(model: Model, ids: Tensor, h: Tensor) -> Tensor:
+def _dropped_attention(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
     q = _heads(h)
     return _merged(functional.scaled_dot_product_attention(q, q, q, dropout_p=0.2, is_causal=True))
 
 
-def _rotated(model: Model, ids: Tensor, h: Tensor) -> Tensor:
+def _rotated(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
     angle = torch.arange(LENGTH).unsqueeze(1) * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
     one, other = h.chunk(2, -1)
     return h * angle.cos() + torch.cat((-other, one), -1) * angle.sin()
 
 
-def _routed(model: Model, ids: Tensor, h: Tensor) -> Tensor:
-    weights, chosen = model.router(h).softmax(-1).max(-1, keepdim=True)
+def _routed(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    weights, chosen = layer.router(h).softmax(-1).max(-1, keepdim=True)
     shares = (chosen == torch.arange(3)) * weights
-    return torch.einsum("bsd,edf,bse->bsf", h, model.experts, shares)
+    return torch.einsum("bsd,edf,bse->bsf", h, layer.experts, shares)
 
 
-BLOCKS: Mapping[str, Piece] = {
+BLOCKS: Mapping[str, Block] = {
     "gelu": lambda m, ids, h: functional.gelu(h),
     "layer norm": lambda m, ids, h: m.norm(h),
     "batch norm": lambda m, ids, h: m.batch_norm(h.transpose(1, 2)).transpose(1, 2),
@@ -175,7 +195,7 @@ STATISTICS: Mapping[str, Piece] = {
     "rows by words": lambda m, ids, h: h.new_zeros(WORDS, WIDTH).index_add(0, ids[:, 0], h[:, 0]).square().sum(),
     "counted": lambda m, ids, h: h.sum() / (ids != 0).sum(),
     "by counts": lambda m, ids, h: (h.mean((1, 2)) * (1 / (1 + (ids == 3).sum(1)))).sum(),
-    "argmax": lambda m, ids, h: h.index_select(0, h.mean((1, 2)).argmax(0, keepdim=True)).square().sum(),
+    "argmax": lambda m, ids, h: h.index_select(0, h[:, 1, 2].argmax(0, keepdim=True)).square().sum(),
     "closest": lambda m, ids, h: h.flatten(1).index_select(0, h[:, 0, 0].argsort()[:2]).square().sum(),
     "summed rows": lambda m, ids, h: h.cumsum(0).square().mean(),
     "covariance": lambda m, ids, h: (h.flatten(1).t() @ h.flatten(1)).square().mean(),

@@ -21,6 +21,7 @@ MODELS = st.builds(
     statistics=st.lists(st.sampled_from(list(STATISTICS)), max_size=2).map(tuple),
     loss=st.sampled_from(list(LOSSES)),
     cheap=st.booleans(),
+    layers=st.integers(1, 2),
 )
 
 
