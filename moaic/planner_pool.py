@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import RLock, Thread
 from typing import IO, Any
 
 from moaic.ir.graph import Module
@@ -50,6 +50,8 @@ class ProcessPool:
         self.progress: Callable[[int, int], None] | None = None
         """Told how many candidates of how many, as far as is known, are compiled; from any thread."""
         self._compiled = 0
+        self.turn = RLock()
+        """Held from `begin` to the last answer: what is asked between them is about that step."""
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
     @property

@@ -106,11 +106,16 @@ class Planning:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
         report = Report.current()
         with report.timed("planning_s"):
-            plan = self._search(step) if self._config is None else build(step, self._config, prices_of(this_machine()))
+            plan = self._first(step) if self._config is None else build(step, self._config, prices_of(this_machine()))
         self._config = plan.config
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
+
+    def _first(self, step: Module) -> Plan:
+        """Calls of several threads search in turn: they share the processes."""
+        with _pool().turn:
+            return self._search(step)
 
     def _search(self, step: Module) -> Plan:
         machine = this_machine()
@@ -163,11 +168,12 @@ def _ways_out(
     others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
     rooms = [Room(flavor, left(memory_per_worker(flavor, _idle()))) for flavor in others]
     pool = _pool()
-    try:
-        here = replace(machine, memory=left(machine.memory))
-        return ways_out(Need(step, request, sized, tried), here, rooms, pool)
-    finally:
-        pool.rest()
+    with pool.turn:
+        try:
+            here = replace(machine, memory=left(machine.memory))
+            return ways_out(Need(step, request, sized, tried), here, rooms, pool)
+        finally:
+            pool.rest()
 
 
 def _idle() -> Mapping[str, int]:
