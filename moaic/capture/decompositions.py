@@ -180,6 +180,27 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return aten.permute(windows, [*order, dim + 1])
 
 
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Every true element looks up its own: which that is, the mask alone says."""
+    shape: list[int] = list(cast("Any", torch.broadcast_shapes)(x.shape, mask.shape))
+    wide = mask.expand(shape)
+    found: Tensor = aten.index.Tensor(source.reshape(-1), [_counted(wide)])
+    return aten.where.self(wide, found.view(shape), x)
+
+
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    mask = mask.expand(grad.shape)
+    given = aten.where.self(mask, grad, grad.new_zeros(())).reshape(-1)
+    gathered = aten.index_put.default(grad.new_zeros([prod(sizes)]), [_counted(mask)], given, True)
+    return aten.view(gathered, sizes)
+
+
+def _counted(mask: Tensor) -> Tensor:
+    """For each element how many before it are true; of false ones nothing is asked."""
+    count = aten.cumsum(mask.reshape(-1).to(torch.int64), 0)
+    return aten.clamp_min(count - 1, 0)
+
+
 def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
     dim, index = dim % len(sizes), index % sizes[dim]
     after = [0, 0] * (len(sizes) - 1 - dim)
@@ -214,6 +235,8 @@ _OURS: Table = {
     aten.slice_backward.default: _slice_backward,
     aten.select_backward.default: _select_backward,
     aten.unfold.default: _unfold,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.addmm.default: _addmm,
     aten.baddbmm.default: _baddbmm,
     aten.mean.default: _mean,

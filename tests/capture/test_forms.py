@@ -85,6 +85,13 @@ def masked_tokens(x: Tensor, token: Tensor) -> Tensor:
     return x
 
 
+def pictures_among_words(x: Tensor, token: Tensor) -> Tensor:
+    """LLaVA's: a feature for each place that a mask leaves, in their order; of the last features none is left."""
+    places = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH, 1) % 3 == 1
+    features = torch.outer(torch.arange(ROWS * LENGTH - 4, dtype=x.dtype), token)
+    return x.masked_scatter(places.expand_as(x), features)
+
+
 def masked_elements(x: Tensor, token: Tensor) -> Tensor:
     """By numbers and by slices, between other dims, of all dims; not a value for each true element."""
     x = x.clone()
@@ -104,6 +111,7 @@ EVERY: tuple[Form, ...] = (
     solved_systems,
     transformed,
     masked_tokens,
+    pictures_among_words,
     masked_elements,
 )
 
