@@ -66,7 +66,7 @@ class Script:
     def finish(self) -> str:
         """What else the program prints until it ends, which must be well."""
         assert self.process is not None
-        printed, _ = self.process.communicate(timeout=140)
+        printed, _ = self.process.communicate(timeout=280)
         assert self.process.returncode == 0, printed
         return printed
 

@@ -228,7 +228,7 @@ TWO: tuple[int, Plans] = (2, (None, {"dp": 2}, {"tp": 2}, {"pp": 2, "micro_batch
 THREE: tuple[int, Plans] = (3, (None, {"dp": 3}, {"pp": 3, "micro_batches": 3}))
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("workers", "plans", "compiled"),
     [
