@@ -1,4 +1,7 @@
-"""Each model captured once, and how many (model, plan) pairs were found exact: printed at the end."""
+"""Each model captured once, on the device, as people train it.
+
+How many (model, plan) pairs were found exact is printed at the end.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,11 @@ class Zoo:
     """Model, plan, and whether it ran on workers."""
 
     def take(self, name: str) -> Taken:
+        """On the host other ops would be captured: what attention falls apart into is the device's own business."""
         if name not in self.taken:
             torch.compiler.reset()
-            self.taken[name] = take_call(MODELS[name].model(), MODELS[name].batch())
+            batch = {key: tensor.to("moai") for key, tensor in MODELS[name].batch().items()}
+            self.taken[name] = take_call(MODELS[name].model().to("moai"), batch)
         return self.taken[name]
 
     def proof(self, name: str) -> Proof:

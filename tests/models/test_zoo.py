@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.check import Fate, Verdict, compared, one_of_each_kind, plans_of, sampled
+from moaic.check import KEY, Fate, Verdict, compared, one_of_each_kind, plans_of, sampled
 from moaic.check_workers import WorkerProof, with_tangent_of_loss_alone, workers
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -18,7 +18,8 @@ from moaic.ir.ops import OPS
 from moaic.passes.config import Config, parse_request
 from moaic.runtime.interpreter import run_function
 from tests.models.conftest import Zoo
-from tests.models.zoo import MODELS
+from tests.models.drawn import Drawn
+from tests.models.zoo import DROPPING, MODELS
 
 # Raised by PyTorch's own modules and by the models when they are imported or used.
 pytestmark = [
@@ -61,13 +62,18 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_captured_whole_and_is_the_model(zoo: Zoo, name: str) -> None:
-    """No op without a rule; as interpreted, in float32, it gives the loss and gradients of plain PyTorch."""
+    """No op without a rule; as interpreted, in float32, it gives the loss and gradients of plain PyTorch.
+
+    Which draws the same dropout.
+    """
     function = zoo.take(name).captured.function
     assert {op.name for op in function.ops} <= set(OPS)
     model, batch = MODELS[name].model(), MODELS[name].batch()
-    loss = model(**batch).loss
+    with Drawn(KEY) as drawn:
+        loss = model(**batch).loss
     loss.backward()
     wanted = gradients_of(model)
+    assert (drawn.draws > 0) == (name in DROPPING)
 
     step = with_tangent_of_loss_alone(zoo.proof(name).step).cast("f32")
     results = run_function(Module((function,)), function.name, step.inputs)
@@ -146,9 +152,9 @@ def check(zoo: Zoo, name: str, verdict: Verdict, *, on_workers: bool = False) ->
         assert known, f"{verdict.config}: {verdict.reason}"
 
 
-@pytest.mark.parametrize("name", ["gemma2"])
-def test_workers_run_some_plans(zoo: Zoo, name: str) -> None:
-    run_on_workers(zoo, name, 2, 4, compiled=False)
+@pytest.mark.parametrize(("name", "most"), [("gemma2", 3), ("gpt2_dropout", 1)])
+def test_workers_run_some_plans(zoo: Zoo, name: str, most: int) -> None:
+    run_on_workers(zoo, name, 2, most, compiled=False)
 
 
 @pytest.mark.exact

@@ -1,11 +1,13 @@
 """Tiny forms of the models that people train, made from their `transformers` configurations, each with a batch.
 
-Rows are ragged, labels hold -100, dropout is off; everything else is as the configuration has it.
+Rows are ragged, labels hold -100; everything else is as the configuration has it. A model that is published with
+dropout is there twice: quiet, and with the published rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,23 @@ def pictures(seed: int = 0, rows: int = ROWS) -> Batch:
     return {"pixel_values": torch.randn((rows, 3, 8, 8), generator=generator), "labels": labels}
 
 
+def documents(seed: int = 0, rows: int = ROWS) -> Batch:
+    """Two documents in each row, of unequal lengths, that do not see each other: a mask of four dims, of bools."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, (rows, LENGTH), generator=generator)
+    ends = torch.randint(2, LENGTH - 1, (rows, 1), generator=generator)
+    second = torch.arange(LENGTH) >= ends
+    seen = (second.unsqueeze(2) == second.unsqueeze(1)) & torch.ones((LENGTH, LENGTH), dtype=torch.bool).tril()
+    places = torch.where(second, torch.arange(LENGTH) - ends, torch.arange(LENGTH))
+    first_of_second = torch.arange(LENGTH) == ends
+    return {
+        "input_ids": ids,
+        "attention_mask": seen.unsqueeze(1),
+        "position_ids": places,
+        "labels": torch.where(first_of_second, IGNORED, ids),
+    }
+
+
 def photos(seed: int = 0, rows: int = ROWS) -> Batch:
     """Pictures large enough for five halvings."""
     batch = pictures(seed, rows)
@@ -78,16 +97,20 @@ DECODER: dict[str, Any] = {
     "use_cache": False,
 }
 GROUPED: dict[str, Any] = {**DECODER, "num_key_value_heads": 2}
-QUIET: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def both(dropout: float) -> dict[str, Any]:
+    """The rates of encoders."""
+    return {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
 
 
 def made(model: Any, config: Any, **settings: Any) -> nn.Module:
     return model(config(**settings))
 
 
-def llama() -> nn.Module:
-    return made(hf.LlamaForCausalLM, hf.LlamaConfig, **GROUPED)
+def llama(**settings: Any) -> nn.Module:
+    return made(hf.LlamaForCausalLM, hf.LlamaConfig, **GROUPED, **settings)
 
 
 def qwen2() -> nn.Module:
@@ -114,7 +137,7 @@ def phi3() -> nn.Module:
     return made(hf.Phi3ForCausalLM, hf.Phi3Config, **GROUPED, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
-def gpt2() -> nn.Module:
+def gpt2(dropout: float = 0.0) -> nn.Module:
     """One parameter is both the embedding and the last layer."""
     return made(
         hf.GPT2LMHeadModel,
@@ -124,9 +147,9 @@ def gpt2() -> nn.Module:
         n_head=HEADS,
         n_positions=LENGTH,
         vocab_size=VOCABULARY,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
@@ -137,8 +160,8 @@ def gpt_neox() -> nn.Module:
     return made(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, **DECODER)
 
 
-def opt() -> nn.Module:
-    return made(hf.OPTForCausalLM, hf.OPTConfig, **DECODER, ffn_dim=WIDER, dropout=0.0, word_embed_proj_dim=WIDTH)
+def opt(dropout: float = 0.0) -> nn.Module:
+    return made(hf.OPTForCausalLM, hf.OPTConfig, **DECODER, ffn_dim=WIDER, dropout=dropout, word_embed_proj_dim=WIDTH)
 
 
 def bloom() -> nn.Module:
@@ -169,11 +192,11 @@ def qwen2_moe() -> nn.Module:
     return made(hf.Qwen2MoeForCausalLM, hf.Qwen2MoeConfig, **GROUPED, **experts, **widths)
 
 
-def bert() -> nn.Module:
-    return made(hf.BertForMaskedLM, hf.BertConfig, **DECODER, **QUIET)
+def bert(dropout: float = 0.0) -> nn.Module:
+    return made(hf.BertForMaskedLM, hf.BertConfig, **DECODER, **both(dropout))
 
 
-def t5() -> nn.Module:
+def t5(dropout: float = 0.0) -> nn.Module:
     return made(
         hf.T5ForConditionalGeneration,
         hf.T5Config,
@@ -183,13 +206,13 @@ def t5() -> nn.Module:
         d_ff=WIDER,
         num_layers=LAYERS,
         num_heads=HEADS,
-        dropout_rate=0.0,
+        dropout_rate=dropout,
         decoder_start_token_id=0,
         use_cache=False,
     )
 
 
-def vit() -> nn.Module:
+def vit(dropout: float = 0.0) -> nn.Module:
     return made(
         hf.ViTForImageClassification,
         hf.ViTConfig,
@@ -200,8 +223,41 @@ def vit() -> nn.Module:
         image_size=8,
         patch_size=4,
         num_labels=CLASSES,
-        **QUIET,
+        **both(dropout),
     )
+
+
+def bigcode(dropout: float = 0.0) -> nn.Module:
+    """All heads of queries share one of keys and values."""
+    return made(
+        hf.GPTBigCodeForCausalLM,
+        hf.GPTBigCodeConfig,
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_inner=WIDER,
+        n_positions=LENGTH,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+        **TOKENS,
+    )
+
+
+def falcon() -> nn.Module:
+    """One head of keys and values, attention and feed-forward side by side."""
+    return made(hf.FalconForCausalLM, hf.FalconConfig, **DECODER, multi_query=True, **TOKENS)
+
+
+def deepseek_v3() -> nn.Module:
+    """Values of another width than keys; one layer of four experts and one that all share."""
+    ranks = {"q_lora_rank": WIDTH, "kv_lora_rank": WIDTH}
+    widths = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 8, "moe_intermediate_size": WIDTH}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    own = {**DECODER, **ranks, **widths, **experts, "first_k_dense_replace": 1, "num_key_value_heads": HEADS}
+    return made(hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, **own, **TOKENS)
 
 
 def resnet() -> nn.Module:
@@ -226,6 +282,25 @@ def remote() -> nn.Module:
     return models.from_config(config, trust_remote_code=True)
 
 
+RATE = 0.1
+"""What those who published these models dropped."""
+
+
+def dropping(rate: float) -> dict[str, Example]:
+    """Models that are published with dropout, which is then everywhere where they have it."""
+    return {
+        "gpt2_dropout": Example(partial(gpt2, rate), text),
+        "opt_dropout": Example(partial(opt, rate), text),
+        "bert_dropout": Example(partial(bert, rate), masked_text),
+        "t5_dropout": Example(partial(t5, rate), translation),
+        "vit_dropout": Example(partial(vit, rate), pictures),
+        "bigcode_dropout": Example(partial(bigcode, rate), text),
+        "llama_documents_dropout": Example(partial(llama, attention_dropout=rate), documents),
+    }
+
+
+DROPPING: Mapping[str, Example] = dropping(RATE)
+
 MODELS: Mapping[str, Example] = {
     "llama": Example(llama, text),
     "qwen2": Example(qwen2, text),
@@ -244,4 +319,8 @@ MODELS: Mapping[str, Example] = {
     "vit": Example(vit, pictures),
     "resnet": Example(resnet, photos),
     "remote": Example(remote, text),
+    "falcon": Example(falcon, text),
+    "deepseek_v3": Example(deepseek_v3, text),
+    "llama_documents": Example(llama, documents),
+    **DROPPING,
 }
