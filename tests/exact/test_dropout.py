@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES, VOCABULARY
-from tests.exact.training import PLANS, Gradients, Trainee, check_gradients, compiled, gradients
+from tests.exact.training import PLANS, Gradients, Trainee, check, check_gradients, compiled, gradients
 
 SEED = 7
 
@@ -81,3 +81,35 @@ def test_compiled_programs_draw_the_same() -> None:
         torch.manual_seed(SEED)
         found.append(gradients(model, call, CONTRAST.batch()))
     check_gradients(*found)
+
+
+STEPPED = ["dp2_mb2", "pp2", "tp2"]
+"""Splits of rows, in time, between stages and of heads."""
+
+
+def stepped(trainee: Trainee, plan: str, *, read_first: bool) -> dict[str, torch.Tensor]:
+    """Losses and parameters of three steps, of a run of their own."""
+    trainee.use(plan)
+    optimizer = torch.optim.SGD(trainee.model.parameters(), lr=0.1)
+    torch.manual_seed(SEED)
+    losses: list[torch.Tensor] = []
+    for seed in range(3):
+        loss = trainee.call(**DROPOUT.batch(seed)).loss
+        if read_first:
+            loss.item()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach().cpu())
+    return {"losses": torch.stack(losses), **{name: p.detach().cpu() for name, p in trainee.model.named_parameters()}}
+
+
+@pytest.mark.parametrize("read_first", [False, True], ids=["joint", "split"])
+@pytest.mark.parametrize("plan", STEPPED)
+def test_every_step_of_a_plan_draws_what_one_device_draws(trainee: Trainee, plan: str, read_first: bool) -> None:
+    check(stepped(trainee, plan, read_first=read_first), stepped(trainee, "one", read_first=False), 1e-5)
+
+
+def test_a_second_run_with_a_seed_is_the_first(trainee: Trainee) -> None:
+    first, again = (stepped(trainee, "dp2_mb2", read_first=False) for _ in range(2))
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
