@@ -136,25 +136,19 @@ class _Training:
         self.program = program
         self.engine = engine
         self.calls: Iterator[int] = itertools.count()
-        self._read: dict[Captured, frozenset[int]] = {}
+        self._read = program.read_by_backward()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         sizes = self.program.sizes(args)
         captured = self.program.instantiate(sizes)
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
+        written = {captured.arguments[position] for position in captured.updates}
+        kept = saved.saved({at: name for at, name in self._read.items() if at not in written}, args)
         args.clear()
-        kept = saved.saved(captured.function, self._read_by_backward(captured), arguments)
         call = next(self.calls)
         outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
         return (*outputs, self._ticket(call, sizes, kept))
-
-    def _read_by_backward(self, captured: Captured) -> frozenset[int]:
-        """Arguments whose values the backward reads, but those that the forward itself writes."""
-        if captured not in self._read:
-            given = saved.read_by_backward(captured.function) & set(range(len(captured.arguments)))
-            self._read[captured] = given - set(captured.updates)
-        return self._read[captured]
 
     def _ticket(self, call: int, sizes: tuple[int, ...], kept: list[saved.Saved]) -> Tensor:
         words = [call, *sizes]

@@ -147,6 +147,22 @@ class FxProgram:
             self._instances[sizes] = _Reader(self, symbols).captured(self._nodes)
         return self._instances[sizes]
 
+    def read_by_backward(self) -> dict[int, str]:
+        """The arguments that the backward reads as they are, or as a view of them, and their names.
+
+        They are what autograd saves: it was autograd that wrote the backward down.
+        """
+        sources = {node: at for at, node in enumerate(self.primals)}
+        backward, read = set(self.tangents), set[int]()
+        for node in self._nodes:
+            operands: list[fx.Node] = node.all_input_nodes if node.op == "call_function" else []
+            if not backward.isdisjoint(operands):
+                backward.add(node)
+                read.update(sources[each] for each in operands if each in sources)
+            elif operands and operands[0] in sources and _keeps_memory(node.target):
+                sources[node] = sources[operands[0]]
+        return {at: self.role(self.primals[at]).label for at in sorted(read)}
+
     def constant(self, name: str) -> Any:
         return operator.attrgetter(name)(self._graph)
 
@@ -203,6 +219,11 @@ def _read(binding: Binding, args: Sequence[Any]) -> int:
     position, dim = binding
     argument = args[position]
     return int(argument) if dim is None else int(argument.shape[dim])
+
+
+def _keeps_memory(target: Any) -> bool:
+    """Whether an op gives a view, or takes one out of a list of them."""
+    return target is operator.getitem or getattr(target, "is_view", False)
 
 
 def _is_tangent(node: fx.Node) -> bool:

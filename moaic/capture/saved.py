@@ -1,30 +1,12 @@
-"""What a backward reads of the tensors that its forward was given: as in PyTorch, nobody may write them between."""
+"""The tensors that a forward was given and its backward reads: as in PyTorch, nobody may write them in between."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
-
-from moaic.ir.graph import Function, Value
-from moaic.ir.ops import Kind, kind_of
-
-
-def read_by_backward(function: Function) -> frozenset[int]:
-    """The parameters that ops of the backward read as they are, or a view of them; what PyTorch would save."""
-    sources = {param: index for index, param in enumerate(function.params)}
-    backward: set[Value] = {p for p, i in sources.items() if function.param_role(i).kind == "tangent"}
-    read: set[int] = set()
-    for op in function.ops:
-        operands = list(op.inputs())
-        if not backward.isdisjoint(operands):
-            backward.update(op.results)
-            read.update(sources[value] for value in operands if value in sources and value not in backward)
-        elif kind_of(op) is Kind.VIEW and operands[0] in sources:
-            sources.update(dict.fromkeys(op.results, sources[operands[0]]))
-    return frozenset(read)
 
 
 class Saved(NamedTuple):
@@ -35,10 +17,14 @@ class Saved(NamedTuple):
     name: str
 
 
-def saved(function: Function, positions: Iterable[int], arguments: Sequence[Tensor]) -> list[Saved]:
-    """Of the arguments at `positions`, those that count how often they are written."""
-    found = ((arguments[at], function.param_role(at).label) for at in positions)
-    return [Saved(weakref.ref(each), each._version, name) for each, name in found if not each.is_inference()]
+def saved(names: Mapping[int, str], arguments: Sequence[Any]) -> list[Saved]:
+    """Of the arguments with these names, by position, those that count how often they are written."""
+    found = [(arguments[at], name) for at, name in names.items()]
+    return [
+        Saved(weakref.ref(each), each._version, name)
+        for each, name in found
+        if isinstance(each, Tensor) and not each.is_inference()
+    ]
 
 
 def check(kept: Iterable[Saved]) -> None:
