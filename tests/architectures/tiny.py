@@ -81,11 +81,13 @@ SIZES: Mapping[str, int] = {
     **_each("sliding_window local_attention attention_window sliding_window_size window_size block_size", 4),
     **_each("time_step_rank mamba_dt_rank codevector_dim proj_codevector_dim classifier_proj_size", 8),
     **_each("num_codevectors_per_group num_negatives num_conv_pos_embeddings num_conv_pos_embedding_groups", 8),
+    **_each("mask_time_length mask_feature_length mask_time_min_masks", 2),
     **_each("num_labels", CLASSES),
 }
 
 LISTS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
     "depths": lambda old: [1 for _ in old],
+    "depth": lambda old: [min(each, 3) for each in old],
     "conv_dim": lambda old: [16 for _ in old],
     "hidden_sizes": lambda old: [16 * (at + 1) for at, _ in enumerate(old)],
     "encoder_hidden_sizes": lambda old: [16 * (at + 1) for at, _ in enumerate(old)],
@@ -217,6 +219,8 @@ def without_dropout(config: Any) -> None:
             without_dropout(value)
         elif any(word in name for word in RANDOM) and isinstance(value, float):
             setattr(config, name, 0.0)
+        elif any(word in name for word in RANDOM) and isinstance(value, list | tuple):
+            setattr(config, name, [0.0 for _ in cast("Sequence[Any]", value)])
 
 
 def model_of(kind: str, config: Any) -> Any:
