@@ -45,7 +45,7 @@ def _divides(op: Op) -> bool:
     if op.name in ("call", "moai.rand") or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
         return False
     kinds = {value.type.dtype for value in op.inputs()}
-    return bool(kinds) and kinds.isdisjoint(FLOATING)
+    return bool(kinds) and kinds.isdisjoint({*FLOATING, *COMPLEX.values()})
 
 
 COMPLEX = {"f64": "c128", "f32": "c64"}
