@@ -13,7 +13,7 @@ READY := .venv/.ready
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact architectures check bench docs guide ecosystem oldest newest
+.PHONY: help demo tutorial test exact architectures opinfo check bench docs guide ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -34,6 +34,9 @@ exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on vir
 
 architectures: $(WHOLE) ## try the architectures of transformers under plans of every kind, for hours; goes on where it was stopped
 	$(BIN)/python -m tests.architectures.sweep $(ONLY)
+
+opinfo: $(WHOLE) ## run PyTorch's own database of ops, modules and optimizers on the device, beside the CPU; goes on where it was stopped
+	$(BIN)/python -m tests.opinfo.run
 
 check: $(WHOLE) ## lint, format, types, layers
 	$(BIN)/ruff check .
