@@ -36,6 +36,7 @@ _NUMBER: Final = Kind.NUMBER
 _TRIED: Final = (
     "aten._embedding_bag",
     "aten._fft_",
+    "aten._grouped_mm",
     "aten._linalg_svd",
     "aten.linalg_eig",
     "aten.max_unpool",

@@ -335,6 +335,15 @@ def inferring_batch_norm(
     return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
 
 
+def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
+    """Counts of integers, too, which the CPU has no kernel for and other accelerators do."""
+    if not tensor.is_floating_point():
+        return aten.histc.default(tensor.double(), bins, min, max).to(tensor.dtype)
+    made = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
+    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(made).buffer])
+    return made
+
+
 def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
     if not tensors:
@@ -392,6 +401,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::native_batch_norm": batch_norm,
     "aten::_native_batch_norm_legit": functional_batch_norm,
     "aten::_native_batch_norm_legit_no_training": inferring_batch_norm,
+    "aten::histc": histc,
     "aten::record_stream": nothing,
     "aten::is_set_to": same_storage,
     "aten::_nested_tensor_from_mask_left_aligned": never,

@@ -19,6 +19,8 @@ SEES_ALL = (*BOTH_WAYS, "vit", "vit_dropout", "resnet")
 PICTURES = ("vit", "vit_dropout", "resnet")
 DOCUMENTS = ("llama_documents", "llama_documents_dropout")
 TRANSLATES = ("t5", "t5_dropout")
+WHOLE_LOSS = ("remote",)
+"""Their loss has a penalty on the logits of padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def hide(name: str) -> Changed:
         return Changed({**batch, "input_ids": ids.where(second, others(ids))}, second, learns_the_same=False)
     seen = batch["attention_mask"].bool()
     same = torch.ones_like(seen) if name in TRANSLATES else seen
-    return Changed({**batch, "input_ids": ids.where(seen, others(ids))}, same, learns_the_same=True)
+    changed = {**batch, "input_ids": ids.where(seen, others(ids))}
+    return Changed(changed, same, learns_the_same=name not in WHOLE_LOSS)
 
 
 def come_later(name: str) -> Changed:
