@@ -303,9 +303,11 @@ def _filled(value: Any, fill: Callable[..., torch.Tensor]) -> Any:
     return _zeros(value).copy_(fill(value.shape, dtype=value.dtype, device="cpu"))
 
 
-def _identity(shape: Sequence[int], **kind: Any) -> torch.Tensor:
-    """Matrices that every decomposition takes; vectors of ones, since pivots count from one."""
-    return torch.eye(*shape[-2:], **kind).expand(shape) if len(shape) > 1 else torch.ones(shape, **kind)
+def _identity(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Matrices that every decomposition takes; of vectors, indices count from zero and pivots, in int32, from one."""
+    if len(shape) > 1:
+        return torch.eye(*shape[-2:], dtype=dtype, device=device).expand(shape)
+    return torch.full(shape, dtype == torch.int32, dtype=dtype, device=device)
 
 
 def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ CASES = {
     "backward": ("nn_functional_scaled_dot_product_attention", "linalg_solve"),
     "strided": ("nn_functional_group_norm", "nn_functional_dropout"),
     "in place": ("masked_scatter",),
-    "out=": ("linalg_qr", "fft_fft"),
+    "out=": ("linalg_qr", "fft_fft", "index_copy"),
 }
 
 
