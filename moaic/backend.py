@@ -17,7 +17,9 @@ from moaic.capture.whole import captures_whole
 from moaic.device import face
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored, uploaded
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Value
+from moaic.passes import log
 from moaic.passes.config import Request
 from moaic.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
 from moaic.precision import PRECISION, float8_recipe, takes_precision
@@ -127,6 +129,9 @@ class GraphEngine:
         if call in self._calls:
             self._calls[call].is_live = False
             self._forgotten.append(call)
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        log.op_by_op(reason.message)
 
     def _bury(self) -> None:
         while self._forgotten:

@@ -120,6 +120,10 @@ def without_rule(step: Module) -> None:
         )
 
 
+def op_by_op(reason: str) -> None:
+    LOGGER.warning("A graph of this model runs op by op, without a plan: %s.", reason)
+
+
 def configuration(step: Module, config: Config) -> str:
     """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
     level = config.distribute_param

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
-from moaic.capture import saved
 from moaic.capture.ahead import say_otherwise
 from moaic.capture.decompositions import decompositions
 from moaic.capture.from_fx import (
@@ -28,7 +28,10 @@ from moaic.capture.from_fx import (
     forward_stub,
     names_of,
 )
+from moaic.capture.op_by_op import Halves, Kept
+from moaic.capture.saved import Saved
 from moaic.capture.views import Seen, placed
+from moaic.ir.errors import Diagnostic
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -50,6 +53,10 @@ class Engine(Protocol):
 
     def forget(self, call: int) -> None:
         """No backward of this call can come any more. Any thread, at any time: only take note here."""
+        ...
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        """Take note that calls run without the engine from now on, or raise `reason`: why there is no program."""
         ...
 
 
@@ -117,13 +124,31 @@ def boxed(function: Boxed) -> Boxed:
     return run
 
 
-class _Inference:
+class _Graph:
+    """A program and its engine, and the sizes at which there is no program."""
+
     def __init__(self, program: FxProgram, engine: Engine) -> None:
         self.program = program
         self.engine = engine
+        self._without: set[tuple[int, ...]] = set()
 
+    def captured(self, sizes: tuple[int, ...]) -> Captured | None:
+        """The program for these sizes; None where its ops are run one by one."""
+        if sizes not in self._without:
+            try:
+                return self.program.instantiate(sizes)
+            except Diagnostic as reason:
+                if not self._without:
+                    self.engine.run_op_by_op(reason)
+                self._without.add(sizes)
+        return None
+
+
+class _Inference(_Graph):
     def run(self, args: list[Any]) -> Sequence[Any]:
-        captured = self.program.instantiate(self.program.sizes(args))
+        captured = self.captured(self.program.sizes(args))
+        if captured is None:
+            return self.program.graph(*args)
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         args.clear()
@@ -131,50 +156,52 @@ class _Inference:
         return outputs_of(captured, results, given)
 
 
-class _Training:
+class _Training(_Graph):
     def __init__(self, program: FxProgram, engine: Engine) -> None:
-        self.program = program
-        self.engine = engine
+        super().__init__(program, engine)
         self.calls: Iterator[int] = itertools.count()
         self._read = program.read_by_backward()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         sizes = self.program.sizes(args)
-        captured = self.program.instantiate(sizes)
+        captured = self.captured(sizes)
+        if captured is None:
+            outputs, kept = self._halves.forward(args)
+            return (*outputs, _ticket([], kept))
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         written = {captured.arguments[position] for position in captured.updates}
-        kept = saved.saved({at: name for at, name in self._read.items() if at not in written}, args)
+        read = Saved({at: name for at, name in self._read.items() if at not in written}, args)
         args.clear()
         call = next(self.calls)
         outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
-        return (*outputs, self._ticket(call, sizes, kept))
-
-    def _ticket(self, call: int, sizes: tuple[int, ...], kept: list[saved.Saved]) -> Tensor:
-        words = [call, *sizes]
-        ticket = torch.tensor([*words, *([0] * (TICKET_WORDS - len(words)))])
-        # The storage lives as long as autograd's graph does, whatever becomes of the tensor that we see.
-        storage = ticket.untyped_storage()
-        storage.moai_call = watch = _Watch(kept)  # pyright: ignore[reportAttributeAccessIssue]
-        weakref.finalize(watch, self.engine.forget, call).atexit = False
-        return ticket
+        weakref.finalize(read, self.engine.forget, call).atexit = False
+        return (*outputs, _ticket([call, *sizes], read))
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         ticket, *tangents = args
         args.clear()
-        saved.check(ticket.untyped_storage().moai_call.kept)
+        noted = ticket.untyped_storage().moai_call
+        noted.check()
+        if isinstance(noted, Kept):
+            return self._halves.backward(noted, tangents)
         words = ticket.tolist()
         captured = self.program.instantiate(tuple(words[1 : 1 + self.program.symbols]))
         given = [tangents[position] for position in captured.tangents]
         grads = self.engine.backward(captured, words[0], given)
         return filled(captured.grads, [None] * captured.forward_results + list(grads))
 
+    @cached_property
+    def _halves(self) -> Halves:
+        return Halves(self.program)
 
-class _Watch:
-    """Dies with the ticket's storage."""
 
-    def __init__(self, kept: list[saved.Saved]) -> None:
-        self.kept = kept
+def _ticket(words: Sequence[int], noted: Saved) -> Tensor:
+    """Numbers for the backward, and `noted`, which lives as long as autograd's graph does."""
+    ticket = torch.tensor([*words, *([0] * (TICKET_WORDS - len(words)))])
+    # The storage does, whatever becomes of the tensor that we see.
+    ticket.untyped_storage().moai_call = noted  # pyright: ignore[reportAttributeAccessIssue]
+    return ticket
 
 
 def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:

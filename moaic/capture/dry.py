@@ -75,6 +75,9 @@ class _Recorder:
     def forget(self, call: int) -> None:
         pass
 
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason
+
 
 def _record(
     graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, **others: object

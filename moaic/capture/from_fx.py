@@ -23,7 +23,7 @@ from moaic.capture.source import location, role_of
 from moaic.capture.views import Laid, Seen, View, laid
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
-from moaic.ir.ops import SCALED_MM
+from moaic.ir.ops import SCALED_MM, check_known
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.dead import live
 from moaic.passes.once import once
@@ -111,7 +111,7 @@ class FxProgram:
 
     def __init__(self, graph_module: fx.GraphModule, forward_outputs: int, names: Names) -> None:
         self.names = names
-        self._graph = graph_module
+        self.graph = graph_module
         self._nodes = list(graph_module.graph.nodes)
         placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self.primals = [node for node in placeholders if not _is_tangent(node)]
@@ -163,8 +163,15 @@ class FxProgram:
                 sources[node] = sources[operands[0]]
         return {at: self.role(self.primals[at]).label for at in sorted(read)}
 
+    def written(self) -> list[int]:
+        """The arguments whose new values the forward returns, to be written into them."""
+        outputs = zip(self.descriptions, range(self.forward_outputs), strict=False)
+        roles = [self.output_role(description, position) for description, position in outputs]
+        labels = {role.label for role in roles if role.kind == "update"}
+        return [at for at, node in enumerate(self.primals) if self.role(node).label in labels]
+
     def constant(self, name: str) -> Any:
-        return operator.attrgetter(name)(self._graph)
+        return operator.attrgetter(name)(self.graph)
 
     def role(self, placeholder: fx.Node) -> Role:
         return self._roles[placeholder]
@@ -429,8 +436,11 @@ class _Reader:
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
             function = with_flags(function, dict(self.constants))
+        function = once(live(function))
+        for op in function.ops:
+            check_known(op)
         return Captured(
-            once(live(function)),
+            function,
             self._positions(program.primals),
             self._positions(program.tangents),
             tuple(tensor for _, tensor in self.constants),

@@ -67,6 +67,9 @@ class Interpreted:
     def forget(self, call: int) -> None:
         pass
 
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason
+
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 

@@ -54,6 +54,9 @@ class Interpreted:
     def forget(self, call: int) -> None:
         self.forgotten.append(call)
 
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason
+
 
 def params(function: Function, kind: str) -> list[Any]:
     return [value for value, role in zip(function.params, function.param_roles, strict=True) if role.kind == kind]

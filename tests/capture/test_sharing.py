@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.runtime.interpreter import run_function
 from moaic.runtime.schema import DTYPES
@@ -47,6 +48,9 @@ class Interpreted:
 
     def forget(self, call: int) -> None:
         pass
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason
 
 
 def _run(captured: Captured, given: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo import graph_break
-from torch._dynamo.exc import BackendCompilerFailed
 
 from moaic.device import face
-from moaic.ir.errors import Diagnostic
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
 
@@ -73,18 +71,3 @@ def test_a_graph_without_operands_may_be_the_first_use_of_the_device() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_ops_of_a_library_are_refused_by_name() -> None:
-    @torch.library.custom_op("tests_of_moai::twice", mutates_args=())
-    def twice(x: Tensor) -> Tensor:
-        return x * 2
-
-    @twice.register_fake
-    def like(x: Tensor) -> Tensor:
-        return torch.empty_like(x)
-
-    x = torch.ones(3, device="moai")
-    with pytest.raises((Diagnostic, BackendCompilerFailed), match=r"tests_of_moai.twice.* is not an op"):
-        compiled(twice)(x)
-    assert torch.equal(x.cpu(), torch.ones(3))

@@ -14,6 +14,7 @@ from moaic.backend import GraphEngine
 from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.whole import captures_whole
+from moaic.ir.errors import Diagnostic
 from moaic.planning import prepare, request_of
 from moaic.precision import takes_precision
 from tests.exact.models import Batch, Example
@@ -217,3 +218,6 @@ class Switch:
 
     def forget(self, call: int) -> None:
         self.calls[call].forget(call)
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason

@@ -1,0 +1,54 @@
+"""A captured training graph that has no program: its ops run one after the other, as without a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor, fx
+from torch._functorch.partitioners import default_partition
+
+from moaic.capture.from_fx import FxProgram
+from moaic.capture.saved import Saved
+
+
+class Kept(Saved):
+    """What the forward of one call kept for its backward, by name."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(dict(enumerate(values)), list(values.values()))
+        self.values = values
+
+
+class Halves:
+    """A joint graph cut where PyTorch cuts it by default: a forward, and a backward that reads what the first keeps."""
+
+    def __init__(self, program: FxProgram) -> None:
+        self._outputs = program.forward_outputs
+        self._forward, self._backward = default_partition(program.graph, (), num_fwd_outputs=self._outputs)
+        self._kept = _names_returned(self._forward)[self._outputs :]
+        self._read = [node.name for node in self._backward.graph.find_nodes(op="placeholder")]
+        self._written = program.written()
+
+    def forward(self, args: Sequence[Any]) -> tuple[list[Any], Kept]:
+        """The outputs, and what the backward will read: arguments that are written afterwards as they are now."""
+        made = list(self._forward(*args))
+        written = [args[position] for position in self._written]
+        values = [_kept(value, written) for value in made[self._outputs :]]
+        return made[: self._outputs], Kept(dict(zip(self._kept, values, strict=True)))
+
+    def backward(self, kept: Kept, tangents: Sequence[Any]) -> Sequence[Any]:
+        given = iter(tangents)
+        return self._backward(*[kept.values[name] if name in kept.values else next(given) for name in self._read])
+
+
+def _kept(value: Any, written: Sequence[Tensor]) -> Any:
+    """Not an output itself: it will own autograd's graph, which owns what is kept."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone() if any(value is each for each in written) else value.detach()
+
+
+def _names_returned(graph_module: fx.GraphModule) -> list[str]:
+    returned = cast("Sequence[Any]", graph_module.graph.output_node().args[0])
+    return [node.name if isinstance(node, fx.Node) else "" for node in returned]
