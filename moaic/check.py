@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
-from math import inf, isnan
 
 import torch
 from torch import Tensor
 
 from moaic.capture.dry import Taken
+from moaic.distance import distance, largest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.printer import render
@@ -197,7 +197,7 @@ def compared(
     config: Config, main: Function, results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
 ) -> Verdict:
     """How far results are from those that `main` is known to give; all count, not only the loss and gradients."""
-    floor = FLOOR * max(map(_largest, expected))
+    floor = FLOOR * max(map(largest, expected))
     away = [distance(one, other, floor) for one, other in zip(results, expected, strict=True)]
     roles = [main.result_role(index) for index in range(len(away))]
     gradients = [(apart, role.label) for apart, role in zip(away, roles, strict=True) if role.kind == "grad"]
@@ -231,18 +231,6 @@ def loss_at(main: Function) -> int | None:
         ):
             return index
     return None
-
-
-def distance(one: Tensor, other: Tensor, floor: float) -> float:
-    """Largest difference relative to the largest element, or to `floor`; infinite where it is no number."""
-    if not other.numel():
-        return 0.0
-    apart = (one.double() - other.double()).abs().max().item() / max(_largest(other), floor, 1e-300)
-    return inf if isnan(apart) else apart
-
-
-def _largest(tensor: Tensor) -> float:
-    return tensor.double().abs().max().item() if tensor.numel() else 0.0
 
 
 @contextmanager

@@ -209,6 +209,7 @@ def _run(chosen: argparse.Namespace) -> int:
     if not module.functions:
         raise Diagnostic(f"{chosen.file} has no function to run")
     _check_ops(module)
+    from moaic.distance import distance
     from moaic.runtime.interpreter import run_function, run_ranks
 
     inputs = _random_inputs(module.main, chosen.seed)
@@ -219,7 +220,7 @@ def _run(chosen: argparse.Namespace) -> int:
     if any(op.name in ONE_RANKS_OWN for _, op in _all_ops(module)):
         print("\n".join(_result_table(module, results)))
         return 0
-    distances = list(map(_distance, results, run_function(module, module.main.name, inputs)))
+    distances = list(map(distance, results, run_function(module, module.main.name, inputs)))
     print("\n".join(_result_table(module, results, distances)))
     if max(distances, default=0) <= AGREEMENT:
         return 0
@@ -294,17 +295,6 @@ def _result_table(module: Module, results: Sequence[Tensor], distances: Sequence
         rows.append((name, render_type(value.type, module.mesh), *cells, *away))
     head = ("result", "type", "mean", "least", "most", *([] if distances is None else ["off by"]))
     return _table(head, rows)
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference, in parts of the largest element; infinite where only one of the two is a number."""
-    if not one.numel():
-        return 0.0
-    one, other = one.double(), other.double()
-    if not one.isnan().equal(other.isnan()):
-        return float("inf")
-    one, other = one.nan_to_num(0), other.nan_to_num(0)
-    return float((one - other).abs().max() / max(float(other.abs().max()), 1e-30))
 
 
 def _capture(chosen: argparse.Namespace) -> int:

@@ -1,0 +1,32 @@
+"""How far the results of a plan are from those of one device."""
+
+from __future__ import annotations
+
+from math import inf, isnan
+
+import torch
+from torch import Tensor
+
+
+def distance(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
+    """Largest difference, in parts of the largest element of `other` or of `floor`.
+
+    What is infinite or no number in both is no difference; in one of the two it is an infinite one.
+    """
+    one, other = _numbers(one), _numbers(other)
+    differs = (one != other) & ~(one.isnan() & other.isnan())
+    if not differs.any():
+        return 0.0
+    apart = (one - other)[differs].abs().max().item() / max(largest(other), floor, 1e-300)
+    return inf if isnan(apart) else apart
+
+
+def largest(tensor: Tensor) -> float:
+    """Of the finite elements."""
+    numbers = _numbers(tensor)
+    finite = numbers[numbers.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
