@@ -15,8 +15,8 @@ _ATEN = """abs neg sign ceil floor trunc round relu maximum minimum clamp clamp.
     threshold_backward nan_to_num isfinite isinf isnan eq.Scalar eq.Tensor ne.Scalar ne.Tensor ge.Scalar ge.Tensor
     gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor logical_and logical_not logical_or logical_xor
     where.self masked_fill.Scalar full_like zeros_like ones_like copy clone alias detach lift_fresh_copy _to_copy
-    amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim sort topk cat flip slice_scatter
-    constant_pad_nd gather scatter.value scatter.src index.Tensor embedding max_pool2d_with_indices"""
+    amax amin any any.dim any.dims all all.dim argmax argmin max.dim min.dim sort sort.stable topk cat flip
+    slice_scatter constant_pad_nd gather scatter.value scatter.src index.Tensor embedding max_pool2d_with_indices"""
 
 _NAMES = frozenset({"moai.rand", "moai.fold_key", *(f"aten.{name}" for name in _ATEN.split())})
 

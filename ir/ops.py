@@ -757,7 +757,7 @@ OPS: dict[str, OpDecl] = _declare(
     ),
     *_same("histc", _histogram),
     *_same("_softmax _log_softmax", _whole_dim()),
-    *_same("topk sort", _whole_dim(default=-1)),
+    *_same("topk sort sort.stable", _whole_dim(default=-1)),
     *_same("flip", _flip),
     *_same("cumsum _softmax_backward_data _log_softmax_backward_data", _whole_dim((0,))),
     *_same("cumprod logcumsumexp cummax cummin", _whole_dim()),

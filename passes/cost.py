@@ -48,7 +48,7 @@ COSTLY = frozenset(
         *("aten.log10", "aten.log1p", "aten.log2", "aten._log_softmax", "aten.logsumexp", "aten.mish"),
         *("aten.pow.Scalar", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.remainder.Tensor"),
         *("aten.sigmoid", "aten.silu", "aten.silu_backward", "aten.sin", "aten.sinh", "aten._softmax"),
-        *("aten.softplus", "aten.sort", "aten.tan", "aten.tanh", "aten.topk", "moai.rand"),
+        *("aten.softplus", "aten.sort", "aten.sort.stable", "aten.tan", "aten.tanh", "aten.topk", "moai.rand"),
     }
 )
 """Light ops that take many instructions per element."""

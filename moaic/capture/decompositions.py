@@ -51,6 +51,7 @@ _TAKEN_APART = [
     aten.dot,
     aten.addmv,
     aten.addr,
+    aten.rrelu_with_noise_backward,
 ]
 """Overload packets which PyTorch can take apart but core ATen keeps."""
 
@@ -230,7 +231,26 @@ def _zeros(
     return aten.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
+def _randperm(n: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any) -> Tensor:
+    """An order by two draws: what ties in one stands in the order of the other."""
+    once, again = (aten.sort.stable(aten.rand([n], device=device), stable=True)[1] for _ in range(2))
+    return aten.index.Tensor(once, [again]).to(dtype or torch.int64)
+
+
+def _rrelu(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, _: Any = None
+) -> tuple[Tensor, Tensor]:
+    """The factors are drawn where `x` is not positive, and handed on to the derivative."""
+    if not training:
+        return aten.leaky_relu(x, (lower + upper) / 2), noise
+    drawn = aten.uniform(x, lower, upper)
+    factors = torch.where(x <= 0, drawn, torch.ones_like(x))
+    return x * factors, factors
+
+
 _OURS: Table = {
+    aten.randperm.default: _randperm,
+    aten.rrelu_with_noise_functional.default: _rrelu,
     aten._efficientzerotensor.default: _zeros,
     aten.slice_backward.default: _slice_backward,
     aten.select_backward.default: _select_backward,

@@ -1231,7 +1231,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten.log_normal": _log_normal,
     "aten.normal_functional": _normal_of,
     **_each(
-        """aten.multinomial aten.normal.Tensor_Tensor aten.poisson aten.binomial aten.randperm aten._standard_gamma""",
+        """aten.multinomial aten.normal.Tensor_Tensor aten.poisson aten.binomial aten._standard_gamma""",
         _refuse_random,
     ),
     **_each("aten.nonzero aten.masked_select aten._unique2 aten._local_scalar_dense aten.unique_dim", _refuse),

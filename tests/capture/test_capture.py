@@ -440,6 +440,30 @@ def test_distributions_are_those_of_pytorch(compiler: Compiler) -> None:
     assert ours[1].min() == 1
 
 
+def test_orders_are_permutations_and_each_as_likely(compiler: Compiler) -> None:
+    def draw(x: Tensor) -> Tensor:
+        return torch.stack([torch.randperm(3) for _ in range(len(x))])
+
+    torch.manual_seed(0)
+    orders = compiler(draw)(torch.zeros(240))
+    assert orders.dtype == torch.int64
+    assert torch.equal(orders.sort(1).values, torch.arange(3).expand(240, 3))
+    _, counts = orders.unique(dim=0, return_counts=True)
+    assert len(counts) == 6
+    assert counts.min() > 20
+
+
+def test_slopes_of_a_random_relu_are_drawn_once(compiler: Compiler) -> None:
+    x = -torch.ones(1 << 12).requires_grad_()
+    y = compiler(nn.RReLU(0.1, 0.3))(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, -y.detach())
+    assert y.max() <= -0.1
+    assert y.min() >= -0.3
+    assert y.mean().item() == pytest.approx(-0.2, abs=0.01)
+    assert torch.equal(compiler(nn.RReLU().eval())(x), nn.RReLU().eval()(x))
+
+
 def test_random_numbers_of_another_kind_are_refused(compiler: Compiler) -> None:
     def draw(x: Tensor) -> Tensor:
         return torch.poisson(x) * x
