@@ -8,6 +8,7 @@ every worker picks its own kernel. What the op cannot do (attention dropout, odd
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -25,11 +26,10 @@ _SCHEMAS: Final = (
 
 
 def _like_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
-    """Geometry of the results: both lie as [batch, sequence, heads, ...] in memory, as the next matmul wants them."""
-    batch, heads, length, width = query.shape
-    out = query.new_empty((batch, length, heads, width)).transpose(1, 2)
+    """Geometry of the results: they lie in memory as the CPU's do."""
+    batch, heads, length, _ = query.shape
     logsumexp = query.new_empty((batch, length, heads), dtype=_accumulator(query.dtype)).transpose(1, 2)
-    return out, logsumexp
+    return torch.empty_like(query), logsumexp
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -147,70 +147,70 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` on device moai."""
-    if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2:
-        key, value = _repeat_heads(key, query), _repeat_heads(value, query)
-    mask = _four_dims(attn_mask)
-    if dropout_p > 0 or torch_private.is_transforming() or not _fits(query, key, value, mask, is_causal):
-        return _decomposed(query, key, value, _additive(attn_mask, query), dropout_p, is_causal, scale)
+    asked = (query, key, value, attn_mask)
+    whole = not dropout_p and not torch_private.is_transforming() and _fits(*asked, enable_gqa)
+    is_fused = whole and _is_fused_on_the_cpu(*asked)
+    if not whole or (is_causal and attn_mask is not None and not is_fused):
+        return _composite(*asked, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal and attn_mask is not None:
+        attn_mask, is_causal = _also_causal(attn_mask, query, key), False
+    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return torch.ops.moai.sdpa(query, key, value, mask, is_causal, factor)[0]
+    out = torch.ops.moai.sdpa(query, key, value, _four_dims(attn_mask), is_causal, factor)[0]
+    return out if is_fused else out.contiguous()
+
+
+_composite: Final[Callable[..., Tensor]] = aten.scaled_dot_product_attention.default.decompose
+"""PyTorch's own: it checks the operands, and takes attention apart into matmul, softmax, dropout, matmul.
+
+For that it makes a bool mask one to add, which `_scaled_dot_product_attention_math` by itself does not.
+"""
 
 
 def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
     """Key or value heads repeated until there are as many as query heads."""
-    heads, wanted = tensor.shape[-3], query.shape[-3]
-    if heads == wanted:
-        return tensor
-    if heads == 0 or wanted % heads:
-        raise RuntimeError(f"enable_gqa needs the {wanted} heads of the query to be a multiple of the {heads} heads")
-    return tensor.repeat_interleave(wanted // heads, dim=-3)
+    times = query.shape[1] // tensor.shape[1]
+    return tensor if times == 1 else tensor.repeat_interleave(times, dim=1)
 
 
 def _four_dims(mask: Tensor | None) -> Tensor | None:
-    if mask is None:
-        return None
-    return mask[(None,) * (4 - mask.dim())] if mask.dim() < 4 else mask
+    return None if mask is None else mask[(None,) * (4 - mask.dim())]
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+def _also_causal(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """`mask` that hides the keys after a row's own number, too."""
+    seen = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=mask.device).tril()
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -math.inf)
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
     """Whether attention kernels take these operands."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.is_floating_point():
         return False
-    batch, heads, length, width = query.shape
-    if key.shape != value.shape or key.shape[:2] != (batch, heads) or key.shape[3] != width:
+    if not query.dtype == key.dtype == value.dtype or not query.device == key.device == value.device:
         return False
-    if not query.dtype == key.dtype == value.dtype or 0 in (batch, heads, length, width, key.shape[2]):
+    (batch, heads, length, width), (_, groups, keys, _) = query.shape, key.shape
+    if key.shape != value.shape or (key.shape[0], key.shape[3]) != (batch, width):
         return False
-    return mask is None or (not is_causal and _mask_fits(mask, query, key))
+    if 0 in (batch, heads, length, width, groups, keys):
+        return False
+    if heads % groups if enable_gqa else heads != groups:
+        return False
+    return mask is None or _mask_fits(mask, query, key)
 
 
 def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    room = (*query.shape[:3], key.shape[2])
-    if mask.requires_grad or mask.dim() != 4 or mask.dtype not in (torch.bool, query.dtype):
+    if mask.requires_grad or mask.dtype not in (torch.bool, query.dtype) or mask.device != query.device:
         return False
-    return all(size in (1, full) for size, full in zip(mask.shape, room, strict=True))
+    room = (*query.shape[:3], key.shape[2])
+    if mask.size(-2) not in (1, room[2]) or mask.dim() > 4:
+        return False
+    return all(size in (1, full) for size, full in zip(mask.shape, room[-mask.dim() :], strict=True))
 
 
-def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A mask to add to the scores; what is decomposed below would add 0 and 1 of a bool one, and hide nothing."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
-
-
-def _decomposed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    """Matmul, softmax, dropout, matmul."""
-    return aten._scaled_dot_product_attention_math.default(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale
-    )[0]
+def _is_fused_on_the_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether the CPU's kernel takes what fits: results lie as that has them, and it takes a mask with the flag."""
+    return all(tensor.stride(-1) == 1 for tensor in (query, key, value)) and (mask is None or mask.dim() != 3)
 
 
 def install() -> None:
