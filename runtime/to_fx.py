@@ -133,7 +133,7 @@ def _sdpa(op: Op, operands: Sequence[Any], device: torch.device) -> tuple[Tensor
     causal, scale = _attention_attrs(op, query)
     if _flash_takes(query, value, mask, device):
         out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+            *map(_in_rows, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale
         )
         return out, logsumexp
     asked = Attention(query, key, value, mask, causal, scale)
@@ -151,7 +151,7 @@ def _sdpa_backward(op: Op, operands: Sequence[Any], device: torch.device) -> tup
     causal, scale = _attention_attrs(op, query)
     if _flash_takes(query, value, mask, device):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=mask, scale=scale
+            grad, *map(_in_rows, (query, key, value, out)), logsumexp, 0.0, causal, attn_mask=mask, scale=scale
         )
     asked = Attention(query, key, value, mask, causal, scale)
     if library := library_for(asked, device):
@@ -192,6 +192,11 @@ def _flash_takes(query: Tensor, value: Tensor, mask: Tensor | None, device: torc
         and prod(query.shape) > 0
         and (mask is None or mask.dtype in (query.dtype, torch.float32))
     )
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """`x` whose elements lie side by side along the last dim, as the kernel reads them without asking how they lie."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

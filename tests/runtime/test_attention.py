@@ -1,4 +1,4 @@
-"""Attention by PyTorch's kernels for GPUs, which stand-ins do here: as strict about operands, and as odd in results."""
+"""Attention by PyTorch's kernels; those for GPUs stand-ins do here: as strict about operands, and as odd in results."""
 
 from __future__ import annotations
 
@@ -255,6 +255,27 @@ def test_the_library_gives_what_the_op_says(mask: str, columns: int, dtype: torc
     backward = Op("moai.sdpa_backward", tuple(map(value_of, operands)), tuple(map(value_of, tensors[:3])), attrs)
     for found, its in zip(run_op(backward, operands, GPU), wanted, strict=True):
         torch.testing.assert_close(found.double(), its, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("turned", ["query", "key", "value", "out", "grad"])
+def test_operands_may_lie_in_columns(turned: str) -> None:
+    """On CPUs, whose kernel reads rows without asking how its operands lie."""
+    random = torch.Generator().manual_seed(3)
+    given = {name: torch.randn(2, 3, 5, 16, generator=random) for name in ("grad", "query", "key", "value")}
+    given["out"], logsumexp = formula(given["query"], given["key"], given["value"], None, causal=False)
+    turning = {**given, turned: given[turned].mT.contiguous().mT}
+    for one, other in zip(both_ways(turning, logsumexp), both_ways(given, logsumexp), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def both_ways(given: dict[str, Tensor], logsumexp: Tensor) -> list[Tensor]:
+    """The op's results and those of its backward, on a CPU."""
+    attrs = {"is_causal": False, "scale": 0.3}
+    three, five = [given[name] for name in ("query", "key", "value")], list(given.values())
+    results = tuple(map(value_of, (given["out"], logsumexp)))
+    forward = Op("moai.sdpa", tuple(map(value_of, three)), results, attrs)
+    backward = Op("moai.sdpa_backward", tuple(map(value_of, (*five, logsumexp))), tuple(map(value_of, three)), attrs)
+    return [*run_op(forward, three), *run_op(backward, [*five, logsumexp])]
 
 
 def asked(
