@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,6 +135,54 @@ def check_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert bool((apart <= room).all()), f"off by {apart.max().item():.1e}, not by {room:.1e}"
 
 
+def check(case: Case, attend: Attend = attention) -> None:
+    """Of `attend` on the device: the results of float64, errors and layouts of the CPU."""
+    tensors = case.tensors()
+    found, beside = answer(case, tensors, "moai", attend), answer(case, tensors, "cpu")
+    assert found.error is beside.error
+    if found.error:
+        return
+    expected = answer(case, tensors, "cpu", by_definition)
+    for one, other in zip(found.tensors, expected.tensors, strict=True):
+        check_close(one, other, TOLERANCES[case.dtype])
+    check_alike(found, beside)
+
+
+def check_alike(found: Answer, beside: Answer) -> None:
+    """Types, and how the output lies; gradients of operands without order of columns may lie otherwise."""
+    assert [each.dtype for each in found.tensors] == [each.dtype for each in beside.tensors]
+    if found.tensors[0].numel():
+        assert strides(found.tensors[0]) == strides(beside.tensors[0])
+
+
+def strides(tensor: Tensor) -> list[int]:
+    """Of dims that have more than one element."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def check_dropout(case: Case, attend: Attend = attention) -> None:
+    """Values of a unit matrix beside some numbers show which weights were kept."""
+    query, key, _ = case.shapes
+    unit = torch.eye(key[-2], dtype=case.dtype).expand(*key[:-2], -1, -1)
+    query, key, value, *mask = case.tensors()
+    tensors = [query, key, torch.cat((unit, value), -1), *mask]
+    found = answer(case, tensors, "moai", attend)
+    kept = found.tensors[0].cpu()[..., : unit.shape[-1]] != 0
+    whole = by_definition(query, key, unit, mask[0] if mask else None, 0.0, **case.flags())
+    assert not kept[whole == 0].any(), "what is hidden weighs nothing"
+    check_share(kept[whole > 1e-4], case.dropout)
+
+    expected = answer(case, tensors, "cpu", partial(by_definition, kept=kept))
+    for one, other in zip(found.tensors, expected.tensors, strict=True):
+        check_close(one, other, 2 * TOLERANCES[case.dtype])
+
+
+def check_share(kept: Tensor, dropout: float) -> None:
+    """Within six standard deviations."""
+    count = kept.numel()
+    assert abs(int(kept.sum()) - count * (1 - dropout)) <= 6 * (count * dropout * (1 - dropout)) ** 0.5
+
+
 BATCHES = ((), (2,), (2,), (1,), (2, 3))
 
 LENGTHS = ((5, 5), (3, 6), (6, 3), (1, 4), (1, 1), (8, 8))
@@ -210,3 +259,11 @@ def spread(draw: st.DrawFn) -> Case:
         value = value[1:]
     shapes = EMPTIED[draw(st.sampled_from(list(EMPTIED)))]((query, key, value))
     return replace(case, shapes=shapes, mask="none", grouped=False)
+
+
+def dropping(case: Case, dropout: float) -> Case:
+    """`case` with dropout; small weights of short types are not told from those that were dropped."""
+    return replace(case, dropout=dropout, dtype=torch.float32 if case.dtype.itemsize == 2 else case.dtype)
+
+
+DROPPING = st.builds(dropping, cases(), st.sampled_from([0.1, 0.5, 0.9]))

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.device.attention_cases import (
+    DROPPING,
     TOLERANCES,
-    Answer,
     Case,
     answer,
     attention,
-    by_definition,
     cases,
+    check,
     check_close,
+    check_dropout,
     spread,
 )
 
@@ -31,30 +30,6 @@ FEW = settings(max_examples=30, derandomize=True, database=None, deadline=None)
 MANY = settings(max_examples=1500, derandomize=True, database=None, deadline=None)
 
 PLAIN = Case(0, torch.float64, ((2, 4, 5, 8),) * 3, ("rows",) * 3)
-
-
-def strides(tensor: Tensor) -> list[int]:
-    """Of dims that have more than one element."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-
-
-def check(case: Case) -> None:
-    tensors = case.tensors()
-    found, beside = answer(case, tensors, "moai"), answer(case, tensors, "cpu")
-    assert found.error is beside.error
-    if found.error:
-        return
-    expected = answer(case, tensors, "cpu", by_definition)
-    for one, other in zip(found.tensors, expected.tensors, strict=True):
-        check_close(one, other, TOLERANCES[case.dtype])
-    check_alike(found, beside)
-
-
-def check_alike(found: Answer, beside: Answer) -> None:
-    """Types, and how the output lies; gradients of operands without order of columns may lie otherwise."""
-    assert [each.dtype for each in found.tensors] == [each.dtype for each in beside.tensors]
-    if found.tensors[0].numel():
-        assert strides(found.tensors[0]) == strides(beside.tensors[0])
 
 
 @FEW
@@ -143,39 +118,6 @@ def test_operands_on_two_devices_are_refused() -> None:
         attention(query.to("moai"), key, value)
     with pytest.raises(RuntimeError, match="device"):
         attention(*(x.to("moai") for x in (query, key, value)), torch.ones(5, 5, dtype=torch.bool))
-
-
-# Dropout. Values of a unit matrix beside some numbers show which weights were kept.
-
-
-def check_dropout(case: Case) -> None:
-    query, key, _ = case.shapes
-    unit = torch.eye(key[-2], dtype=case.dtype).expand(*key[:-2], -1, -1)
-    query, key, value, *mask = case.tensors()
-    tensors = [query, key, torch.cat((unit, value), -1), *mask]
-    found = answer(case, tensors, "moai")
-    kept = found.tensors[0].cpu()[..., : unit.shape[-1]] != 0
-    whole = by_definition(query, key, unit, mask[0] if mask else None, 0.0, **case.flags())
-    assert not kept[whole == 0].any(), "what is hidden weighs nothing"
-    check_share(kept[whole > 1e-4], case.dropout)
-
-    expected = answer(case, tensors, "cpu", partial(by_definition, kept=kept))
-    for one, other in zip(found.tensors, expected.tensors, strict=True):
-        check_close(one, other, 2 * TOLERANCES[case.dtype])
-
-
-def check_share(kept: Tensor, dropout: float) -> None:
-    """Within six standard deviations."""
-    count = kept.numel()
-    assert abs(int(kept.sum()) - count * (1 - dropout)) <= 6 * (count * dropout * (1 - dropout)) ** 0.5
-
-
-def dropping(case: Case, dropout: float) -> Case:
-    """`case` with dropout; small weights of short types are not told from those that were dropped."""
-    return replace(case, dropout=dropout, dtype=torch.float32 if case.dtype.itemsize == 2 else case.dtype)
-
-
-DROPPING = st.builds(dropping, cases(), st.sampled_from([0.1, 0.5, 0.9]))
 
 
 @FEW
