@@ -323,6 +323,13 @@ def _batched(operands: tuple[int, ...], results: tuple[int, ...], *linear: tuple
     return make
 
 
+def _solved(op: Op) -> Rule:
+    """Right sides are matrices, or vectors if there is one for each matrix on the left and nothing more."""
+    left, right = (kind.shape for kind in operand_types(op))
+    sides = 1 if right == left[:-1] else 2
+    return _batched((2, sides), (sides, 2, 1, 0))(op)
+
+
 def _diagonal(op: Op) -> Rule:
     """The two dims are whole; what runs along both comes last."""
     rank = len(operand_types(op)[0].shape)
@@ -624,6 +631,23 @@ def _in_blocks(op: Op, blocks: int, matrices: TensorType, text: str) -> Rule:
     return rule_from_text(text, operand_types(op), result_types(op), linear_sets(op, [(0,), (1,)]), sizes)
 
 
+CHECKED = "moai.checked"
+"""The first operand, once the second says that nothing is wrong; else an error of the words in `message` is raised.
+
+The second is bools that must all be true, or the codes that routines of linear algebra give, which must all be zero;
+then `message` is the name of the routine, and PyTorch says what each code means.
+"""
+
+
+def _checked(op: Op) -> Rule:
+    """What belongs to the first dims of the value is asked where they are, anything else everywhere."""
+    value, said = (kind.shape for kind in operand_types(op))
+    names = _names(len(value))
+    belongs = value[: len(said)] == said
+    asked = names[: len(said)] if belongs else [f"{name}!" for name in _names(len(said), "s")]
+    return _make(op, [names, asked], [names], (0,))
+
+
 SCALED_MM = "moai.scaled_mm"
 """A product of matrices of eight-bit floats: `(left @ right) * left_scale * right_scale`, in the type `dtype`.
 
@@ -770,7 +794,7 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("linalg_cholesky_ex linalg_inv_ex", _batched((2,), (2, 0))),
     *_same("linalg_qr", _batched((2,), (2, 2))),
     *_same("linalg_lu_factor_ex", _batched((2,), (2, 1, 0))),
-    *_same("_linalg_solve_ex", _batched((2, 2), (2, 2, 1, 0))),
+    *_same("_linalg_solve_ex", _solved),
     *_same("_linalg_det", _batched((2,), (0, 2, 1))),
     *_same("_linalg_slogdet", _batched((2,), (0, 0, 2, 1))),
     *_same("_linalg_svd", _batched((2,), (2, 1, 2))),
@@ -801,6 +825,7 @@ OPS: dict[str, OpDecl] = _declare(
     OpDecl("moai.grouped_outer", _grouped_outer, kind=Kind.HEAVY, flops=_flops_grouped),
     OpDecl(SCALED_MM, _scaled_mm, kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("moai.rand", _rand),
+    OpDecl(CHECKED, _checked),
     OpDecl(ADD_TO, _elementwise((0, 1))),
     OpDecl("moai.fold_key", whole_rule, kind=Kind.NULLARY),
     *[OpDecl(name, _elementwise((0,)), kind=Kind.INSTRUCTION) for name in COLLECTIVES],

@@ -17,7 +17,7 @@ from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
-from moaic.ir.ops import SCALED_MM, SEND, Kind, kind_of, rule_of
+from moaic.ir.ops import CHECKED, SCALED_MM, SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
 from moaic.ir.ring import RING, RING_BACKWARD, around, attention_of, why_not
@@ -559,6 +559,19 @@ def _fold_key(op: Op, mesh: Mesh) -> Complaints:
             yield f"a key is `{render_type(KEY, mesh)}`, not `{render_type(value.type, mesh)}`"
 
 
+def _checked(op: Op, mesh: Mesh) -> Complaints:
+    yield from _operands(op, 2)
+    yield from _results(op, 1)
+    value, said = (each.type for each in op.inputs())
+    given = op.results[0].type
+    if (given.dtype, given.shape) != (value.dtype, value.shape):
+        yield f"the result is `{render_type(given, mesh)}`, not `{render_type(value, mesh)}` as the operand"
+    if said.dtype not in ("bool", "i32"):
+        yield f"what is asked is bools, or codes that are i32, not `{render_type(said, mesh)}`"
+    if not isinstance(op.attrs.get("message"), str):
+        yield "attribute `message` is no text"
+
+
 def _rand(op: Op, mesh: Mesh) -> Complaints:
     """A global op has a key alone; a local one also the coordinates of the part that it makes."""
     splits = op.attrs.get("splits", ())
@@ -614,6 +627,7 @@ _CHECKS: Mapping[str, Check] = {
     "moai.grouped_mm": _grouped("psd efd s psf"),
     "moai.grouped_outer": _grouped("psf psd s efd"),
     SCALED_MM: _scaled,
+    CHECKED: _checked,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function
+from moaic.ir.ops import CHECKED
 from moaic.runtime.moves import is_shared, own
 from moaic.runtime.shared import PeerLost
 from moaic.runtime.station import Station
@@ -50,7 +51,7 @@ class Choice(IntEnum):
     REPEAT = 2
 
 
-WAITING: Final = frozenset({"moai.grouped_mm", "moai.grouped_outer"})
+WAITING: Final = frozenset({"moai.grouped_mm", "moai.grouped_outer", CHECKED})
 """Ops for which the host has to see what the device has computed."""
 
 

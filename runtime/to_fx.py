@@ -19,10 +19,10 @@ from torch.fx.node import map_arg
 
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Function, Op, Operand, Value
-from moaic.ir.ops import SCALED_BLOCK, SCALED_MM
+from moaic.ir.ops import CHECKED, SCALED_BLOCK, SCALED_MM
 from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
-from moaic.runtime import grouped, schema
+from moaic.runtime import checked, grouped, schema
 from moaic.runtime.attention import Attention, library_for
 from moaic.runtime.orders import ordered
 from moaic.runtime.products import product
@@ -273,6 +273,11 @@ def global_index(
     return index
 
 
+def _checked(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    value, said = operands
+    return checked.checked(value, said, str(op.attrs["message"]))
+
+
 def _add_to(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     """What is compiled writes this where the sum lay (`add_in_place`)."""
     return torch.add(*operands)
@@ -357,6 +362,7 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     SCALED_MM: _scaled_mm,
     "moai.fold_key": _fold_key,
     "moai.rand": _rand,
+    CHECKED: _checked,
     ADD_TO: _add_to,
 }
 """Ops that are not always one aten call: our own, and those whose aten form depends on strides."""

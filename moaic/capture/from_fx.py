@@ -18,12 +18,13 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
+from moaic.capture.checks import in_force
 from moaic.capture.masks import with_flags
 from moaic.capture.source import location, role_of
 from moaic.capture.views import Laid, Seen, View, laid
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
-from moaic.ir.ops import SCALED_MM, check_known
+from moaic.ir.ops import CHECKED, SCALED_MM, check_known
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.dead import live
 from moaic.passes.once import once
@@ -120,6 +121,8 @@ class FxProgram:
         self.returned = list(_sequence(returned))
         self.descriptions = graph_module.graph.output_node().meta.get("desc") or [None] * len(self.returned)
         self.forward_outputs = forward_outputs
+        self.tokens = frozenset(node.args[0] for node in self._nodes if node.target is _IN_ORDER)
+        """What ops with effects wait for. It has no value."""
         self._roles = {
             node: self._role(node, at) for nodes in (self.primals, self.tangents) for at, node in enumerate(nodes)
         }
@@ -275,20 +278,39 @@ class _Reader:
             container, index = node.args
             assert isinstance(container, fx.Node)
             return self.read[container][index]
+        if node.target in _CHECKS:
+            return self._check(node)
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
             return self.concrete(value)
-        if not isinstance(node.target, OpOverload) or node.target.namespace not in NAMESPACES:
+        known = isinstance(node.target, OpOverload) and node.target.namespace in NAMESPACES
+        if not known or "val" not in node.meta:
             raise _unsupported(node, self.loc)
         return self._call(node, cast("OpOverload[..., Any]", node.target))
 
     def _placeholder(self, node: fx.Node) -> Any:
         value = node.meta["val"]
+        if node in self.program.tokens:
+            return None
         if not isinstance(value, Tensor):
             return self.concrete(value)
         role = self.program.role(node)
         prefix = f"{role.kind}." if role.kind == "tangent" else ""
         return Value(self._type(value), prefix + role.label)
+
+    def _check(self, node: fx.Node) -> tuple[None, ...]:
+        """An assertion about all of a tensor, or about the codes that a routine gives beside its result.
+
+        Of ops with effects each gets a token from the one before: here their order is that of the values.
+        """
+        effects = node.target is _IN_ORDER
+        if effects and node.args[1] is not aten._linalg_check_errors.default:
+            raise _unsupported(node, self.loc)
+        asked, message = (*(node.args[2:4] if effects else node.args), _UNSAID)[:2]
+        said: Value = self.read[cast("fx.Node", asked)]
+        value = self.producers[said].results[0] if effects else said
+        self.emit(CHECKED, [value, said], value.type, message=str(message))
+        return (None, None)
 
     def _constant(self, tensor: Any) -> Any:
         if not isinstance(tensor, Tensor):
@@ -435,7 +457,7 @@ class _Reader:
         params, param_roles = self._params()
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
-            function = with_flags(function, dict(self.constants))
+            function = with_flags(in_force(function), dict(self.constants))
         function = once(live(function))
         for op in function.ops:
             check_known(op)
@@ -640,6 +662,16 @@ _VIEWS: Final = frozenset(
 
 def _place_of(update: Role, params: Sequence[Role]) -> int:
     return next(place for place, role in enumerate(params) if role.label == update.label and role.kind != "tangent")
+
+
+_IN_ORDER: Final = torch.ops.higher_order.with_effects
+"""What stands around an op that has effects: a token, the op, its arguments. Gives the next token and the results."""
+
+_CHECKS: Final = frozenset({aten._assert_async.msg, aten._assert_async.default, _IN_ORDER})
+"""Calls that give nothing, and raise."""
+
+_UNSAID: Final = "Expected Tensor with single nonzero value, but got zero"
+"""What PyTorch says where an assertion has no words."""
 
 
 def _next(positional: Any, default: Any) -> Any:

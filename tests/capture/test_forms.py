@@ -22,6 +22,7 @@ ROWS, LENGTH, WIDTH = 4, 6, 8
 
 FFT: Any = torch.fft
 LINALG: Any = torch.linalg
+ATEN: Any = torch.ops.aten
 
 Form = Callable[[Tensor, Tensor], Tensor]
 """Of activations, and of a vector of a parameter."""
@@ -73,6 +74,18 @@ def transformed(x: Tensor, token: Tensor) -> Tensor:
     return whole.real + half.abs().sum(1, keepdim=True)
 
 
+def checked_values(x: Tensor, token: Tensor) -> Tensor:
+    """Classes as rows of zeros and one; factors that exist or not; something that nothing else is made of."""
+    classes = torch.nn.functional.one_hot(x.detach().argmax(-1), WIDTH + 2)[..., :WIDTH]
+    ATEN._assert_async.msg((token.abs() < 2).all() & (x < 1e9).all(), "too large")
+    ATEN._assert_async.msg(~(x.square() > 1e9).any(), "too large")
+    pairs = x.view(ROWS, LENGTH, 2, 4)
+    square = pairs.mT @ pairs + torch.eye(4, dtype=x.dtype)
+    factors: Tensor = LINALG.cholesky(square) + LINALG.inv(square) + LINALG.solve(square, square * token[:4])
+    vectors: Tensor = LINALG.solve(square, x[..., :4])
+    return x * classes * token + factors.sum((-1, -2))[..., None] + vectors.sum(-1, keepdim=True)
+
+
 def hidden(x: Tensor) -> Tensor:
     """Whether an element of a row is hidden: more or fewer in every row."""
     return x.detach()[..., 0] > 0.05
@@ -110,6 +123,7 @@ EVERY: tuple[Form, ...] = (
     overlapping_windows,
     solved_systems,
     transformed,
+    checked_values,
     masked_tokens,
     pictures_among_words,
     masked_elements,

@@ -270,6 +270,15 @@ def fold_key(d: Drawn, name: str) -> Case:
     return case(name, d.ints(2, low=0, high=2**31), instance=d.number(0, 9))
 
 
+@cases("moai.checked")
+def checked(d: Drawn, name: str) -> Case:
+    """Of what belongs to the first dims of the value, and of something else."""
+    shape = d.shape()
+    said = shape[: d.number(0, len(shape))] if d.pick(True, True, False) else d.shape()
+    good = torch.zeros(said, dtype=torch.int32) if d.pick(True, False) else torch.ones(said, dtype=torch.bool)
+    return case(name, d.real(*shape), good, message="linalg.inv")
+
+
 @cases("moai.add_to")
 def add_to(d: Drawn, name: str) -> Case:
     shape = d.shape()
@@ -652,7 +661,8 @@ def solved(d: Drawn, name: str) -> Case:
     """Many systems, or right sides of many for one system."""
     batch = d.shape(0, 2)
     left = regular(d, *(batch if name.endswith("ex") else d.narrower(batch)))
-    right = d.fine(*batch, left.shape[-1], d.size())
+    vectors = name.endswith("ex") and d.pick(False, False, True)
+    right = d.fine(*batch, left.shape[-1], *(() if vectors else (d.size(),)))
     if name == "aten.linalg_lu_solve":
         factors, pivots, _ = torch.ops.aten.linalg_lu_factor_ex(left)
         return case(name, factors, pivots, right)

@@ -49,6 +49,8 @@ SOUND = [
         "%s = moai.accumulate _, _ : f32[8{dp}] +tp\n  %y = moai.add_to %s, %x : f32[8{dp}] +tp", "%x: bf16[8{dp}] +tp"
     ),
     body("%l = moai.fold_key %k {instance = 3} : i64[2]\n  %r = moai.rand %l : f32[8{dp}, 2]"),
+    body('%y = moai.checked %x, %b {message = "no"} : f32[8{dp}, 4]', "%x: f32[8{dp}, 4], %b: bool[8{dp}]"),
+    body('%y = moai.checked %x, %b {message = "no"} : f32[8{dp}, 4]', "%x: f32[8{dp}, 4], %b: i32[3]"),
     body("%r = moai.rand %k, %c {global_shape = [16], splits = [[0, 8, 2]]} : f32[8]", "%k: i64[2], %c: i64[]"),
     body(
         "%o, %l = moai.sdpa %q, %k, %k, _ {is_causal = true, scale = 0.5} : f32[2, 3, 4, 8], f32[2, 3, 4]",
@@ -129,6 +131,9 @@ UNSOUND = [
     ),
     (body("%y = moai.fold_key %x {instance = 0} : i64[2]"), "a key is `i64[2]`, not `f32[8, 16]`"),
     (body("%y = moai.fold_key %k {instance = -1} : i64[2]"), "attribute `instance` is `-1`, not a whole number"),
+    (body('%y = moai.checked %x, %x {message = "no"} : f32[8, 16]'), "what is asked is bools, or codes that are i32"),
+    (body('%y = moai.checked %x, %k {message = "no"} : f32[8]'), "the result is `f32[8]`, not `f32[8, 16]`"),
+    (body("%y = moai.checked %x, %b : f32[8, 16]", "%x: f32[8, 16], %b: bool[]"), "attribute `message` is no text"),
     (body("%y = moai.rand %x : f32[8]"), "the key is `i64[2]`, not `f32[8, 16]`"),
     (body("%y = moai.rand %k, %x {splits = [[0, 4, 2]]} : f32[8]"), "a coordinate is one i64, not `f32[8, 16]`"),
     (body("%y = moai.rand %k {splits = [[0, 4, 2]]} : f32[8]"), "it has 1 operands, not 2"),
