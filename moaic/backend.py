@@ -13,6 +13,7 @@ from moaic import progress
 from moaic.capture.aot import capture_backend
 from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.pieces import Piece, piece_of
 from moaic.capture.whole import captures_whole
 from moaic.device import face
 from moaic.device.handles import is_ours, tensor_of, view_of
@@ -47,6 +48,7 @@ def moai(
     """
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
+    piece = piece_of(graph_module)
     face.init()  # a graph without operands makes the program's first tensors of the device
     prepare()
     if recipe := float8_recipe(given.get(PRECISION)):
@@ -56,7 +58,7 @@ def moai(
         run = capture_backend(
             graph_module,
             examples,
-            lambda program: GraphEngine(program, request, compiled=compiled, recorded=recorded),
+            lambda program: GraphEngine(program, request, piece, compiled=compiled, recorded=recorded),
         )
     measure()
     return run
@@ -76,8 +78,17 @@ def report() -> dict[str, object]:
 class GraphEngine:
     """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
 
-    def __init__(self, program: FxProgram, request: Request, *, compiled: bool = True, recorded: bool = False) -> None:
+    def __init__(
+        self,
+        program: FxProgram,
+        request: Request,
+        piece: Piece | None = None,
+        *,
+        compiled: bool = True,
+        recorded: bool = False,
+    ) -> None:
         self._request = request
+        self._piece = piece or Piece()
         self._compiled = compiled
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
@@ -141,7 +152,7 @@ class GraphEngine:
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
-            planning = Planning(self._request, strict=not self._steps)
+            planning = Planning(self._request, self._piece)
             self._steps[captured] = Step(
                 captured.function, accelerator, planning.plan, compiled=self._compiled, recorded=self._recorded
             )

@@ -11,19 +11,22 @@ from pathlib import Path
 
 from moaic import logging_setup, progress, uncaught
 from moaic.cache_folder import cache_folder
+from moaic.capture.pieces import Piece
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.option.choices import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes import log
 from moaic.passes import machine as machines
+from moaic.passes.bend import followed, let_go
 from moaic.passes.build import Plan, build
-from moaic.passes.candidates import followed
+from moaic.passes.candidates import candidates, check_request, fitting, relaxed
 from moaic.passes.config import Config, Request, parse_request, request_from
 from moaic.passes.dump import dump
+from moaic.passes.follow import batch_size
 from moaic.passes.machine import Machine
 from moaic.passes.plan_cache import search_cached
 from moaic.passes.room import Sized
-from moaic.passes.search import NoPlanFits
+from moaic.passes.search import NoPlanFits, Selection
 from moaic.passes.solver_prices import prices_of
 from moaic.planner_pool import ProcessPool
 from moaic.report import Report
@@ -96,18 +99,18 @@ def measure() -> None:
 class Planning:
     """Plans the variants of one step, of one captured graph at concrete sizes, alike."""
 
-    def __init__(self, request: Request, *, strict: bool) -> None:
-        """A request that the batch cannot follow is an error if `strict`, else (a last, partial batch) let go."""
+    def __init__(self, request: Request, piece: Piece) -> None:
+        """What the first whole graph of a model cannot follow of a request is an error; what comes later bends it."""
         self.request = request
-        self._strict = strict
+        self._piece = piece
         self._config: Config | None = None
 
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met."""
         report = Report.current()
         with report.timed("planning_s"):
-            plan = self._first(step) if self._config is None else build(step, self._config, prices_of(this_machine()))
-        self._config = plan.config
+            plan = self._first(step) if self._config is None else self._again(step, self._config)
+        self._config = self._config or plan.config
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
@@ -117,16 +120,22 @@ class Planning:
         with _pool().turn:
             return self._search(step)
 
+    def _again(self, step: Module, config: Config) -> Plan:
+        """A variant's plan: that of the first, where it can have it."""
+        try:
+            return build(step, config, prices_of(this_machine()))
+        except Diagnostic:
+            return self._first(step)
+
     def _search(self, step: Module) -> Plan:
-        machine = this_machine()
-        request = self.request if self._strict else followed(step, machine.workers, self.request)
         try:
             with progress.shown("Planning") as line:
                 _pool().progress = None if line is None else line.show
-                selection = search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
+                selection, request = self._selected(step, this_machine())
         except NoPlanFits as error:
             sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
-            raise Diagnostic(error.message, hint=_ways_out(step, error.request, sized)) from None
+            hint = _ways_out(step, error.request, sized, whole=self._piece.is_whole)
+            raise Diagnostic(error.message, hint=hint) from None
         except KeyboardInterrupt:
             log.interrupted()
             raise
@@ -136,18 +145,62 @@ class Planning:
         chosen = selection.fates.of(selection.fates.selected)
         assert chosen.memory is not None
         sized = [(chosen.config, chosen.memory)]
-        session.accelerator().explain_shortage(partial(_after_all, step, request, sized))
+        session.accelerator().explain_shortage(partial(_after_all, step, request, sized, self._piece.is_whole))
         return selection.plan
 
+    def _selected(self, step: Module, machine: Machine) -> tuple[Selection, Request]:
+        """The best plan that keeps to the request, or to as much of it as the step can follow; and to what it keeps."""
+        if self._piece.is_strict:
+            return self._asked_for(step, machine), self.request
+        check_request(step, machine.workers, self.request)
+        try:
+            candidates(step, machine.workers, self.request)
+            return self._asked_for(step, machine), self.request
+        except NoPlanFits:
+            raise
+        except Diagnostic as reason:
+            kept = followed(step, machine, self.request)
+            if kept == self.request:
+                raise
+            selection = _cached(step, machine, kept)
+            self._say_bent(step, let_go(self.request, kept), selection.fates.selected, reason.message)
+            return selection, kept
 
-def _after_all(step: Module, request: Request, sized: Sequence[Sized], shortage: Shortage) -> str:
+    def _asked_for(self, step: Module, machine: Machine) -> Selection:
+        selection = _cached(step, machine, self.request)
+        # An evaluation lets go of a split by itself, and shows nothing of what training can follow.
+        self._piece.model.has_followed |= relaxed(step, self.request) == self.request
+        return selection
+
+    def _say_bent(self, step: Module, asked: str, taken: Config, reason: str) -> None:
+        """Once for each graph of a model in pieces, else once for all batches that let go of the same."""
+        place = "" if self._piece.is_whole else _place(step)
+        if place and fitting(step, self.request) != self.request:
+            reason = f"the first tensor that it is given has {batch_size(step.main)} rows"
+        said = self._piece.model.said
+        if (kind := f"{place} {asked}") not in said:
+            said.add(kind)
+            log.bent(asked, taken, reason, place)
+
+
+def _cached(step: Module, machine: Machine, request: Request) -> Selection:
+    return search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
+
+
+def _place(step: Module) -> str:
+    """Where a graph begins: the first line of the person's that it does."""
+    lines = (f"{op.loc.file}:{op.loc.line}" for op in step.main.ops if op.loc.file)
+    return next(lines, f"@{step.main.name}")
+
+
+def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bool, shortage: Shortage) -> str:
     """What to do about a plan that was predicted to fit and did not."""
     ((config, memory),) = sized
     expected = this_machine().memory / USABLE
     had = shortage.held + shortage.free
     # What else runs here may have left the worker less than its share; and the program may hold more than the plan.
     scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
-    ways = _ways_out(step, request, sized, lambda room: int(scale * room) - beside, tried=False)
+    ways = _ways_out(step, request, sized, lambda room: int(scale * room) - beside, tried=False, whole=whole)
     return (
         f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
         f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
@@ -161,6 +214,7 @@ def _ways_out(
     left: Callable[[int], int] = int,
     *,
     tried: bool = True,
+    whole: bool = True,
 ) -> str:
     """Ways out of too little memory; `left` says what of the room of a worker is left for plans."""
     machine = this_machine()
@@ -171,7 +225,7 @@ def _ways_out(
     with pool.turn:
         try:
             here = replace(machine, memory=left(machine.memory))
-            return ways_out(Need(step, request, sized, tried), here, rooms, pool)
+            return ways_out(Need(step, request, sized, tried, whole), here, rooms, pool)
         finally:
             pool.rest()
 

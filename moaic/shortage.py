@@ -33,6 +33,8 @@ class Need:
     sized: Sequence[Sized]
     tried: bool
     """Whether these are all plans that keep to the request."""
+    whole: bool = True
+    """Whether the step is a whole model's, so that its rows are the person's batch."""
 
 
 def ways_out(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> str:
@@ -75,6 +77,8 @@ def _flavor(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> 
 def _batch(need: Need, machine: Machine) -> str:
     """The largest batch of which a plan should fit."""
     fitting = rows_that_fit(need.step, need.sized, machine.memory)
+    if fitting and not need.whole:
+        return "give smaller batches"
     if fitting:
         return f"give batches of at most {fitting} instead of {batch_size(need.step.main)}"
     model = model_bytes(need.step, smallest(need.sized))

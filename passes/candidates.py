@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import get_args
@@ -39,10 +38,9 @@ GATHERING: tuple[Distribute, ...] = ("step", "use")
 def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     """Configurations that keep to `request`, the simplest first; raises Diagnostic where there is none."""
     rows, trains = batch_size(step.main), is_training(step)
-    _check_workers(workers, request)
+    check_request(step, workers, request)
     _check_batch(workers, rows, request)
-    _check_distribution(workers, rows, trains, request)
-    _check_schedule(workers, request)
+    _check_shares(workers, rows, trains, request)
     found = [
         Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep, gather_keys, chunks)
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
@@ -95,15 +93,11 @@ def fitting(step: Module, request: Request) -> Request:
     return replace(request, dp=None, micro_batches=None)
 
 
-def followed(step: Module, workers: int, request: Request) -> Request:
-    """What an odd batch can follow of `request`: all of it, or all but its splits, or all but its distribution too."""
-    unsplit = fitting(step, request)
-    whole = replace(unsplit, distribute_param=None, distribute_low_prec_param=None)
-    for wanted in (request, unsplit, whole):
-        with suppress(Diagnostic):
-            candidates(step, workers, wanted)
-            return wanted
-    return request
+def check_request(step: Module, workers: int, request: Request) -> None:
+    """Raises Diagnostic where no batch could follow `request`, whatever its rows."""
+    _check_workers(workers, request)
+    _check_distribution(workers, is_training(step), request)
+    _check_schedule(workers, request)
 
 
 def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
@@ -228,33 +222,49 @@ def _check_batch(workers: int, rows: int, request: Request) -> None:
         )
 
 
-def _check_distribution(workers: int, rows: int, trains: bool, request: Request) -> None:
+def _check_distribution(workers: int, trains: bool, request: Request) -> None:
     level = request.distribute_param
     if request.distribute_low_prec_param and level in ("none", "optimizer"):
         raise Diagnostic(
             f"distribute_low_prec_param is about gathered parameters: distribute_param={level} gathers none",
             hint="ask for distribute_param=step or distribute_param=use with it",
         )
-    wanted = f"distribute_param={level}" if level else "distribute_low_prec_param"
-    if not trains or (level in (None, "none") and not request.distribute_low_prec_param):
+    if not _distributes(trains, request):
         return
+    wanted = _wanted_distribution(request)
     if request.dp == 1:
         raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
     beside_dp = (("pp", request.pp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
     taken = prod(n or 1 for _, n in beside_dp)
-    most = workers // taken
-    if most < 2:
+    if workers // taken < 2:
         others = [f"{name}={n}" for name, n in beside_dp if n]
         beside = f" with {' and '.join(others)}" if others else ""
         raise Diagnostic(
             f"{wanted} shares parameters out over dp, which{beside} needs {2 * taken} workers, there {_are(workers)}"
         )
+
+
+def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> None:
+    """Raises Diagnostic where parameters are to be shared out over a `dp` that is open, and none divides the rows."""
+    if request.dp is not None or not _distributes(trains, request):
+        return
+    most = workers // prod(n or 1 for n in (request.pp, request.ep, request.cp, request.tp))
     parts = request.micro_batches or 1
-    if request.dp is None and not any(rows % (dp * parts) == 0 for dp in range(2, most + 1)):
+    if not any(rows % (dp * parts) == 0 for dp in range(2, most + 1)):
         raise Diagnostic(
-            f"{wanted} shares parameters out over dp, and no dp from 2 to {most} divides a batch of {rows}"
-            + (f" in {parts} micro-batches" if parts > 1 else "")
+            f"{_wanted_distribution(request)} shares parameters out over dp, and no dp from 2 to {most} divides a "
+            f"batch of {rows}" + (f" in {parts} micro-batches" if parts > 1 else "")
         )
+
+
+def _distributes(trains: bool, request: Request) -> bool:
+    asked = request.distribute_param not in (None, "none") or request.distribute_low_prec_param
+    return trains and bool(asked)
+
+
+def _wanted_distribution(request: Request) -> str:
+    level = request.distribute_param
+    return f"distribute_param={level}" if level else "distribute_low_prec_param"
 
 
 def _check_schedule(workers: int, request: Request) -> None:

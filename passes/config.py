@@ -45,14 +45,15 @@ class Config:
         """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
         default = Config()
         parts = [
-            f"{field.name}={_text(getattr(self, field.name))}"
+            f"{field.name}={spelled(getattr(self, field.name))}"
             for field in fields(self)
             if getattr(self, field.name) != getattr(default, field.name)
         ]
         return ",".join(parts) or "dp=1"
 
 
-def _text(value: object) -> str:
+def spelled(value: object) -> str:
+    """A decision's value as people write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -105,6 +105,12 @@ def relaxed(step: Module) -> None:
     )
 
 
+def bent(asked: str, taken: Config, reason: str, place: str) -> None:
+    """A step that is not the first of a model takes less of a plan than was asked for."""
+    which = f"The graph at {place}" if place else "A later batch"
+    LOGGER.warning("%s cannot follow %s and runs under %s, with the same result: %s", which, asked, taken, reason)
+
+
 def without_rule(step: Module) -> None:
     """Names the ops that every worker runs whole because nobody has said how they split."""
     unknown: dict[str, list[int]] = {}
