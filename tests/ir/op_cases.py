@@ -516,7 +516,7 @@ def topk(d: Drawn, name: str) -> Case:
     return case(name, d.fine(*shape), k=d.number(1, shape[-1 if dim is None else dim]), **attrs)
 
 
-@cases("sort", "sort.stable")
+@cases("sort sort.stable")
 def sort(d: Drawn, name: str) -> Case:
     shape = d.shape(1)
     attrs: dict[str, Attr] = {} if d.pick(False, True) else {"dim": d.dim(len(shape)), "descending": True}
