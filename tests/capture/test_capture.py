@@ -454,7 +454,7 @@ def test_orders_are_permutations_and_each_as_likely(compiler: Compiler) -> None:
 
 
 def test_slopes_of_a_random_relu_are_drawn_once(compiler: Compiler) -> None:
-    x = -torch.ones(1 << 12).requires_grad_()
+    x = torch.full((1 << 12,), -1.0, requires_grad=True)
     y = compiler(nn.RReLU(0.1, 0.3))(x)
     y.sum().backward()
     torch.testing.assert_close(x.grad, -y.detach())
