@@ -236,16 +236,16 @@ class _Ranks:
 
 def take_digit(tensor: Tensor, dim: int, stride: int, size: int, at: int) -> Tensor:
     """The elements whose digit is `at`: the dim seen as (outer, size, stride), the middle picked."""
-    shape = tensor.shape
-    seen = tensor.reshape(*shape[:dim], -1, size, stride, *shape[dim + 1 :])
-    return seen.select(dim + 1, at).reshape(*shape[:dim], shape[dim] // size, *shape[dim + 1 :])
+    before, count, after = tensor.shape[:dim], tensor.shape[dim], tensor.shape[dim + 1 :]
+    seen = tensor.reshape(*before, count // (size * stride), size, stride, *after)
+    return seen.select(dim + 1, at).reshape(*before, count // size, *after)
 
 
 def put_digits(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
     """The inverse of `take_digit` for every digit in order."""
-    shape = parts[0].shape
-    seen = [part.reshape(*shape[:dim], -1, stride, *shape[dim + 1 :]) for part in parts]
-    return torch.stack(seen, dim + 1).reshape(*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :])
+    before, count, after = parts[0].shape[:dim], parts[0].shape[dim], parts[0].shape[dim + 1 :]
+    seen = [part.reshape(*before, count // stride, stride, *after) for part in parts]
+    return torch.stack(seen, dim + 1).reshape(*before, count * len(parts), *after)
 
 
 def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:

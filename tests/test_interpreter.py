@@ -14,7 +14,7 @@ from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.parser import parse
 from moaic.ir.types import TensorType
 from moaic.runtime.compile import compile_function, compile_functions
-from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
+from moaic.runtime.interpreter import gather, put_digits, run_function, run_ranks, scatter, take_digit
 from moaic.runtime.to_fx import Run, run_ops
 
 # Raised by PyTorch's own modules when Inductor is imported.
@@ -326,3 +326,11 @@ def test_uniform_numbers_are_uniform() -> None:
     assert ((counts - 1024) ** 2 / 1024).sum() < 2 * 64
     for x, y in ((one[1:], one[:-1]), (one, other)):
         assert abs(torch.corrcoef(torch.stack([x, y]))[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize(("dim", "stride", "shape"), [(1, 1, (0, 4)), (1, 3, (0, 12)), (0, 2, (8, 0)), (0, 1, (0, 4))])
+def test_splits_of_nothing_are_put_together_again(dim: int, stride: int, shape: tuple[int, ...]) -> None:
+    whole = torch.zeros(shape)
+    parts = [take_digit(whole, dim, stride, 2, at) for at in range(2)]
+    assert parts[0].shape[dim] == shape[dim] // 2
+    assert put_digits(parts, dim, stride).shape == whole.shape

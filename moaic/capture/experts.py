@@ -19,14 +19,14 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     """What `forward` of a module of experts is to transformers, for any that its experts interface serves."""
     tokens, chosen = top_k_index.shape
     ids = top_k_index.reshape(-1)
-    each = hidden_states.unsqueeze(1).expand(tokens, chosen, hidden_states.shape[-1]).reshape(tokens * chosen, -1)
+    each = hidden_states.unsqueeze(1).expand(-1, chosen, -1).flatten(0, 1)
     up = _product(self, each, "gate_up_proj" if self.has_gate else "up_proj", ids)
     inner = self._apply_gate(up) if self.has_gate else self.act_fn(up)
     out = _product(self, inner, "down_proj", ids)
     if self.has_post_expert_norm:
         out = self.post_expert_norm(out)
     weighted = out * top_k_weights.reshape(-1, 1)
-    return weighted.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
+    return weighted.unflatten(0, (tokens, chosen)).sum(dim=1).to(hidden_states.dtype)
 
 
 def _product(experts: Any, x: Tensor, name: str, ids: Tensor) -> Tensor:
