@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -27,7 +26,7 @@ CLASSES = 5
 LAYERS = 2
 SAMPLES = 2000
 IGNORED = -100
-LARGEST = 30_000_000
+LARGEST = 40_000_000
 """Parameters that a form may have and still be tried."""
 
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -48,17 +47,25 @@ def _each(names: str, value: int) -> dict[str, int]:
     return dict.fromkeys(names.split(), value)
 
 
-SIZES: Mapping[str, int] = {
+COUNTS: Mapping[str, int] = {
     **_each("vocab_size decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input", VOCABULARY),
-    **_each("unpadded_vocab_size target_vocab_size", VOCABULARY),
+    **_each("unpadded_vocab_size target_vocab_size entity_vocab_size encoder_hash_byte_group_vocab", VOCABULARY),
+    **_each("num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers", LAYERS),
+    **_each("num_decoder_layers depth speech_encoder_layers num_blocks max_window_layers", LAYERS),
+    **_each("num_self_attends_per_block num_latents", LAYERS),
+    **_each("num_experts n_routed_experts num_local_experts moe_num_experts", 4),
+    **_each("num_labels", CLASSES),
+}
+"""Of what is counted, not how wide it is."""
+
+SIZES: Mapping[str, int] = {
+    **COUNTS,
     **_each("hidden_size d_model n_embd dim embedding_size embed_dim word_embed_proj_dim lru_width emb_dim", WIDTH),
     **_each("attention_hidden_size output_hidden_size backbone_hidden_size decoder_hidden_size d_embed", WIDTH),
     **_each("out_hidden_size projection_dim width depth_hidden_size embedding_dim", WIDTH),
     **_each("intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff dim_ff dff ffn_hidden_size d_inner", 48),
     **_each("moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size n_inner", 48),
     **_each("shared_intermediate_size intermediate_size_mlp dense_intermediate_size feed_forward_size", 48),
-    **_each("num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers", LAYERS),
-    **_each("num_decoder_layers depth speech_encoder_layers num_blocks max_window_layers", LAYERS),
     **_each("num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads", 4),
     **_each(
         "num_encoder_attention_heads num_decoder_attention_heads attention_heads speech_encoder_attention_heads", 4
@@ -70,7 +77,6 @@ SIZES: Mapping[str, int] = {
     **_each("qk_head_dim kv_lora_rank q_lora_rank o_lora_rank", 16),
     **_each("linear_num_key_heads linear_num_value_heads linear_num_heads index_n_heads mamba_n_heads", 4),
     **_each("mamba_num_heads n_mamba_heads", 4),
-    **_each("num_experts n_routed_experts num_local_experts moe_num_experts", 4),
     **_each("num_experts_per_tok num_experts_per_token moe_topk moe_k n_group topk_group", 2),
     **_each("zero_expert_num n_groups mamba_n_groups num_expert_group", 2),
     **_each("max_position_embeddings n_positions n_ctx max_seq_len max_target_positions model_max_length", 64),
@@ -82,7 +88,6 @@ SIZES: Mapping[str, int] = {
     **_each("time_step_rank mamba_dt_rank codevector_dim proj_codevector_dim classifier_proj_size", 8),
     **_each("num_codevectors_per_group num_negatives num_conv_pos_embeddings num_conv_pos_embedding_groups", 8),
     **_each("mask_time_length mask_feature_length mask_time_min_masks", 2),
-    **_each("num_labels", CLASSES),
 }
 
 LISTS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
@@ -108,14 +113,26 @@ def families(kind: str) -> list[str]:
     return list(getattr(modeling_auto, KINDS[kind][0]))
 
 
-ATTEMPTS: tuple[Mapping[str, int], ...] = (
-    {},
-    {"num_heads": 8},
-    {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    {"head_dim": 16},
-    {"num_hidden_layers": 4},
+@dataclass(frozen=True)
+class Attempt:
+    """How a configuration is shrunk: what sizes are taken from, and settings that depend on each other."""
+
+    sizes: Mapping[str, int]
+    given: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+ATTEMPTS = (
+    Attempt(SIZES),
+    Attempt(SIZES, {"num_heads": 8}),
+    Attempt(SIZES, {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}),
+    Attempt(SIZES, {"head_dim": 16}),
+    Attempt(SIZES, {"num_hidden_layers": 4}),
+    Attempt(SIZES, {"mamba_n_heads": 8, "mamba_d_ssm": 64}),
+    Attempt(SIZES, {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}),
+    Attempt(SIZES, {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "vocab_size": VOCABULARY}),
+    Attempt(COUNTS),
 )
-"""Settings that are tried in turn until a configuration, its model and a batch are made: some depend on each other."""
+"""What is tried in turn until a configuration, its model and a batch are made."""
 
 
 @dataclass(frozen=True)
@@ -138,28 +155,28 @@ def made(kind: str, family: str) -> Form:
     raise failed[0]
 
 
-def _attempted(kind: str, family: str, given: Mapping[str, int]) -> Form:
-    config = shrunk(_CONFIGS[family], given)
+def _attempted(kind: str, family: str, attempt: Attempt) -> Form:
+    config = shrunk(_CONFIGS[family], attempt)
     model = model_of(kind, config)
     batch = batch_of(kind, model)
     model(**batch).loss.backward()
     return Form(config, model, batch)
 
 
-def shrunk(cls: Any, given: Mapping[str, int] = MappingProxyType({})) -> Any:
+def shrunk(cls: Any, attempt: Attempt) -> Any:
     """A configuration in which one layer of each kind is left, and every size is small."""
     usual = cls()
     settings: dict[str, Any] = {}
     for name, value in _settings(usual).items():
         if hasattr(value, "to_dict"):
-            settings[name] = shrunk(_class_of(value), given).to_dict()
+            settings[name] = shrunk(_class_of(value), attempt).to_dict()
         elif name in KINDS_OF_LAYERS and isinstance(value, list):
             settings[name] = _kinds(cast("list[Any]", value))
         elif isinstance(value, list | tuple) and name in LISTS:
             settings[name] = LISTS[name](list(cast("Sequence[Any]", value)))
-        elif name in SIZES and isinstance(value, int) and not isinstance(value, bool) and value:
-            settings[name] = min(SIZES[name], value)
-    settings |= _of_layers(usual, settings) | _tokens(usual) | _heads(usual) | dict(given)
+        elif name in attempt.sizes and isinstance(value, int) and not isinstance(value, bool) and value:
+            settings[name] = min(attempt.sizes[name], value)
+    settings |= _of_layers(usual, settings) | _tokens(usual) | _heads(usual) | dict(attempt.given)
     taken = inspect.signature(cls.__init__).parameters
     config = cls(**{name: value for name, value in settings.items() if name in taken or hasattr(usual, name)})
     for name, value in _quiet(usual).items():
