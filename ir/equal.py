@@ -30,7 +30,9 @@ def equal_attrs(left: Mapping[str, Attr], right: Mapping[str, Attr]) -> bool:
 def _equal_attr(left: Attr, right: Attr) -> bool:
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(_equal_attr, left, right))
-    return type(left) is type(right) and (repr(left) == repr(right) if isinstance(left, float) else left == right)
+    return type(left) is type(right) and (
+        repr(left) == repr(right) if isinstance(left, float | complex) else left == right
+    )
 
 
 def _module_differences(left: Module, right: Module) -> Iterator[str]:

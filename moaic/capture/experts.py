@@ -25,8 +25,8 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     out = _product(self, inner, "down_proj", ids)
     if self.has_post_expert_norm:
         out = self.post_expert_norm(out)
-    weighted = out * top_k_weights.reshape(-1, 1)
-    return weighted.unflatten(0, (tokens, chosen)).sum(dim=1).to(hidden_states.dtype)
+    weighted = (out * top_k_weights.reshape(-1, 1)).reshape(tokens, chosen, out.shape[-1])
+    return weighted.sum(dim=1).to(hidden_states.dtype)
 
 
 def _product(experts: Any, x: Tensor, name: str, ids: Tensor) -> Tensor:
