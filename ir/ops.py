@@ -250,17 +250,20 @@ def _as_real(op: Op) -> Rule:
 
 def reduced_dims(op: Op) -> tuple[int, ...]:
     """Dims that a reduction removes or keeps at size one."""
+    return _dims_of(op, attr_ints(op, "dim"))
+
+
+def _dims_of(op: Op, dims: tuple[int, ...]) -> tuple[int, ...]:
     rank = len(operand_types(op)[0].shape)
-    dims = attr_ints(op, "dim")
     return tuple(_normal(d, rank) for d in dims) if dims else tuple(range(rank))
 
 
-def _reduction(*linear: tuple[int, ...], sums: bool = False) -> RuleMaker:
-    """Over some dims or over all; only where it sums can these be split."""
+def _reduction(*linear: tuple[int, ...], sums: bool = False, default: int | None = None) -> RuleMaker:
+    """Over some dims or over `default`, or all; only where it sums can these be split."""
 
     def make(op: Op) -> Rule:
         shape = operand_types(op)[0].shape
-        dims = reduced_dims(op)
+        dims = reduced_dims(op) if default is None or "dim" in op.attrs else _dims_of(op, (default,))
         mark = "" if sums else "!"
         names = [f"d{i}{mark}" if i in dims else f"d{i}" for i in range(len(shape))]
         kept = len(op.results[0].type.shape) == len(shape)
@@ -540,7 +543,7 @@ def _layer_norm_backward(op: Op) -> Rule:
 
 
 def _wanted(op: Op) -> tuple[bool, ...]:
-    """Which of three gradients the op gives; the others are no results."""
+    """Which gradients the op gives; the others are no results."""
     mask = op.attrs["output_mask"]
     assert isinstance(mask, tuple)
     return tuple(bool(wanted) for wanted in mask)
@@ -582,9 +585,35 @@ def _convolution_backward(op: Op) -> Rule:
     return Rule(rule.operands, rule.results, rule.sizes, rule.whole, rule.linear, tuple(reads[i] for i in chosen))
 
 
-def _pool(*linear: tuple[int, ...]) -> RuleMaker:
-    """The last two dims are windowed, those before them free."""
-    return lambda op: _whole_dims(op, (-2, -1), *linear)
+def _pool(*linear: tuple[int, ...], dims: int = 2) -> RuleMaker:
+    """The last dims are windowed, those before them free."""
+    return lambda op: _whole_dims(op, range(-dims, 0), *linear)
+
+
+_PIXELS = ["x!", "y!", "z!"]
+_POINTS = ["p", "q", "r"]
+
+
+def _sampled(dims: int) -> RuleMaker:
+    """Points, each with its place in the picture."""
+
+    def make(op: Op) -> Rule:
+        points = _POINTS[:dims]
+        return _make(op, [["b", "c", *_PIXELS[:dims]], ["b", *points, "at!"]], [["b", "c", *points]], (0,))
+
+    return make
+
+
+def _sampled_backward(dims: int) -> RuleMaker:
+    """What a picture gets is summed over points, what a place gets over channels."""
+
+    def make(op: Op) -> Rule:
+        points = _POINTS[:dims]
+        picture, places = ["b", "c", *_PIXELS[:dims]], ["b", *points, "at!"]
+        given = [spec for spec, wanted in zip([picture, places], _wanted(op), strict=True) if wanted]
+        return _make(op, [["b", "c", *points], picture, places], given, (0,))
+
+    return make
 
 
 def _sdpa(op: Op) -> Rule:
@@ -739,8 +768,16 @@ _NONLINEAR = """abs acos acosh add.Scalar angle asin asinh atan atan2 atanh bitw
     hardswish hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 log_sigmoid_forward
     logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor maximum minimum mish nan_to_num ne.Scalar
     ne.Tensor polar pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal relu remainder.Scalar
-    remainder.Tensor round rsqrt rsub.Scalar sgn sigmoid sign silu sin sinh softplus sqrt square sub.Scalar tan
-    tanh trunc"""
+    remainder.Tensor round round.decimals rsqrt rsub.Scalar sgn sigmoid sign silu sin sinh softplus sqrt square
+    sub.Scalar tan tanh trunc signbit fmin fmax copysign.Tensor hypot ldexp.Tensor nextafter gcd lcm frexp.Tensor
+    erfc lgamma digamma polygamma igamma igammac i0 special_i0e special_i1 special_i1e special_erfcx special_ndtri
+    special_zeta special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_airy_ai
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p"""
 
 _LINEAR_IN_GRADIENT = """gelu_backward tanh_backward sigmoid_backward threshold_backward silu_backward elu_backward
     hardtanh_backward leaky_relu_backward native_dropout_backward"""
@@ -779,6 +816,7 @@ OPS: dict[str, OpDecl] = _declare(
         "var.correction var_mean.correction logsumexp",
         _reduction(),
     ),
+    *_same("median.dim nanmedian.dim kthvalue mode", _reduction(default=-1)),
     *_same("histc", _histogram),
     *_same("_softmax _log_softmax", _whole_dim()),
     *_same("topk sort sort.stable", _whole_dim(default=-1)),
@@ -807,12 +845,23 @@ OPS: dict[str, OpDecl] = _declare(
     *_same("native_layer_norm_backward", _layer_norm_backward),
     *_same("embedding", _embedding),
     *_same("embedding_dense_backward", _embedding_backward),
-    *_same("max_pool2d_with_indices", _pool()),
+    *_same("max_pool2d_with_indices adaptive_max_pool2d", _pool()),
     *_same(
-        "max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
-        "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
+        "max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward adaptive_max_pool2d_backward "
+        "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward replication_pad2d_backward reflection_pad2d_backward",
         _pool((0,)),
     ),
+    *_same("max_pool3d_with_indices adaptive_max_pool3d", _pool(dims=3)),
+    *_same(
+        "max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward adaptive_max_pool3d_backward "
+        "_adaptive_avg_pool3d _adaptive_avg_pool3d_backward replication_pad3d_backward reflection_pad3d_backward",
+        _pool((0,), dims=3),
+    ),
+    *_same("replication_pad1d_backward reflection_pad1d_backward", _pool((0,), dims=1)),
+    *_same("grid_sampler_2d", _sampled(2)),
+    *_same("grid_sampler_3d", _sampled(3)),
+    *_same("grid_sampler_2d_backward", _sampled_backward(2)),
+    *_same("grid_sampler_3d_backward", _sampled_backward(3)),
     OpDecl("aten.mm", _from_text("m k, k n -> m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.bmm", _from_text("b m k, b k n -> b m n", (0,), (1,)), kind=Kind.HEAVY, flops=_flops_of_factors),
     OpDecl("aten.convolution", _convolution, kind=Kind.HEAVY, flops=_flops_convolution),

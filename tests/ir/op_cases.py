@@ -169,7 +169,22 @@ ELEMENTWISE: Mapping[str, tuple[str, Mapping[str, Attr]]] = {
     **alike("complex polar", "rr"),
     **alike("acos asin atanh erfinv log log10 log1p log2 sqrt rsqrt reciprocal", "u"),
     **alike("acosh bitwise_not", "i"),
-    **alike("atan2 maximum minimum clamp.Tensor copy", "rr"),
+    **alike("signbit erfc i0 special_i0e special_i1 special_i1e special_erfcx special_airy_ai frexp.Tensor", "r"),
+    **alike("special_bessel_j0 special_bessel_j1 special_modified_bessel_i0 special_modified_bessel_i1", "r"),
+    **alike("lgamma digamma special_ndtri special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0", "u"),
+    **alike("special_modified_bessel_k0 special_modified_bessel_k1", "u"),
+    **alike("special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1", "u"),
+    **alike("round.decimals", "r", decimals=1),
+    **alike("polygamma", "u", n=2),
+    **alike("atan2 maximum minimum clamp.Tensor copy fmin fmax copysign.Tensor hypot ldexp.Tensor nextafter", "rr"),
+    **alike("igamma igammac", "uu"),
+    **alike("gcd lcm", "ii"),
+    **alike("special_zeta", "iu"),
+    **alike("special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v", "ui"),
+    **alike("special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t", "ui"),
+    **alike("special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v", "ui"),
+    **alike("special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h", "ui"),
+    **alike("special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p", "ui"),
     **alike("eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor", "rr"),
     **alike("eq.Scalar ne.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar", "r", other=0.25),
     **alike("mul.Scalar div.Scalar add.Scalar sub.Scalar rsub.Scalar", "r", other=1.5),
@@ -484,6 +499,16 @@ def reduce_dim(d: Drawn, name: str) -> Case:
     return case(name, d.real(*shape), dim=d.dim(len(shape)), **keepdim(d))
 
 
+@cases("median.dim nanmedian.dim kthvalue mode")
+def order_statistic(d: Drawn, name: str) -> Case:
+    """Of numbers without ties, which may be at any of their places."""
+    shape = d.shape(1)
+    last = "median" not in name and d.pick(False, True)
+    dim = -1 if last else d.dim(len(shape))
+    attrs: dict[str, Attr] = {"k": d.number(1, shape[dim])} if name == "aten.kthvalue" else {}
+    return case(name, d.fine(*shape), **attrs, **({} if last else {"dim": dim}), **keepdim(d))
+
+
 @cases("_softmax _log_softmax")
 def softmax(d: Drawn, name: str) -> Case:
     shape = d.shape()
@@ -732,44 +757,108 @@ def convolution_backward(d: Drawn, name: str) -> Case:
     return case(name, grad, x, weight, **attrs)
 
 
-def images(d: Drawn) -> Tensor:
+def spatial(name: str) -> int:
+    """How many dims a window has, by the name of its op."""
+    return next(dims for dims in (1, 2, 3) if f"{dims}d" in name)
+
+
+def aten(name: str) -> Callable[..., Any]:
+    return getattr(torch.ops.aten, name.removeprefix("aten."))
+
+
+def images(d: Drawn, dims: int = 2) -> Tensor:
     lead = tuple(d.pick(1, 2, 3, 4, 6) for _ in range(d.number(1, 2)))
-    return d.fine(*lead, d.number(2, 6), d.number(2, 6))
+    return d.fine(*lead, *(d.number(2, 6 if dims < 3 else 4) for _ in range(dims)))
 
 
-def windows(d: Drawn) -> dict[str, Attr]:
-    return {"kernel_size": (2, 2), "stride": (d.pick(1, 2), 1), "padding": (d.pick(0, 1), 0)}
+def windows(d: Drawn, dims: int) -> dict[str, Attr]:
+    rest = dims - 1
+    return {
+        "kernel_size": (2,) * dims,
+        "stride": (d.pick(1, 2), *[1] * rest),
+        "padding": (d.pick(0, 1), *[0] * rest),
+    }
 
 
-@cases("max_pool2d_with_indices avg_pool2d")
+@cases("max_pool2d_with_indices avg_pool2d max_pool3d_with_indices avg_pool3d")
 def pool(d: Drawn, name: str) -> Case:
-    return case(name, images(d), **windows(d))
+    dims = spatial(name)
+    return case(name, images(d, dims), **windows(d, dims))
 
 
-@cases("max_pool2d_with_indices_backward")
+@cases("max_pool2d_with_indices_backward max_pool3d_with_indices_backward")
 def max_pool_backward(d: Drawn, name: str) -> Case:
-    x, attrs = images(d), {**windows(d), "dilation": (1, 1), "ceil_mode": False}
-    out, indices = torch.ops.aten.max_pool2d_with_indices(x, *attrs.values())
-    return case(name, d.fine(*out.shape), x, indices, **attrs)
+    dims = spatial(name)
+    x, attrs = images(d, dims), {**windows(d, dims), "dilation": (1,) * dims, "ceil_mode": False}
+    out, indices = aten(name.removesuffix("_backward"))(x, *attrs.values())
+    given = (d.fine(*out.shape), x)
+    return case(name, *given, indices, **attrs)
 
 
-@cases("avg_pool2d_backward")
+@cases("avg_pool2d_backward avg_pool3d_backward")
 def avg_pool_backward(d: Drawn, name: str) -> Case:
-    x, window = images(d), windows(d)
-    grad = d.fine(*torch.ops.aten.avg_pool2d(x, *window.values()).shape)
+    dims = spatial(name)
+    x, window = images(d, dims), windows(d, dims)
+    grad = d.fine(*aten(name.removesuffix("_backward"))(x, *window.values()).shape)
     rest: dict[str, Attr] = {"ceil_mode": False, "count_include_pad": d.pick(False, True), "divisor_override": None}
     return case(name, grad, x, **window, **rest)
 
 
-@cases("_adaptive_avg_pool2d")
+@cases("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d")
 def adaptive_pool(d: Drawn, name: str) -> Case:
-    return case(name, images(d), output_size=(d.pick(1, 2), d.pick(1, 2)))
+    dims = spatial(name)
+    return case(name, images(d, dims), output_size=tuple(d.pick(1, 2) for _ in range(dims)))
 
 
-@cases("_adaptive_avg_pool2d_backward")
+@cases("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward")
 def adaptive_pool_backward(d: Drawn, name: str) -> Case:
-    x = images(d)
-    return case(name, d.fine(*x.shape[:-2], d.pick(1, 2), d.pick(1, 2)), x)
+    dims = spatial(name)
+    x = images(d, dims)
+    return case(name, d.fine(*x.shape[:-dims], *(d.pick(1, 2) for _ in range(dims))), x)
+
+
+@cases("adaptive_max_pool2d_backward adaptive_max_pool3d_backward")
+def adaptive_max_backward(d: Drawn, name: str) -> Case:
+    dims = spatial(name)
+    x = images(d, dims)
+    out, indices = aten(name.removesuffix("_backward"))(x, [d.pick(1, 2) for _ in range(dims)])
+    return case(name, d.fine(*out.shape), x, indices)
+
+
+@cases(" ".join(f"{how}_pad{dims}d_backward" for how in ("replication", "reflection") for dims in (1, 2, 3)))
+def padded_backward(d: Drawn, name: str) -> Case:
+    dims = spatial(name)
+    x = images(d, dims)
+    padding = tuple(d.number(0, 1) for _ in range(2 * dims))
+    out = aten(name.removesuffix("_backward"))(x, padding)
+    return case(name, d.fine(*out.shape), x, padding=padding)
+
+
+def sampled(d: Drawn, name: str) -> tuple[Tensor, Tensor, dict[str, Attr]]:
+    """A picture, places in it, of which some lie outside, and how to read between pixels."""
+    dims = spatial(name)
+    batch, channels = d.pick(1, 2, 4), d.pick(1, 2, 3)
+    picture = d.fine(batch, channels, *(d.number(2, 4) for _ in range(dims)))
+    places = d.fine(batch, *(d.pick(1, 2, 4) for _ in range(dims)), dims)
+    attrs: dict[str, Attr] = {
+        "interpolation_mode": d.pick(0, 1),
+        "padding_mode": d.pick(0, 1, 2),
+        "align_corners": d.pick(False, True),
+    }
+    return picture, places, attrs
+
+
+@cases("grid_sampler_2d grid_sampler_3d")
+def sample(d: Drawn, name: str) -> Case:
+    picture, places, attrs = sampled(d, name)
+    return case(name, picture, places, **attrs)
+
+
+@cases("grid_sampler_2d_backward grid_sampler_3d_backward")
+def sample_backward(d: Drawn, name: str) -> Case:
+    picture, places, attrs = sampled(d, name)
+    grad = d.fine(*picture.shape[:2], *places.shape[1:-1])
+    return case(name, grad, picture, places, **attrs, output_mask=d.pick((True, True), (False, True)))
 
 
 def attention(d: Drawn) -> tuple[list[Tensor | None], dict[str, Attr]]:
