@@ -27,7 +27,11 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "i16": torch.int16,
     "i8": torch.int8,
     "u8": torch.uint8,
+    "u64": torch.uint64,
+    "u32": torch.uint32,
+    "u16": torch.uint16,
     "bool": torch.bool,
+    "c32": torch.complex32,
     "c64": torch.complex64,
     "c128": torch.complex128,
 }

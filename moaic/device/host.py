@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 
 import torch
 
-from moaic.device.handles import is_ours
+from moaic.device.handles import extent, is_ours
 from moaic.device.signature import Kind, Signature
-from moaic.device.transfer import laid_out, overwrite, to_device, to_host
+from moaic.device.transfer import densely, laid_out, overwrite, to_device, to_host
 
 REPLACING: Final = frozenset(
     f"aten.{name}_"
@@ -130,10 +130,17 @@ def _bring_back(signature: Signature, results: Any, args: tuple[Any, ...], kwarg
 
 def _bring(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
-        return to_device(result)
+        dense = densely(result)
+        return to_device(dense) if dense.stride() == result.stride() else _with_gaps(result)
     if isinstance(result, list | tuple):
         return [_bring(item) for item in cast("list[Any]", result)]
     return result
+
+
+def _with_gaps(result: torch.Tensor) -> torch.Tensor:
+    """On the device too a result is a view of what the op made larger."""
+    whole = result.as_strided((extent(result.shape, result.stride()),), (1,))
+    return to_device(whole).as_strided(result.shape, result.stride(), 0)
 
 
 def kernel(signature: Signature) -> Any:

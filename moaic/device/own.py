@@ -31,7 +31,6 @@ aten: Final[Any] = torch.ops.aten
 _training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
 _view: Final = torch_private.metadata_kernel(aten.view.default)
 _view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
-_view_as_complex: Final = torch_private.metadata_kernel(aten.view_as_complex.default)
 _resize: Final = torch_private.metadata_kernel(aten.resize_.default)
 _set_geometry: Final = torch_private.set_geometry_kernel()
 _KEYS: Final = torch_private.CPU_KEYS
@@ -253,12 +252,6 @@ def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return _view_dtype(tensor, dtype)
 
 
-def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype == torch.float16:
-        dtype_name(torch.complex32)
-    return _view_as_complex(tensor)
-
-
 def view_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """A contiguous copy in another shape, also where no view can have it."""
     return tensor.contiguous().view(size).clone()
@@ -395,7 +388,6 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::set_.source_Storage_storage_offset": set_storage_offset,
     "aten::set_.source_Tensor": set_tensor,
     "aten::view.dtype": view_dtype,
-    "aten::view_as_complex": view_as_complex,
     "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
     "aten::native_batch_norm": batch_norm,
@@ -410,7 +402,14 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """By op as torch names it."""
 
-METADATA: Final = ("aten::view", "aten::as_strided", "aten::unfold", "aten::_reshape_alias", "aten::view_as_real")
+METADATA: Final = (
+    "aten::view",
+    "aten::as_strided",
+    "aten::unfold",
+    "aten::_reshape_alias",
+    "aten::view_as_real",
+    "aten::view_as_complex",
+)
 """Ops whose CPU kernel changes geometry and reads no element."""
 
 COMPOSITE: Final = frozenset(

@@ -18,8 +18,11 @@ def laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if values.stride() == strides or not values.numel():
         return values
     size = extent(values.shape, strides)
-    places = torch.arange(size, device="cpu").as_strided(values.shape, strides)
-    return torch.empty(size, dtype=values.dtype, device="cpu").put_(places, values).as_strided(values.shape, strides)
+    places = torch.arange(size, device="cpu").as_strided(values.shape, strides).flatten()
+    room = torch.empty(size, 1, dtype=values.dtype, device="cpu")
+    # As bytes, since no op puts elements of every type.
+    room.view(torch.uint8)[places] = values.reshape(-1, 1).view(torch.uint8)
+    return room.as_strided(values.shape, strides)
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
