@@ -7,6 +7,7 @@ of equal local shapes with as many threads pays for the look-up alone.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -22,6 +23,9 @@ from moaic.runtime.to_fx import CPU, Run, add_in_place, run_ops, scatters, trace
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
 """What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
+
+_OUTSIDE: Final = re.compile(r"index out of bounds: 0 <= .* < (\d+)")
+"""In the words of a kernel of Inductor's for CPUs: an index, and how many there are."""
 
 
 def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> Run:
@@ -88,9 +92,19 @@ def _compiled(kernel: Any) -> Run:
         arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
         # The kernel lets go of each argument after its last use, if nobody else holds it.
         inputs.clear()
-        return list(kernel(arguments))
+        try:
+            return list(kernel(arguments))
+        except RuntimeError as error:
+            raise _as_of_an_op(error) from error
 
     return run
+
+
+def _as_of_an_op(error: RuntimeError) -> Exception:
+    """What an assertion of a compiled kernel says, as the op says it: without lines of generated code."""
+    if outside := _OUTSIDE.search(str(error)):
+        return IndexError(f"index out of range: one is negative, or not below {outside[1]}")
+    return RuntimeError("ZeroDivisionError") if "ZeroDivisionError" in str(error) else error
 
 
 def _with_kernels(function: Function, device: torch.device) -> Function:

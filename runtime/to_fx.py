@@ -34,6 +34,8 @@ Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | tuple[Tensor, ..
 
 CPU: Final = torch.device("cpu")
 
+_INTEGERS: Final = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
 WORD: Final = 0xFFFFFFFF
 MULTIPLIERS: Final = (0x21F0AAAD, 0x735A2D97)
 """Odd factors below 2**31, so that a 32-bit word times one of them fits an int64 without overflow."""
@@ -114,6 +116,15 @@ def _view(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
 def _view_as_complex(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     """Both parts of a number must lie side by side."""
     return torch.ops.aten.view_as_complex.default(operands[0].contiguous())
+
+
+def _divided(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """Quotients of integers without their remainder, whose kernel raises for a zero: Inductor's ends the process."""
+    whole = op.attrs.get("rounding_mode") == "trunc" and schema.DTYPES[op.results[0].type.dtype] in _INTEGERS
+    if not whole:
+        return _run_aten(op, operands, device)
+    (dividend, divisor), _ = schema.call_arguments(schema.signature(op.name), operands, op.attrs, device)
+    return torch.floor_divide(dividend - torch.fmod(dividend, divisor), divisor)
 
 
 def _mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
@@ -354,6 +365,8 @@ def _by_rows(matrix: Tensor) -> Tensor:
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
     "aten.view_as_complex": _view_as_complex,
+    "aten.div.Scalar_mode": _divided,
+    "aten.div.Tensor_mode": _divided,
     "aten.mm": _mm,
     "moai.sdpa": _sdpa,
     "moai.sdpa_backward": _sdpa_backward,

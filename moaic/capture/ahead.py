@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moaic.capture.from_fx import UNSAID
 from moaic.capture.windows import as_strided
 from moaic.capture.writes import assign
 
@@ -17,10 +18,17 @@ _VIEWS = """view reshape transpose permute unsqueeze squeeze expand getitem flat
 VIEWS = frozenset(_VIEWS.split())
 """What may share its operand's memory, by name; a function and the method that is called so."""
 
+
+def asserted(said: torch.Tensor, message: str = UNSAID) -> None:
+    """`torch._assert_async`: a call that gives nothing is dropped, unless it has a message."""
+    torch.ops.aten._assert_async.msg(said, message)
+
+
 CALLS: Mapping[Any, Callable[..., Any]] = {
     operator.setitem: assign,
     torch.as_strided: as_strided,
     "as_strided": as_strided,
+    torch._assert_async: asserted,  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 }
 """Calls of functions, and of methods by name, with what is called in their place."""
 

@@ -306,7 +306,7 @@ class _Reader:
         effects = node.target is _IN_ORDER
         if effects and node.args[1] is not aten._linalg_check_errors.default:
             raise _unsupported(node, self.loc)
-        asked, message = (*(node.args[2:4] if effects else node.args), _UNSAID)[:2]
+        asked, message = (*(node.args[2:4] if effects else node.args), UNSAID)[:2]
         said: Value = self.read[cast("fx.Node", asked)]
         value = self.producers[said].results[0] if effects else said
         self.emit(CHECKED, [value, said], value.type, message=str(message))
@@ -670,7 +670,7 @@ _IN_ORDER: Final = torch.ops.higher_order.with_effects
 _CHECKS: Final = frozenset({aten._assert_async.msg, aten._assert_async.default, _IN_ORDER})
 """Calls that give nothing, and raise."""
 
-_UNSAID: Final = "Expected Tensor with single nonzero value, but got zero"
+UNSAID: Final = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says where an assertion has no words."""
 
 

@@ -59,6 +59,11 @@ def of_one_number(x: Tensor, ids: Tensor) -> Tensor:
     return x.square()
 
 
+def without_words(x: Tensor, ids: Tensor) -> Tensor:
+    torch._assert_async((ids < 12).all())  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return x.square()
+
+
 Form = Callable[[Tensor, Tensor], Tensor]
 
 FORMS: dict[Form, str] = {
@@ -69,6 +74,7 @@ FORMS: dict[Form, str] = {
     inverses: "linalg.inv: .*singular",
     apart: "not all are small",
     of_one_number: "is large",
+    without_words: "single nonzero value, but got zero",
 }
 
 
@@ -118,3 +124,49 @@ def test_a_check_is_raised_with_its_words_and_later_steps_go_on(form: Form, opti
     with torch.no_grad(), pytest.raises(RuntimeError, match=FORMS[form]):
         run(x.to("moai"), bad.to("moai")).item()
     torch.testing.assert_close(step(run, model, x.to("moai"), good.to("moai")), expected)
+
+
+def looked_up(x: Tensor, ids: Tensor) -> Tensor:
+    return functional.embedding(ids, x)
+
+
+def counted(x: Tensor, ids: Tensor) -> Tensor:
+    return functional.cross_entropy(x, ids)
+
+
+def divided(x: Tensor, ids: Tensor) -> Tensor:
+    return torch.div(x.long(), 8 - ids, rounding_mode="trunc")
+
+
+KERNELS: dict[Form, tuple[type[Exception], str]] = {
+    looked_up: (IndexError, "index out of range: one is negative, or not below 4\n"),
+    counted: (IndexError, "index out of range: one is negative, or not below 4\n"),
+    divided: (RuntimeError, "^ZeroDivisionError\n"),
+}
+
+
+@pytest.mark.parametrize("form", KERNELS, ids=lambda form: form.__name__)
+def test_a_compiled_kernel_fails_as_the_op_does(form: Form) -> None:
+    torch.compiler.reset()
+    kind, words = KERNELS[form]
+    run: Any = torch.compile(form, backend="moai", options={"compile": True})
+    x, good, bad = torch.arange(16.0).view(4, 4) - 7, torch.tensor([3, 0, 1, 2]), torch.tensor([3, 0, 8, 2])
+    assert torch.equal(run(x.to("moai"), good.to("moai")).cpu(), form(x, good))
+    with pytest.raises(kind, match=words):
+        run(x.to("moai"), bad.to("moai")).cpu()
+    assert (torch.ones(3, device="moai") + 1).sum().item() == 6
+
+
+@pytest.mark.parametrize("other", [-3, 0, 2.5])
+def test_compiled_quotients_by_a_number_are_those_of_the_op(other: float) -> None:
+    def quotients(x: Tensor) -> Tensor:
+        return torch.div(x, other, rounding_mode="trunc")
+
+    torch.compiler.reset()
+    run: Any = torch.compile(quotients, backend="moai", options={"compile": True})
+    x = torch.arange(-9, 9)
+    if other:
+        assert torch.equal(run(x.to("moai")).cpu(), quotients(x))
+    else:
+        with pytest.raises(RuntimeError, match=r"^ZeroDivisionError\n"):
+            run(x.to("moai")).cpu()
