@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 
 class _Version(NamedTuple):
-    tensor: weakref.ref[Tensor]
+    tensor: Callable[[], Tensor | None]
     version: int
     name: str
+
+
+def _watched(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """A parameter, unless it is gone; of all else an alias, whose writes are counted when the view given is gone."""
+    if tensor.is_leaf and tensor.requires_grad:
+        return weakref.ref(tensor)
+    alias = tensor.detach()
+    return lambda: alias
 
 
 class Saved:
@@ -21,13 +29,13 @@ class Saved:
     def __init__(self, names: Mapping[int, str], values: Sequence[Any]) -> None:
         read = [(values[at], name) for at, name in names.items()]
         self._versions = [
-            _Version(weakref.ref(each), each._version, name)
+            _Version(_watched(each), each._version, name)
             for each, name in read
             if isinstance(each, Tensor) and not each.is_inference()
         ]
 
     def check(self) -> None:
-        """Raise as PyTorch does if one of them has been written since; one that nobody holds cannot be."""
+        """Raise as PyTorch does if one of them has been written since."""
         for each in self._versions:
             tensor = each.tensor()
             if tensor is not None and tensor._version > each.version:

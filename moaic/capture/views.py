@@ -50,7 +50,14 @@ class Seen:
             tensor = view.of(tensor)
         if self.known:
             return tensor
-        return _placed(tensor, tensor.storage_offset(), tensor.shape, tensor.stride())
+        alone = _placed(tensor, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return _done(alone, conj=tensor.is_conj(), neg=tensor.is_neg())
+
+
+def _done(tensor: Tensor, *, conj: bool, neg: bool) -> Tensor:
+    """With what a view had still to be done to every number, of which its storage says nothing."""
+    tensor = tensor.conj_physical_() if conj else tensor
+    return tensor.neg_() if neg else tensor
 
 
 def laid(shape: tuple[int, ...], strides: tuple[int, ...]) -> Laid | None:

@@ -81,6 +81,8 @@ FUNCTIONS: dict[str, Function] = {
     "product": lambda x, y, n: (x @ y.t(), (x.t() @ y)[:n]),
     "twice": lambda x, y, n: _with(x + y, lambda h: (h, h, h[0])),
     "mixed": lambda x, y, n: (x[:, :n], x[:, :n] * 2, y.relu().reshape(-1)),
+    "conjugated": lambda x, y, n: torch.complex(x, y).conj()[1:, :n],
+    "imaginary": lambda x, y, n: torch.complex(x, y).mH.imag[1:],
     "long": lambda x, y, n: ((x[:, :n] > 0).t(), x.argmax(1), (y > 0)[:n]),
     "reordered": lambda x, y, n: x.view(x.shape[0], 2, -1).permute(2, 0, 1) * 2 if x.is_contiguous() else x * 2,
     "in place": _in_place,
@@ -152,7 +154,7 @@ def gradient(leaf: Tensor, returned: Any) -> Any:
     trained = [result for result in results if result.requires_grad]
     if not trained:
         return None
-    torch.stack([(result * result).sum() for result in trained]).sum().backward()
+    torch.stack([(result * result.conj()).real.sum() for result in trained]).sum().backward()
     return cast("Any", None if leaf.grad is None else leaf.grad.cpu().tolist())
 
 

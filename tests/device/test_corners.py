@@ -158,8 +158,9 @@ def test_what_a_compiled_backward_reads_may_not_be_written_before(accelerator: s
         with torch.no_grad():
             model[0].bias.add_(1)  # no gradient depends on it
         (first + second).backward()
-        for written in (x, model[2].weight.detach()):
-            loss = compiled(x).sum()
+        for given, written in ((x, x), (x[:1], x), (x.detach(), x), (x, model[2].weight.detach())):
+            model.train(given.shape[0] > 1)
+            loss = compiled(given).sum()
             written.add_(1)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
