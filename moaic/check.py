@@ -16,7 +16,6 @@ from moaic.distance import distance, largest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.printer import render
-from moaic.ir.types import FLOATING
 from moaic.ir.verify import check_made
 from moaic.passes.build import Builder
 from moaic.passes.candidates import candidates
@@ -78,30 +77,28 @@ class Step:
 
     def cast(self, dtype: str) -> Step:
         """This step in another floating type."""
-        kinds = (param.type.dtype for param in self.module.main.params)
-        pairs = zip(self.inputs, kinds, strict=True)
-        inputs = (tensor.to(DTYPES[dtype]) if kind in FLOATING else tensor for tensor, kind in pairs)
-        return Step(promote(self.module, dtype), tuple(inputs))
+        module = promote(self.module, dtype)
+        pairs = zip(self.inputs, module.main.params, strict=True)
+        return Step(module, tuple(tensor.to(DTYPES[param.type.dtype]) for tensor, param in pairs))
 
 
 def step_of(taken: Taken) -> Step:
     """A captured step in float64, with arbitrary values for the tangents of everything that it returns."""
-    function = taken.captured.function
-    return Step(promote(Module((function,))), tuple(_values(function, taken)))
+    module = promote(Module((taken.captured.function,)))
+    return Step(module, tuple(_values(module.main, taken)))
 
 
 def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(1)
     given, constants = iter(taken.arguments), iter(taken.captured.constants)
     for index, param in enumerate(function.params):
-        kind = function.param_role(index).kind
+        kind, dtype = function.param_role(index).kind, DTYPES[param.type.dtype]
         if kind == "key":
             yield torch.tensor(KEY)
         elif kind == "tangent":
-            yield torch.randn(param.type.shape, generator=generator, dtype=torch.float64)
+            yield torch.randn(param.type.shape, generator=generator, dtype=dtype)
         else:
-            tensor = next(constants if kind == "constant" else given).detach().cpu()
-            yield tensor.double() if param.type.dtype in FLOATING else tensor.clone()
+            yield next(constants if kind == "constant" else given).detach().cpu().to(dtype, copy=True)
 
 
 def plans_of(step: Module, ranks: int, request: Request = ANY) -> list[Config]:

@@ -48,7 +48,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
         for gather_keys in _ways_of_keys(cp, request)
         for micro_batches in _micro_batches(rows, request)
-        if rows % (dp * micro_batches) == 0
+        if _divides(dp * micro_batches, rows)
         for schedule in _schedules(pp, micro_batches, trains, request)
         for mode in _recompute_modes(trains, request)
         for level in _levels(dp, trains, request)
@@ -155,7 +155,7 @@ def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> S
 def _micro_batches(rows: int, request: Request) -> Sequence[int]:
     if request.micro_batches is not None:
         return [request.micro_batches]
-    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if rows % (1 << power) == 0]
+    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if _divides(1 << power, rows)]
     return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
 
 
@@ -211,11 +211,11 @@ def _check_workers(workers: int, request: Request) -> None:
 
 def _check_batch(workers: int, rows: int, request: Request) -> None:
     dp, parts = request.dp or 1, request.micro_batches or 1
-    if rows % parts:
+    if not _divides(parts, rows):
         raise Diagnostic(f"micro_batches={parts} does not divide a batch of {rows}: {_would(_divisors(rows))}")
-    if rows % dp:
+    if not _divides(dp, rows):
         raise Diagnostic(f"dp={dp} does not divide a batch of {rows}: {_would(_divisors(rows, workers))}")
-    if rows % (dp * parts):
+    if not _divides(dp * parts, rows):
         raise Diagnostic(
             f"dp={dp} with micro_batches={parts} does not divide a batch of {rows} into {dp * parts} equal parts: "
             f"with dp={dp}, micro_batches of {_would(_divisors(rows // dp))}"
@@ -250,7 +250,7 @@ def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> No
         return
     most = workers // prod(n or 1 for n in (request.pp, request.ep, request.cp, request.tp))
     parts = request.micro_batches or 1
-    if not any(rows % (dp * parts) == 0 for dp in range(2, most + 1)):
+    if not any(_divides(dp * parts, rows) for dp in range(2, most + 1)):
         raise Diagnostic(
             f"{_wanted_distribution(request)} shares parameters out over dp, and no dp from 2 to {most} divides a "
             f"batch of {rows}" + (f" in {parts} micro-batches" if parts > 1 else "")
@@ -278,7 +278,12 @@ def _are(workers: int) -> str:
 
 
 def _divisors(rows: int, most: int | None = None) -> list[int]:
-    return [n for n in range(1, min(rows, most or rows) + 1) if rows % n == 0]
+    return [n for n in range(1, min(rows or 1, most or rows or 1) + 1) if _divides(n, rows)]
+
+
+def _divides(parts: int, rows: int) -> bool:
+    """Whether every part gets as many rows: where there are none, they are split no more than one is."""
+    return (rows or 1) % parts == 0
 
 
 def _would(numbers: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from moaic.ir.layout import WHOLE, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.ring import rings_for
 from moaic.ir.rules import Strategy
+from moaic.ir.types import FLOATING
 from moaic.passes.annotate import Annotated, Axis
 from moaic.passes.softmax import take_apart
 from moaic.passes.solver_prices import Prices
@@ -39,17 +40,17 @@ def follow_context(
     Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
     Heads are exchanged for rows so that weights, and heads with them, still fall into `tp` parts.
     """
-    _check(module, axis)
-    module, found = take_apart(module, axis, partial(_possible, tp=tp))
+    rows = _rows(module, axis)
+    module, found = take_apart(module, axis, partial(_possible, tp=tp, rows=rows))
     found = _used(module, axis, found)
     if not gather_keys:
         found = _without_gathers(module, axis, found)
     return solved(module, axis, found, prices or Prices(), inputs_split=True)
 
 
-def _possible(module: Module, axis: Axis, tp: int) -> Possible:
+def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> Possible:
     """What rules allow, and rings."""
-    found = possible(module, axis, partial(_seeds, tp=tp), weight_values)
+    found = possible(module, axis, partial(_seeds, tp=tp, wanted=rows), weight_values)
     strategies = dict(found.strategies)
     for op in _attention(module):
         *others, replicated = strategies[op]
@@ -80,11 +81,18 @@ def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
 
 
 def lengths(module: Module) -> list[int]:
-    """Lengths of sequences: rows and columns of attention, and tokens in a row of the batch."""
+    """Lengths of sequences: rows and columns of attention, and tokens in a row of the batch.
+
+    Attention with dropout is spelled out: a softmax over as many keys as a row of the batch has vectors.
+    """
     found: dict[int, None] = {}
+    keys = {op.results[0].type.shape[-1] for op in _softmaxes(module)}
     for index, value in enumerate(module.main.params):
-        if module.main.param_role(index).kind == "input" and value.type.dtype == "i64" and len(value.type.shape) == 2:
-            found[value.type.shape[1]] = None
+        shape = value.type.shape
+        of_tokens = value.type.dtype == "i64" and len(shape) == 2
+        of_vectors = value.type.dtype in FLOATING and len(shape) == 3 and shape[1] in keys
+        if module.main.param_role(index).kind == "input" and (of_tokens or of_vectors):
+            found[shape[1]] = None
     for op in _attention(module):
         found.update(dict.fromkeys(value.type.shape[2] for value in query_key_value(op)))
     return [length for length in found if length > 1]
@@ -94,7 +102,14 @@ def _attention(module: Module) -> Iterator[Op]:
     return (op for function in module.functions for op in function.ops if op.name in ATTENTION)
 
 
-def _check(module: Module, axis: Axis) -> None:
+def _softmaxes(module: Module) -> Iterator[Op]:
+    """Those of matrices."""
+    ops = (op for function in module.functions for op in function.ops if op.name == "aten._softmax")
+    return (op for op in ops if len(op.results[0].type.shape) >= 3)
+
+
+def _rows(module: Module, axis: Axis) -> frozenset[int]:
+    """The lengths of sequences; raises Diagnostic where the axis divides none."""
     asked = f"{axis.name}={axis.size}"
     found = lengths(module)
     if not found:
@@ -105,11 +120,12 @@ def _check(module: Module, axis: Axis) -> None:
         most = max(found)
         would = [f"{axis.name}={n}" for n in range(2, most + 1) if any(length % n == 0 for length in found)]
         raise Diagnostic(f"{asked} does not divide a sequence of {most}{alternatives(would)}")
+    return frozenset(found)
 
 
-def _seeds(module: Module, axis: Axis, tp: int) -> Iterator[tuple[Value, State]]:
+def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Iterator[tuple[Value, State]]:
     """The sequence in the inputs and in attention, also in stripes where these balance it; the heads of attention."""
-    n, wanted = axis.size, set(lengths(module))
+    n = axis.size
     in_stripes = any(map(is_causal, _attention(module)))
 
     def rows(value: Value, dim: int) -> Iterator[tuple[Value, State]]:

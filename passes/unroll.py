@@ -40,10 +40,11 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     added = local.params[len(function.params) :]
     # The number is an operand like any other: only what differs between ranks is supplied by those who run a program.
     numbers = {param: Value(NUMBER, axis) for param in added}
+    scalars = [Op("aten.view", (numbers[param],), (param,), {"size": ()}, local.ops[0].loc) for param in added]
     return replace(
         local,
         params=tuple(numbers.get(param, param) for param in local.params),
-        ops=tuple(op.with_operands(numbers) for op in local.ops) if numbers else local.ops,
+        ops=(*scalars, *local.ops),
         param_roles=(*function.param_roles, *(NO_ROLE for _ in added)) if function.param_roles else (),
     )
 

@@ -26,6 +26,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Request, parse_request
 from moaic.runtime.interpreter import run_function
+from moaic.runtime.schema import DTYPES
 from tests.architectures.tiny import Batch, made, model_of, without_dropout
 
 PLANS: Mapping[str, tuple[str, int]] = {
@@ -69,9 +70,6 @@ class Interpreted:
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason
-
-
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def _tangents(captured: Captured) -> list[Any]:

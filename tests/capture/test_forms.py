@@ -184,6 +184,47 @@ def _label(role: Role) -> str:
     return role.label if role.kind == "grad" else "loss"
 
 
+class Row(nn.Module):
+    """One row, looked up by a number that has no dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(torch.tensor(2), self.before(x)).sum()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_row_is_looked_up_in_a_batch_that_is_split(plan: str) -> None:
+    torch.compiler.reset()
+    step = with_tangent_of_loss_alone(step_of(take_call(Row(), {"x": torch.randn(ROWS, WIDTH).double()})))
+    (config, *_) = plans_of(step.module, PLANS[plan], parse_request(plan))
+    verdict = Proof(step).verdict(config)
+    assert verdict.fate is Fate.PASS, verdict
+
+
+class Forgetful(nn.Module):
+    """Attention with dropout, of vectors: its graph has no attention and no tokens, only their softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, 3 * WIDTH).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.before(x).view(ROWS, LENGTH, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        found = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, dropout_p=0.25)
+        return found.square().sum()
+
+
+def test_attention_with_dropout_is_split_along_the_sequence() -> None:
+    torch.compiler.reset()
+    step = with_tangent_of_loss_alone(step_of(take_call(Forgetful(), {"x": torch.randn(ROWS, LENGTH, WIDTH).double()})))
+    (config, *_) = plans_of(step.module, 2, parse_request("cp=2"))
+    verdict = Proof(step).verdict(config)
+    assert verdict.fate is Fate.PASS, verdict
+
+
 def test_windows_that_somebody_writes_through_are_refused() -> None:
     """A look-up would be a copy: what is written to one would be lost in the other."""
 

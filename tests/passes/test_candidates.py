@@ -87,6 +87,12 @@ def test_an_impossible_request_says_why(workers: int, request_text: str, message
     assert message in raised.value.message
 
 
+def test_a_batch_of_no_rows_is_not_split() -> None:
+    assert {(config.dp, config.micro_batches) for config in candidates(evaluation(rows=0), 2, Request())} == {(1, 1)}
+    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 0: 1 would"):
+        candidates(evaluation(rows=0), 2, Request(dp=2))
+
+
 def test_evaluation_of_a_last_batch_may_be_split_otherwise() -> None:
     request = Request(dp=2, micro_batches=2, distribute_param="step")
     assert relaxed(evaluation(rows=4), request) == request
