@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch._functorch._aot_autograd.descriptors import BackwardTokenAOTInput
 from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
@@ -237,8 +238,11 @@ def _keeps_memory(target: Any) -> bool:
 
 
 def _is_tangent(node: fx.Node) -> bool:
+    """Whether the backward is given it: a tangent, or a token for the first of its ops with effects."""
     description = node.meta.get("desc")
-    return description.is_tangent() if description is not None else "tangents" in str(node.target)
+    if description is None:
+        return "tangents" in str(node.target)
+    return description.is_tangent() or isinstance(description, BackwardTokenAOTInput)
 
 
 def _sequence(returned: Any) -> Sequence[Any]:

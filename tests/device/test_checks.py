@@ -170,3 +170,18 @@ def test_compiled_quotients_by_a_number_are_those_of_the_op(other: float) -> Non
     else:
         with pytest.raises(RuntimeError, match=r"^ZeroDivisionError\n"):
             run(x.to("moai")).cpu()
+
+
+def test_a_backward_may_be_all_that_checks() -> None:
+    """That of eigenvalues solves a system."""
+
+    def spread(x: Tensor) -> Tensor:
+        return LINALG.eig(x)[1].abs().sum() + LINALG.eigvals(x).abs().sum()
+
+    torch.compiler.reset()
+    run: Any = torch.compile(spread, backend="moai", options={"compile": False})
+    ours, theirs = (torch.arange(9.0).view(3, 3).cos().to(device).requires_grad_() for device in ("moai", "cpu"))
+    run(ours).backward()
+    spread(theirs).backward()
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
