@@ -70,6 +70,8 @@ class Worker:
         self._operators: dict[int, Operator] = {}
         self._paths: dict[int, _Path] = {}
         self._programs: dict[int, Program] = {}
+        self._loads: dict[int, int] = {}
+        """By program the number of the command that loads it, which is to blame if there is none."""
         self._trace = Trace(station.physical.synchronize)
         self._trouble = Trouble(self.table)
         self._raised = raised
@@ -290,6 +292,7 @@ class Worker:
     def _load(self, number: int, text: str, compiled: bool, recorded: bool, ranks: int) -> None:
         for program in self._programs.values():
             program.forget_recording()
+        self._loads[number] = self._number
         note = partial(self._note, number)
         load = partial(Program, text, self.station, compiled=compiled, recorded=recorded, note=note)
         self._programs[number] = self._agreed(range(ranks) if self.rank < ranks else (), load, carries=False)
@@ -303,7 +306,9 @@ class Worker:
     def _run(
         self, number: int, inputs: Sequence[int], outputs: Sequence[int | None], key: Sequence[int] | None
     ) -> None:
-        program = self._programs[number]
+        program = self._programs.get(number)
+        if program is None:
+            raise Spoilt(self._loads[number])
         if not program.takes_part:
             return
         wanted = [buffer_id is not None for buffer_id in outputs]

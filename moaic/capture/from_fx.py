@@ -1122,6 +1122,12 @@ def _standard_normal(call: _Call) -> Value:
     return call.emit("aten.mul.Tensor", radius, angle, kind=wide)
 
 
+def _averages_backward(call: _Call) -> Value:
+    """Inductor wants a number for each of two dims, where one for both may be given."""
+    wide = {name: given * 2 for name, given in call.attrs.items() if isinstance(given, tuple) and len(given) == 1}
+    return call.emit_as(call.name, call.operands, {**call.attrs, **wide})
+
+
 def _integers(call: _Call) -> Value:
     """floor(u * (high - low)) + low; ranges up to 2**24 are exact."""
     low, high = call.attrs.get("low", 0), call.attrs["high"]
@@ -1248,6 +1254,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten._scaled_mm": _scaled_mm,
     **_each("aten.index_put aten._unsafe_index_put", _index_put),
     "aten.scatter_add": _scatter_add,
+    "aten.avg_pool2d_backward": _averages_backward,
     "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,

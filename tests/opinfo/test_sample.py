@@ -16,6 +16,7 @@ CASES = {
     "strided": ("nn_functional_group_norm", "nn_functional_dropout"),
     "in place": ("masked_scatter",),
     "out=": ("linalg_qr", "fft_fft", "index_copy"),
+    "dp=2": ("nn_functional_avg_pool2d",),
 }
 
 

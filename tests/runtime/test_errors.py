@@ -134,6 +134,34 @@ def test_a_program_that_cannot_be_compiled_fails_where_it_runs(two: Accelerator)
     assert two.download(whole(again)).tolist() == [0, 1, 2, 3]
 
 
+UNKNOWN_TO_INDUCTOR = """// moai 1
+mesh [dp=2]
+func @pool(%g: f32[1, 1, 2, 2]) -> (f32[1, 1, 2, 2]) {
+  %y = aten.avg_pool2d_backward %g, %g {WINDOW} : f32[1, 1, 2, 2]
+  return %y
+}
+func @main(%x: f32[1, 1, 2, 2] input "x") -> (f32[1, 1, 2, 2]) {
+  %y = call @pool %x : f32[1, 1, 2, 2]
+  return %y
+}
+""".replace(
+    "WINDOW",
+    "kernel_size = [1], stride = [1], padding = [0], ceil_mode = false, "
+    "count_include_pad = true, divisor_override = none",
+)
+
+
+def test_where_it_runs_a_program_says_why_it_was_not_compiled(two: Accelerator) -> None:
+    x = up(two, torch.ones(1, 1, 2, 2))
+    program = two.load(UNKNOWN_TO_INDUCTOR)
+    for _ in range(2):
+        out = two.buffer("f32", (1, 1, 2, 2))
+        two.run(program, [x], [out])
+        with pytest.raises(Exception, match="avg_pool2d_backward"):
+            two.download(whole(out))
+    assert two.download(whole(x)).sum().item() == 4
+
+
 TRAINING = """
 import copy, os, sys, torch, torch.nn.functional as F
 from torch import nn
