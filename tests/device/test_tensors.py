@@ -266,7 +266,11 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: torch.ones(3, device="moai:1"), RuntimeError, "there is one device moai"),
     (lambda: torch.arange(3, device="moai:1"), RuntimeError, "there is one device moai"),
     (lambda: torch.ones(3).to("moai:2"), RuntimeError, "there is one device moai"),
-    (lambda: torch.ones(3, device=MOAI, dtype=torch.uint16), TypeError, "holds no tensors of torch.uint16"),
+    (
+        lambda: torch.ones(3, device=MOAI, dtype=torch.float8_e8m0fnu),
+        TypeError,
+        "holds no tensors of torch.float8_e8m0fnu",
+    ),
     (lambda: torch.ones(3, device=MOAI).to_sparse(), NotImplementedError, "dense tensors only"),
     (lambda: torch.ones(3, dtype=torch.int64, device=MOAI).add_(1.5), RuntimeError, "romotion"),
     (lambda: torch.empty(-1, device=MOAI), RuntimeError, "negative dimension"),
