@@ -43,6 +43,18 @@ compiled(torch.randn(4, 6)).square().mean().backward()
 raise AssertionError("its first step was run")
 """
 
+BROKEN = SCRIPT.replace(
+    "compiled = torch.compile(model, ",
+    """
+def after_a_view(x):
+    columns = x[:, :6]
+    torch._dynamo.graph_break()
+    return model(columns)
+
+compiled = torch.compile(after_a_view, """,
+)
+"""Of its two graphs the first computes nothing."""
+
 
 @pytest.fixture
 def step(tmp_path: Path) -> str:
@@ -122,9 +134,10 @@ def test_on_workers_too(step: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len([line for line in lines if "2 virtual" in line]) == len([line for line in lines if "2 workers" in line])
 
 
-def test_the_first_step_of_a_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [SCRIPT, BROKEN], ids=["whole", "broken"])
+def test_the_first_step_of_a_script(script: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT, encoding="utf-8")
+    path.write_text(script, encoding="utf-8")
     command = [sys.executable, "-m", "moaic", "check", str(path), "--devices", "2", "--", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -61,12 +61,14 @@ class _TakenError(BaseException):
 
 
 class _Recorder:
-    """An engine that runs nothing."""
+    """An engine that runs nothing, and so comes past graphs of which nothing but views of arguments is wanted."""
 
     def __init__(self, program: FxProgram) -> None:
         self.program = program
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> NoReturn:
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        if not captured.function.results:
+            return ()
         raise _TakenError(Taken(captured, tuple(argument.detach() for argument in arguments)))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:

@@ -56,7 +56,8 @@ class Interpreted:
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         given = [argument.detach().clone() for argument in arguments]
-        self.taken.setdefault(id(captured), Taken(captured, tuple(given)))
+        if captured.function.results:
+            self.taken.setdefault(id(captured), Taken(captured, tuple(given)))
         if call is not None:
             self.calls[call] = given
         zeros = [torch.zeros(value.type.shape, dtype=DTYPES[value.type.dtype]) for value in _tangents(captured)]
