@@ -120,10 +120,9 @@ def _view_as_complex(op: Op, operands: Sequence[Any], device: torch.device) -> T
 
 def _divided(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     """Quotients of integers without their remainder, whose kernel raises for a zero: Inductor's ends the process."""
-    whole = op.attrs.get("rounding_mode") == "trunc" and schema.DTYPES[op.results[0].type.dtype] in _INTEGERS
-    if not whole:
-        return _run_aten(op, operands, device)
     (dividend, divisor), _ = schema.call_arguments(schema.signature(op.name), operands, op.attrs, device)
+    if op.attrs.get("rounding_mode") != "trunc" or torch.result_type(dividend, divisor) not in _INTEGERS:
+        return _run_aten(op, operands, device)
     return torch.floor_divide(dividend - torch.fmod(dividend, divisor), divisor)
 
 
