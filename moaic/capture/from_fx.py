@@ -1008,25 +1008,72 @@ def _seen_as(call: _Call, x: Value, shape: tuple[int, ...]) -> Value:
     return call.emit("aten.view", x, kind=TensorType(x.type.dtype, shape), size=shape)
 
 
+def _index(call: _Call) -> Value:
+    base, indices = call.operands
+    assert isinstance(base, Value)
+    assert isinstance(indices, tuple)
+    places = _place_in_each_row(call, base, indices)
+    if places is None:
+        return call.emit_as("aten.index.Tensor", call.operands, call.attrs)
+    found = call.emit("aten.gather", base, places, kind=TensorType(base.type.dtype, places.type.shape), dim=1)
+    return _seen_as(call, found, call.kind.shape)
+
+
+def _place_in_each_row(call: _Call, base: Value, indices: Sequence[Value | None]) -> Value | None:
+    """Of `x[arange(rows), places]`, which takes something of each row, the places as `gather` wants them."""
+    if len(indices) != 2 or len(base.type.shape) < 2:
+        return None
+    rows, places = indices
+    count, length, *inner = base.type.shape
+    alike = TensorType("i64", (count,))
+    if rows is None or places is None or not rows.type == places.type == alike or not _counts(call, rows):
+        return None
+    each, wide = (count, 1, *(1 for _ in inner)), (count, 1, *inner)
+    column = call.emit("aten.view", _from_zero(call, places, length), kind=TensorType("i64", each), size=each)
+    return _expanded(call, column, wide)
+
+
+def _counts(call: _Call, numbers: Value) -> bool:
+    """Whether these are 0, 1, 2 and so on."""
+    made = call.reader.producers.get(numbers)
+    if made is None or made.name != "aten.arange.start_step":
+        return False
+    return not made.attrs.get("start") and made.attrs.get("step", 1) == 1
+
+
+def _expanded(call: _Call, x: Value, shape: tuple[int, ...]) -> Value:
+    if x.type.shape == shape:
+        return x
+    return call.emit("aten.expand", x, kind=TensorType(x.type.dtype, shape), size=shape)
+
+
+def _from_zero(call: _Call, index: Value, count: int) -> Value:
+    """An index that names nothing from the end."""
+    below = call.emit("aten.lt.Scalar", index, kind=TensorType("bool", index.type.shape), other=0)
+    wrapped = call.emit("aten.add.Tensor", index, None, kind=index.type, other=count)
+    return call.emit("aten.where.self", below, wrapped, index, kind=index.type)
+
+
 def _index_put(call: _Call) -> Value:
     """The gradient of a look-up of rows is that of an embedding, which splits over the look-ups too."""
     base, indices, values = call.operands
     assert isinstance(base, Value)
     assert isinstance(indices, tuple)
     assert isinstance(values, Value)
+    adds_to_nothing = call.attrs.get("accumulate") and _is_zero(call, base)
+    if adds_to_nothing and (places := _place_in_each_row(call, base, indices)) is not None:
+        taken = (base.type.shape[0], *base.type.shape[2:])
+        source = _seen_as(call, _expanded(call, values, taken), places.type.shape)
+        return call.emit_as("aten.scatter_add", [base, places, source], {"dim": 1})
     rows = indices[0]
     looked_up = len(indices) == 1 and rows is not None and rows.type.dtype == "i64"
-    if not (call.attrs.get("accumulate") and _is_zero(call, base) and looked_up and base.type.dtype in FLOATING):
+    if not (adds_to_nothing and looked_up and base.type.dtype in FLOATING):
         return call.emit_as("aten.index_put", call.operands, call.attrs)
     assert rows is not None
     count, *inner = base.type.shape
     wanted = (*rows.type.shape, *inner)
-    if values.type.shape != wanted:
-        values = call.emit("aten.expand", values, kind=TensorType(values.type.dtype, wanted), size=wanted)
-    # No row counts from the end in an embedding.
-    below = call.emit("aten.lt.Scalar", rows, kind=TensorType("bool", rows.type.shape), other=0)
-    wrapped = call.emit("aten.add.Tensor", rows, None, kind=rows.type, other=count)
-    found = call.emit("aten.where.self", below, wrapped, rows, kind=rows.type)
+    values = _expanded(call, values, wanted)
+    found = _from_zero(call, rows, count)
     return _summed_by_row(call, values, found, TensorType(base.type.dtype, (count, prod(inner))), base.type.shape)
 
 
@@ -1253,9 +1300,10 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "moai.sdpa_backward": _sdpa_backward,
     "aten._scaled_mm": _scaled_mm,
     **_each("aten.index_put aten._unsafe_index_put", _index_put),
+    "aten.index.Tensor": _index,
     "aten.scatter_add": _scatter_add,
     "aten.avg_pool2d_backward": _averages_backward,
-    "aten._unsafe_index.Tensor": _renamed("aten.index.Tensor"),
+    "aten._unsafe_index.Tensor": _index,
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,
     # A conjugate that is only marked as one has no meaning in memory.

@@ -116,6 +116,13 @@ def masked_elements(x: Tensor, token: Tensor) -> Tensor:
     return x * 2
 
 
+def last_tokens(x: Tensor, token: Tensor) -> Tensor:
+    """What classifies a row, by its last token that is no padding; from the end where there is none."""
+    rows = torch.arange(ROWS)
+    last = (x.detach()[..., 0] > 0.05).sum(-1) - 1
+    return x[rows, last] * token + x.reshape(ROWS, -1)[rows, last * 2][:, None]
+
+
 EVERY: tuple[Form, ...] = (
     turned_pairs,
     every_third,
@@ -127,6 +134,7 @@ EVERY: tuple[Form, ...] = (
     masked_tokens,
     pictures_among_words,
     masked_elements,
+    last_tokens,
 )
 
 FORMS: Mapping[str, Form] = {form.__name__: form for form in EVERY}
