@@ -73,7 +73,7 @@ def lower(module: Module, unread: Collection[int] | None = None) -> Programs:
 
     Unless told, what usually nobody reads.
     """
-    made = Segments()
+    made = Segments(frozenset(function.name for function in module.functions))
     timed = unroll(_inlined(module, made))
     left_out = usually_unread(module.main) if unread is None else unread
     joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in left_out])

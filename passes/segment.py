@@ -25,12 +25,14 @@ from moaic.passes.sums import Known
 class Segments:
     """Segment functions made so far, found again by what they compute."""
 
+    others: frozenset[str] = frozenset()
+    """Names of functions that are there already."""
     by_key: dict[Hashable, Function] = field(default_factory=dict[Hashable, Function])
     adding: Known = field(default_factory=Known)
     """Those of them that add to sums, made when a program needs them so."""
 
     def name_for(self, stem: str) -> str:
-        taken = {function.name for function in self.by_key.values()}
+        taken = self.others | {function.name for function in self.by_key.values()}
         return next(name for i in range(len(taken) + 1) if (name := f"{stem}.{i}") not in taken)
 
     @property
