@@ -95,16 +95,18 @@ def _compiled(kernel: Any) -> Run:
         try:
             return list(kernel(arguments))
         except RuntimeError as error:
-            raise _as_of_an_op(error) from error
+            if (same := _as_of_an_op(error)) is None:
+                raise
+            raise same from error
 
     return run
 
 
-def _as_of_an_op(error: RuntimeError) -> Exception:
+def _as_of_an_op(error: RuntimeError) -> Exception | None:
     """What an assertion of a compiled kernel says, as the op says it: without lines of generated code."""
     if outside := _OUTSIDE.search(str(error)):
         return IndexError(f"index out of range: one is negative, or not below {outside[1]}")
-    return RuntimeError("ZeroDivisionError") if "ZeroDivisionError" in str(error) else error
+    return RuntimeError("ZeroDivisionError") if "ZeroDivisionError" in str(error) else None
 
 
 def _with_kernels(function: Function, device: torch.device) -> Function:
