@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
-from torch import Tensor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-Batch = dict[str, Tensor]
+from tests.architectures.pictures import IGNORED, Batch, seen
 
 ROWS = 4
 LENGTH = 8
@@ -25,7 +24,6 @@ SIDE = 32
 CLASSES = 5
 LAYERS = 2
 SAMPLES = 2000
-IGNORED = -100
 LARGEST = 40_000_000
 """Parameters that a form may have and still be tried."""
 
@@ -86,6 +84,8 @@ SIZES: Mapping[str, int] = {
     **_each("state_size mamba_d_state ssm_state_size mamba_chunk_size chunk_size", 8),
     **_each("sliding_window local_attention attention_window sliding_window_size window_size block_size", 4),
     **_each("time_step_rank mamba_dt_rank codevector_dim proj_codevector_dim classifier_proj_size", 8),
+    **_each("text_hidden_size projector_input_dim projector_output_dim vision_output_dim", WIDTH),
+    **_each("mm_tokens_per_image vision_soft_tokens_per_image", 4),
     **_each("num_codevectors_per_group num_negatives num_conv_pos_embeddings num_conv_pos_embedding_groups", 8),
     **_each("mask_time_length mask_feature_length mask_time_min_masks", 2),
 }
@@ -98,6 +98,9 @@ LISTS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
     "encoder_hidden_sizes": lambda old: [16 * (at + 1) for at, _ in enumerate(old)],
     "num_attention_heads": lambda old: [2 for _ in old],
     "tdnn_dim": lambda old: [16 for _ in old],
+    "image_grid_pinpoints": lambda _: [[SIDE, SIDE], [SIDE, 2 * SIDE]],
+    "vision_feature_layer": lambda old: [-1 for _ in old],
+    "vision_feature_layers": lambda old: [-1 for _ in old],
 }
 
 KINDS_OF_LAYERS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
@@ -119,6 +122,8 @@ class Attempt:
 
     sizes: Mapping[str, int]
     given: Mapping[str, int] = field(default_factory=dict[str, int])
+    sections: bool = False
+    """Whether positions of text turn in time, height and width where a configuration does not say how."""
 
 
 ATTEMPTS = (
@@ -130,6 +135,8 @@ ATTEMPTS = (
     Attempt(SIZES, {"mamba_n_heads": 8, "mamba_d_ssm": 64}),
     Attempt(SIZES, {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}),
     Attempt(SIZES, {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "vocab_size": VOCABULARY}),
+    Attempt(SIZES, {"intermediate_size": 4 * WIDTH}),
+    Attempt(SIZES, {"window_size": SIDE}, sections=True),
     Attempt(COUNTS),
 )
 """What is tried in turn until a configuration, its model and a batch are made."""
@@ -174,6 +181,8 @@ def shrunk(cls: Any, attempt: Attempt) -> Any:
             settings[name] = _kinds(cast("list[Any]", value))
         elif isinstance(value, list | tuple) and name in LISTS:
             settings[name] = LISTS[name](list(cast("Sequence[Any]", value)))
+        elif _has_sections(value, usual, attempt):
+            settings[name] = {**value, "mrope_section": _sections(usual, value, attempt)}
         elif name in attempt.sizes and isinstance(value, int) and not isinstance(value, bool) and value:
             settings[name] = min(attempt.sizes[name], value)
     settings |= _of_layers(usual, settings) | _tokens(usual) | _heads(usual) | dict(attempt.given)
@@ -182,6 +191,21 @@ def shrunk(cls: Any, attempt: Attempt) -> Any:
     for name, value in _quiet(usual).items():
         setattr(config, name, value)
     return config
+
+
+def _has_sections(value: Any, usual: Any, attempt: Attempt) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(value, dict):
+        return False
+    asked = attempt.sections and hasattr(usual, "vocab_size") and "rope_type" in value
+    return asked or "mrope_section" in value
+
+
+def _sections(usual: Any, rope: Mapping[str, Any], attempt: Attempt) -> list[int]:
+    """Half of a head's rotated numbers, dealt to time, height and width."""
+    head = dict(attempt.sizes, **attempt.given).get("head_dim", 0)
+    factor = rope.get("partial_rotary_factor") or getattr(usual, "partial_rotary_factor", None) or 1.0
+    half = int(head * factor) // 2
+    return [half - 2 * (half // 3), half // 3, half // 3]
 
 
 def _class_of(config: Any) -> Any:
@@ -219,9 +243,9 @@ def _tokens(usual: Any) -> dict[str, int]:
     names = [name for name in _settings(usual) if name.endswith(("_token_id", "_token_index", "_index"))]
     ids = [name for name in names if isinstance(getattr(usual, name), int)]
     known = [name for name in ids if getattr(usual, name) >= VOCABULARY]
-    return {name: VOCABULARY - 1 - at for at, name in enumerate(known)} | (
-        {"pad_token_id": 0} if hasattr(usual, "pad_token_id") else {}
-    )
+    named = {name: VOCABULARY - 1 - at for at, name in enumerate(known)}
+    picture = {name: VOCABULARY // 2 for name in names if name.startswith("image_token_i") and name not in ids}
+    return named | picture | ({"pad_token_id": 0} if hasattr(usual, "pad_token_id") else {})
 
 
 def _quiet(usual: Any) -> dict[str, Any]:
@@ -262,7 +286,7 @@ def batch_of(kind: str, model: Any) -> Batch:
     if kind in ("speech", "audio", "speech2seq"):
         return _sound(kind, model, generator)
     text = _text(kind, model, generator)
-    return text | _seen(model, text, generator) if kind == "vision" else text
+    return seen(model, text, generator) if kind == "vision" else text
 
 
 def _text(kind: str, model: Any, generator: torch.Generator) -> Batch:
@@ -277,23 +301,6 @@ def _text(kind: str, model: Any, generator: torch.Generator) -> Batch:
     if "attention_mask" not in taken and "kwargs" not in taken:
         del batch["attention_mask"]
     return {**batch, "labels": labels}
-
-
-def _seen(model: Any, text: Batch, generator: torch.Generator) -> Batch:
-    """A picture for every row, and as many tokens before its text as the picture has features."""
-    picture = _picture(model, generator)
-    token = getattr(model.config, "image_token_id", None) or model.config.image_token_index
-    with torch.no_grad():
-        found = model.get_image_features(**picture)
-    found = getattr(found, "pooler_output", found)
-    count = sum(len(each.reshape(-1, each.shape[-1])) for each in found) // ROWS
-    front = torch.full((ROWS, count), token)
-    return {
-        **picture,
-        "input_ids": torch.cat([front, text["input_ids"]], 1),
-        "attention_mask": torch.cat([torch.ones_like(front), text["attention_mask"]], 1),
-        "labels": torch.cat([torch.full_like(front, IGNORED), text["labels"]], 1),
-    }
 
 
 def _picture(model: Any, generator: torch.Generator) -> Batch:
