@@ -46,8 +46,7 @@ class Variant:
         """Run a program for `call`; parameters move to where a training program wants them, for good."""
         main = self.program(name).main
         if name not in self._numbers:
-            text = render(check_made(self.program(name), "lower"))
-            self._numbers[name] = self.accelerator.load(text, compiled=self.compiled, recorded=self.recorded)
+            self._numbers[name] = self._load(check_made(self.program(name), "lower"))
         has_key = any(role.kind == "key" for role in main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None
         self.accelerator.run(
@@ -58,6 +57,10 @@ class Variant:
             rest=call.resting,
             fulfils=promise,
         )
+
+    def _load(self, program: Module) -> int:
+        text = render(program)
+        return self.accelerator.load(text, compiled=self.compiled, recorded=self.recorded, module=program)
 
     def program(self, name: str) -> Module:
         program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[

@@ -71,3 +71,11 @@ def test_a_graph_without_operands_may_be_the_first_use_of_the_device() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_alone_parse_the_text_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller has made it."""
+    parsed: list[str] = []
+    monkeypatch.setattr("moaic.runtime.accelerator.parse", parsed.append)
+    assert gradient(compiled(lambda x: x * 3), torch.ones(2, device="moai")).tolist() == [18.0, 18.0]
+    assert not parsed
