@@ -77,5 +77,5 @@ def test_workers_alone_parse_the_text_of_a_plan(monkeypatch: pytest.MonkeyPatch)
     """The controller has made it."""
     parsed: list[str] = []
     monkeypatch.setattr("moaic.runtime.accelerator.parse", parsed.append)
-    assert gradient(compiled(lambda x: x * 3), torch.ones(2, device="moai")).tolist() == [18.0, 18.0]
+    assert gradient(compiled(torch.neg), torch.ones(2, device="moai")).tolist() == [2.0, 2.0]
     assert not parsed
