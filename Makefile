@@ -3,8 +3,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Tests that watch processes live and die, or count over all of them: one at a time. All others run two at a time.
-WATCHED := tests/models tests/runtime tests/tools
+# Tests that watch processes live and die: one at a time. All others run two at a time.
+WATCHED := tests/runtime tests/tools
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
@@ -26,7 +26,7 @@ tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on al
 	$(BIN)/python tutorial/train_llama2.py
 
 test: $(WHOLE) ## run every test once, but for the long proofs
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(WATCHED:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(WATCHED:%=--ignore=%)
 	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
