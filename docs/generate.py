@@ -20,6 +20,7 @@ from moaic.ir.layout import Mesh
 from moaic.ir.ops import OPS, Kind, OpDecl, rule_of
 from moaic.ir.printer import render_op
 from moaic.ir.rules import Rule
+from moaic.passes.pass_options import usage
 from moaic.passes.registry import PASSES
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ name, with the verifier before the first and after each. This is the order in wh
 
 
 def passes_page() -> str:
-    rows = [(f"`{each.name}`", f"`{each.default}`" if each.default else "", each.summary) for each in PASSES.values()]
-    return f"{PASSES_HEAD}\n{_table(('pass', 'option if none is given', 'what it does'), rows)}\n"
+    rows = [(f"`{usage(each)}`", each.summary) for each in PASSES.values()]
+    return f"{PASSES_HEAD}\n{_table(('pass, with its usual options', 'what it does'), rows)}\n"
 
 
 # Kernels of our own

@@ -190,12 +190,13 @@ def _show(chosen: argparse.Namespace) -> int:
 
 
 def _opt(chosen: argparse.Namespace) -> int:
+    from moaic.passes.pass_options import usage
     from moaic.passes.registry import PASSES, run_passes
 
     if chosen.list:
-        names = {name: f"{name}={each.default}" if each.default else name for name, each in PASSES.items()}
-        width = max(map(len, names.values()))
-        print("\n".join(f"{text.ljust(width)}  {PASSES[name].summary}" for name, text in names.items()))
+        usages = {usage(each): each.summary for each in PASSES.values()}
+        width = max(map(len, usages))
+        print("\n".join(f"{text.ljust(width)}  {summary}" for text, summary in usages.items()))
     elif chosen.file is None:
         raise Diagnostic("no file is given", hint="`moaic opt FILE -p outline,dp=2`; --list describes the passes")
     else:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
@@ -25,6 +26,16 @@ from moaic.passes.dead import needed_forward
 from moaic.passes.follow import cheapest_in_time
 from moaic.passes.outline import fresh, shape_of, spelled_out
 from moaic.passes.timed import CHUNKS
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLoss:
+    name: ClassVar[str] = CHUNKS
+    summary: ClassVar[str] = "compute the loss in chunks of tokens"
+    parts: int = 2
+
+    def apply(self, module: Module) -> Module:
+        return in_chunks(module, self.parts)
 
 
 def in_chunks(module: Module, count: int) -> Module:

@@ -13,8 +13,9 @@ from the tokens to the loss. Weights are not split: that is what `tp` is for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 from moaic.ir.attention import ATTENTION, is_causal, query_at, query_key_value
 from moaic.ir.errors import Diagnostic
@@ -25,11 +26,26 @@ from moaic.ir.ring import rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.annotate import Annotated, Axis
+from moaic.passes.pass_options import AT_LEAST
 from moaic.passes.softmax import take_apart
 from moaic.passes.solver_prices import Prices
 from moaic.passes.solver_problem import weight_values
 from moaic.passes.solver_states import Possible, possible
 from moaic.passes.tensor import alternatives, solved
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSequence:
+    name: ClassVar[str] = "cp"
+    summary: ClassVar[str] = "split the sequence; keys may be gathered or not; ranks of tp that share its heads"
+    ranks: int = 2
+    gather_keys: bool = True
+    tp: int = field(default=1, metadata={AT_LEAST: 1})
+    prices: Prices = Prices()
+
+    def apply(self, module: Module) -> Module:
+        axis = Axis(self.name, self.ranks)
+        return follow_context(module, axis, self.prices, self.gather_keys, self.tp).module
 
 
 def follow_context(

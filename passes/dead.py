@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Function, Module
 from moaic.ir.needed import needed
+
+
+@dataclass(frozen=True, slots=True)
+class DropDead:
+    name: ClassVar[str] = "dead"
+    summary: ClassVar[str] = "drop what nobody reads"
+
+    def apply(self, module: Module) -> Module:
+        return without_dead_ops(module)
 
 
 def needed_forward(function: Function) -> set[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
@@ -16,6 +17,17 @@ from moaic.passes.hoist import hoist_casts, narrows
 from moaic.passes.timed import MICRO_BATCHES
 
 AXIS = "dp"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParameters:
+    name: ClassVar[str] = "distribute"
+    summary: ClassVar[str] = "shard gradients and parameters over dp; gathered in low precision or not"
+    level: Distribute = "optimizer"
+    low_precision: bool = False
+
+    def apply(self, module: Module) -> Module:
+        return distribute(module, self.level, self.low_precision)
 
 
 def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:

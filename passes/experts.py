@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
@@ -29,6 +30,17 @@ from moaic.passes.solver_states import Possible, possible
 from moaic.passes.tensor import alternatives, solved
 
 PRODUCT, GRADIENT = "moai.grouped_mm", "moai.grouped_outer"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitExperts:
+    name: ClassVar[str] = "ep"
+    summary: ClassVar[str] = "split experts and the batch"
+    ranks: int = 2
+    prices: Prices = Prices()
+
+    def apply(self, module: Module) -> Module:
+        return follow_experts(module, Axis(self.name, self.ranks), self.prices).module
 
 
 def follow_experts(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:

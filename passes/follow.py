@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role, Value
@@ -15,6 +17,26 @@ from moaic.passes.timed import MICRO_BATCHES
 
 PRE_LIMIT = 0.05
 """Share of the step's FLOPs that may run on the unsplit batch before the first micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInTime:
+    name: ClassVar[str] = MICRO_BATCHES
+    summary: ClassVar[str] = "split the batch in time"
+    parts: int = 2
+
+    def apply(self, module: Module) -> Module:
+        return follow_time(module, Axis(self.name, self.parts, in_time=True)).module
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInSpace:
+    name: ClassVar[str] = "dp"
+    summary: ClassVar[str] = "split the batch in space"
+    ranks: int = 2
+
+    def apply(self, module: Module) -> Module:
+        return follow_space(module, Axis(self.name, self.ranks)).module
 
 
 def batch_size(function: Function) -> int:

@@ -5,12 +5,22 @@ Legal because a parameter that is read by equal casts alone may as well enter ca
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
 CAST = "aten._to_copy"
+
+
+@dataclass(frozen=True, slots=True)
+class HoistCasts:
+    name: ClassVar[str] = "hoist"
+    summary: ClassVar[str] = "cast parameters where they enter, not inside functions"
+
+    def apply(self, module: Module) -> Module:
+        return hoist_casts(module)
 
 
 def hoist_casts(module: Module) -> Module:

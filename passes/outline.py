@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
 from moaic.ir.order import ops_in_order
@@ -34,6 +35,15 @@ class Shape:
     key: Hashable
     inputs: tuple[Value, ...]
     values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    name: ClassVar[str] = "outline"
+    summary: ClassVar[str] = "call repeated layers instead of spelling them out"
+
+    def apply(self, module: Module) -> Module:
+        return outline(module)
 
 
 def outline(module: Module) -> Module:

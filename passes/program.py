@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.needed import needed
@@ -15,6 +16,15 @@ from moaic.passes.segment import Segments, segment
 from moaic.passes.sums import added_inside
 from moaic.passes.timed import MICRO_BATCHES, Timed
 from moaic.passes.unroll import function_of_part, is_timed, unroll
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    name: ClassVar[str] = "lower"
+    summary: ClassVar[str] = "the joint program: segments, instructions, micro-batches written out"
+
+    def apply(self, module: Module) -> Module:
+        return lower(module, ()).joint
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,20 @@ is made of integers alone would be of PyTorch's default type: there the integers
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.types import FLOATING, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    name: ClassVar[str] = "promote"
+    summary: ClassVar[str] = "every floating value in float64"
+
+    def apply(self, module: Module) -> Module:
+        return promote(module)
 
 
 def promote(module: Module, dtype: str = "f64") -> Module:

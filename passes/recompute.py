@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import networkx as nx
 
@@ -27,6 +27,16 @@ class Pair:
     forward: Function
     backward: Function
     sites: tuple[tuple[Op, Op], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseSaved:
+    name: ClassVar[str] = "recompute"
+    summary: ClassVar[str] = "choose what a layer's backward finds saved"
+    mode: Recompute = "saved"
+
+    def apply(self, module: Module) -> Module:
+        return recompute(module, self.mode)
 
 
 def recompute(module: Module, mode: Recompute) -> Module:

@@ -220,6 +220,8 @@ def schedule_of(name: str, workers: int, parts: int) -> Schedule:
     match = _INTERLEAVED.fullmatch(name)
     if match is not None:
         return interleaved(workers, workers * int(match[1]), parts)
+    if name not in SCHEDULES:
+        raise Diagnostic(f"there is no schedule `{name}`", hint=f"choose one of {', '.join(SCHEDULES)}")
     return SCHEDULES[name](workers, parts)
 
 

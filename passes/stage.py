@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.errors import Diagnostic
@@ -21,7 +22,7 @@ from moaic.ir.types import TensorType
 from moaic.passes.cut import cut
 from moaic.passes.dead import needed_forward, without_dead_ops
 from moaic.passes.open import cost_of, opened
-from moaic.passes.schedule import Schedule, forwards_only
+from moaic.passes.schedule import Schedule, forwards_only, schedule_of
 from moaic.passes.timed import MICRO_BATCHES, finishes
 
 AXIS = "pp"
@@ -31,6 +32,18 @@ LATENCY_BYTES = 1 << 16
 
 CLONE_FACTOR = 2
 """A send writes and reads each byte; so what is made anew may touch that many times the bytes of the value itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutIntoStages:
+    name: ClassVar[str] = AXIS
+    summary: ClassVar[str] = "cut into pipeline stages: a number of workers, then perhaps `:` and a schedule"
+    workers: int = 2
+    schedule: str = "1f1b"
+
+    def apply(self, module: Module) -> Module:
+        parts = module.mesh.size(MICRO_BATCHES)
+        return in_stages(module, schedule_of(self.schedule, self.workers, parts))
 
 
 def in_stages(module: Module, schedule: Schedule) -> Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.attention import ATTENTION
 from moaic.ir.errors import Diagnostic
@@ -22,6 +23,17 @@ from moaic.passes.solver_linear import solve
 from moaic.passes.solver_prices import Prices, Pricing
 from moaic.passes.solver_problem import Choice, Problem, problem
 from moaic.passes.solver_states import Possible, possible
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTensors:
+    name: ClassVar[str] = "tp"
+    summary: ClassVar[str] = "split tensors, by the solver"
+    ranks: int = 2
+    prices: Prices = Prices()
+
+    def apply(self, module: Module) -> Module:
+        return follow_tensor(module, Axis(self.name, self.ranks), self.prices).module
 
 
 def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.outline import fresh
 from moaic.passes.timed import finishes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBackward:
+    name: ClassVar[str] = "weights"
+    summary: ClassVar[str] = "split gradients of parameters off each layer's backward"
+
+    def apply(self, module: Module) -> Module:
+        return split_weights(module)
 
 
 def split_weights(module: Module) -> Module:

@@ -7,10 +7,26 @@ the other operand.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.ops import rule_of
+
+
+@dataclass(frozen=True, slots=True)
+class DropZeros:
+    name: ClassVar[str] = "zero"
+    summary: ClassVar[str] = "drop tangents that are zero: all but scalars', or those named"
+    labels: str = ""
+    """Of the tangents, joined by `+`; all but those of scalars where there are none."""
+
+    def apply(self, module: Module) -> Module:
+        main, named = module.main, set(self.labels.split("+"))
+        tangents = [i for i in range(len(main.params)) if main.param_role(i).kind == "tangent"]
+        if self.labels:
+            return drop_zeros(module, [i for i in tangents if main.param_role(i).label in named])
+        return drop_zeros(module, [i for i in tangents if main.params[i].type.shape != ()])
 
 
 def drop_zeros(module: Module, zero_params: Collection[int]) -> Module:

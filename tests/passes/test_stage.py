@@ -131,7 +131,7 @@ def test_the_plan_s_text_holds_the_schedule_and_can_be_edited() -> None:
     text = render(plan.module)
     assert 'schedule\n  "F0.0 F0.1 B0.0 B0.1"\n  "F1.0 F1.1 B1.0 B1.1"\n' in text
     edited = text.replace("F0.0 F0.1 B0.0 B0.1", "F0.1 F0.0 B0.0 B0.1").replace("F1.0 F1.1", "F1.1 F1.0")
-    assert_computes(step, Plan(plan.config, load(edited), lower(load(edited)), 0))
+    assert_computes(step, Plan(plan.config, load(edited), lower(load(edited))))
     with pytest.raises(Diagnostic, match=r"blocks: worker 0 waits with B0\.0 for"):
         lower(load(text.replace("F0.0 F0.1 B0.0 B0.1", "F0.0 B0.0 F0.1 B0.1").replace("F1.0 F1.1", "F1.1 F1.0")))
 

@@ -1,0 +1,41 @@
+"""A plan's passes are those that can be run by name: the same text with the same options gives the same module."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from moaic.ir.printer import render
+from moaic.passes.build import build, passes_of
+from moaic.passes.config import spelled
+from moaic.passes.pass_options import Pass, parse_pass
+from moaic.passes.registry import PASSES, run_passes
+from moaic.passes.solver_prices import Prices
+from tests.passes.models import config, proof
+
+PLANS = {
+    "gpt2": ["dp=1", "dp=2,micro_batches=2,recompute=full", "tp=2,distribute_param=use", "dp=2,distribute_param=step"],
+    "llama": ["cp=2,tp=2", "cp=2,gather_keys=false", "pp=2,micro_batches=2,schedule=zero-bubble", "loss_chunks=2"],
+    "mixtral": ["ep=2,dp=2", "pp=2"],
+}
+
+
+def written(each: Pass) -> str:
+    """The pass as `moaic opt -p` takes it."""
+    found: Any = each
+    values = [getattr(each, field.name) for field in fields(found) if field.name != "prices"]
+    return f"{each.name}={':'.join(map(spelled, values))}"
+
+
+@pytest.mark.parametrize(("model", "plan"), [(model, plan) for model, plans in PLANS.items() for plan in plans])
+def test_passes_by_name_make_the_module_of_the_plan(model: str, plan: str) -> None:
+    step, wanted = proof(model).step.module, config(plan)
+    words = ["outline", *map(written, passes_of(wanted, Prices()))]
+    assert render(run_passes(step, ",".join(words))) == render(build(step, wanted).module)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_without_options_is_the_pass_itself(name: str) -> None:
+    assert parse_pass(PASSES[name], "") == PASSES[name]()
