@@ -12,7 +12,7 @@ from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
 from moaic.ir.ring import RING, RING_BACKWARD, ring_rule
-from moaic.ir.rules import Dims, LinearSet, Rule, refine, rule_from_text
+from moaic.ir.rules import Dims, LinearSet, Rule, refine, refine_empty, rule_from_text
 from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
@@ -204,10 +204,8 @@ def _whole_nullary(op: Op) -> Rule:
 
 
 def _view(op: Op) -> Rule:
-    source, target = operand_types(op)[0], op.results[0].type
-    if 0 in source.shape:
-        return whole_rule(op)
-    left, right, sizes, whole = refine(source.shape, target.shape)
+    source, target = operand_types(op)[0].shape, op.results[0].type.shape
+    left, right, sizes, whole = refine(source, target) if 0 not in source else refine_empty(source, target)
     return Rule((left,), (right,), sizes, whole, linear_sets(op, [(0,)]))
 
 

@@ -217,6 +217,18 @@ def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, d
     return spec(left), spec(right), sizes, frozenset(whole)
 
 
+def refine_empty(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
+    """The same of shapes without elements: dims before the first that is empty, as far as these come to the same."""
+    fronts = {prod(left[:count]): count for count in range(left.index(0) + 1)}
+    counts = [(fronts[size], count) for count in range(right.index(0) + 1) if (size := prod(right[:count])) in fronts]
+    at, to = counts[-1]
+    front, other, sizes, whole = refine(left[:at], right[:to])
+    rest = {f"e{index}": size for index, size in enumerate((*left[at:], *right[to:]))}
+    names = [(name,) for name in rest]
+    split = len(left) - at
+    return (*front, *names[:split]), (*other, *names[split:]), {**sizes, **rest}, whole | frozenset(rest)
+
+
 def _spans(left: list[int], right: list[int]) -> list[tuple[int, int]]:
     common = sorted({*left} & {*right})
     return list(pairwise(common))

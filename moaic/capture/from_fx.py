@@ -1112,8 +1112,27 @@ def _as_strided(call: _Call) -> Value:
     dense = before.is_contiguous() and result.is_contiguous() and before.numel() == result.numel()
     if result.storage_offset() == before.storage_offset() and (same or dense):
         return _view(call)
-    raise Diagnostic(
-        f"`as_strided` reads a tensor in an order of its own{_place(call.reader.loc)}",
+    raise _own_order(call, "as_strided", "reads")
+
+
+def _as_strided_scatter(call: _Call) -> Value:
+    """What takes the place of a whole tensor, element by element in its order, is a view of it."""
+    base, result = call.node.args[0], call.node.meta["val"]
+    assert isinstance(base, fx.Node)
+    if not base.meta["val"].is_contiguous():
+        raise _own_order(call, "as_strided_scatter", "writes")
+    written = call.operands[1]
+    assert isinstance(written, Value)
+    size, stride = (cast("Sequence[int]", call.attrs[name]) for name in ("size", "stride"))
+    covers = written.type.elements() == result.numel() and not call.attrs.get("storage_offset")
+    if covers and torch.empty_strided(size, stride, device="meta").is_contiguous():
+        return _reshaped(call, written)
+    return call.emit_as(call.name, call.operands, call.attrs)
+
+
+def _own_order(call: _Call, name: str, does: str) -> Diagnostic:
+    return Diagnostic(
+        f"`{name}` {does} a tensor in an order of its own{_place(call.reader.loc)}",
         hint="use view, slices or expand in its place",
     )
 
@@ -1306,6 +1325,7 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     "aten._unsafe_index.Tensor": _index,
     **{f"aten.{name}.Scalar": _with_number(f"aten.{name}.Tensor") for name in ("add", "sub", "mul", "div")},
     "aten.as_strided": _as_strided,
+    "aten.as_strided_scatter": _as_strided_scatter,
     # A conjugate that is only marked as one has no meaning in memory.
     **_each("aten._conj aten._conj_physical", _renamed("aten.conj_physical")),
     "aten._neg_view": _renamed("aten.neg"),

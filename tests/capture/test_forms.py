@@ -123,6 +123,22 @@ def last_tokens(x: Tensor, token: Tensor) -> Tensor:
     return x[rows, last] * token + x.reshape(ROWS, -1)[rows, last * 2][:, None]
 
 
+def pooled(x: Tensor, token: Tensor) -> Tensor:
+    """Swin's: a mean of each row; and what was laid out otherwise is written as a whole, by strides."""
+    mean = torch.flatten(torch.nn.functional.adaptive_avg_pool1d(x.transpose(1, 2), 1), 1) * token
+    written = ATEN.as_strided_scatter(x.new_zeros(x.numel()), x * token, x.shape, (LENGTH * WIDTH, WIDTH, 1)).view(
+        x.shape
+    )
+    return mean[:, None] + written
+
+
+def nothing_much(x: Tensor, token: Tensor) -> Tensor:
+    """Layers of no width, as configurations may ask for."""
+    none = (x[..., :0] * token[:0]).view(ROWS * LENGTH, 0) @ x.new_zeros(0, WIDTH)
+    empty = x[..., :0].view(ROWS, LENGTH, 2, 0).sum(-1).sum(-1, keepdim=True)
+    return x * token + none.view(ROWS, LENGTH, WIDTH) + empty
+
+
 EVERY: tuple[Form, ...] = (
     turned_pairs,
     every_third,
@@ -135,6 +151,8 @@ EVERY: tuple[Form, ...] = (
     pictures_among_words,
     masked_elements,
     last_tokens,
+    pooled,
+    nothing_much,
 )
 
 FORMS: Mapping[str, Form] = {form.__name__: form for form in EVERY}
