@@ -1,6 +1,6 @@
 """Data tests: every `tests/**/*.moai` file that says how it is run is a test.
 
-A file begins with one or more lines `// RUN: [not] moaic ARGS [| filecheck [FLAGS]]`, in which `%s` is the file. The
+A file holds one or more lines `// RUN: [not] moaic ARGS [| filecheck [FLAGS]]`, in which `%s` is the file. The
 command line runs in process; `not` wants exit code 2, which is how moaic reports a person's mistake. What it printed,
 standard output before standard error, is matched against the CHECK lines of the file. A file of mistakes is cut at
 lines `// -----`: each piece is run by the first piece's commands and matched against its own CHECK lines.

@@ -1,19 +1,24 @@
-"""A plan's passes are those that can be run by name: the same text with the same options gives the same module."""
+"""A plan's passes are those that can be run by name, with the same options; each has a data test of its name."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.printer import render
+from moaic.ir.verify import load
 from moaic.passes.build import build, passes_of
 from moaic.passes.config import spelled
-from moaic.passes.pass_options import Pass, parse_pass
+from moaic.passes.pass_options import Pass, parse_pass, usage
 from moaic.passes.registry import PASSES, run_passes
 from moaic.passes.solver_prices import Prices
 from tests.passes.models import config, proof
+
+DATA = Path(__file__).parents[1] / "data"
 
 PLANS = {
     "gpt2": ["dp=1", "dp=2,micro_batches=2,recompute=full", "tp=2,distribute_param=use", "dp=2,distribute_param=step"],
@@ -39,3 +44,18 @@ def test_passes_by_name_make_the_module_of_the_plan(model: str, plan: str) -> No
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_without_options_is_the_pass_itself(name: str) -> None:
     assert parse_pass(PASSES[name], "") == PASSES[name]()
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_has_a_data_test(name: str) -> None:
+    guarantee, *rest = (DATA / f"{name}.moai").read_text(encoding="utf-8").splitlines()
+    assert guarantee.startswith("// ")
+    assert guarantee.endswith(".")
+    runs = [line.split()[5].split(",") for line in rest if line.startswith("// RUN: moaic opt -p ")]
+    assert any(name == word.partition("=")[0] for words in runs for word in words)
+
+
+@pytest.mark.parametrize("name", [name for name, each in PASSES.items() if usage(each) != name])
+def test_a_pass_knows_its_options(name: str) -> None:
+    with pytest.raises(Diagnostic, match=r"`?nothing`?"):
+        run_passes(load("func @step(%x: f32[8]) -> (f32[8]) { return %x }"), f"{name}=nothing")
