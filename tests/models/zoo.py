@@ -196,7 +196,7 @@ def bert(dropout: float = 0.0) -> nn.Module:
     return made(hf.BertForMaskedLM, hf.BertConfig, **DECODER, **both(dropout))
 
 
-def t5(dropout: float = 0.0) -> nn.Module:
+def t5(dropout: float = 0.0, layers: int = LAYERS) -> nn.Module:
     return made(
         hf.T5ForConditionalGeneration,
         hf.T5Config,
@@ -204,7 +204,7 @@ def t5(dropout: float = 0.0) -> nn.Module:
         d_model=WIDTH,
         d_kv=HEAD,
         d_ff=WIDER,
-        num_layers=LAYERS,
+        num_layers=layers,
         num_heads=HEADS,
         dropout_rate=dropout,
         decoder_start_token_id=0,

@@ -1,0 +1,3 @@
+from tests.workers import forgotten
+
+__all__ = ["forgotten"]
