@@ -115,10 +115,7 @@ def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
             key.append(float)
 
 
-def _pack_list(tensors: Sequence[Any] | None, key: list[Any]) -> list[Any] | None:
-    if tensors is None:
-        key.append(None)
-        return None
+def _pack_list(tensors: Sequence[Any], key: list[Any]) -> list[Any]:
     key.append(len(tensors))
     views: list[Any] = []
     for tensor in tensors:
@@ -133,7 +130,7 @@ def pack_views(tensors: Sequence[Any]) -> list[Any]:
             _new(View, (t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset(), t.dtype)) for t in tensors
         ]
     except AttributeError:
-        return _pack_list(tensors, []) or []
+        return _pack_list(tensors, [])
 
 
 def _odd_operand(value: Any, key: list[Any]) -> Any:
@@ -192,7 +189,7 @@ def in_place_on_lists(signature: Signature) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> None:
         sent: list[Any] = []
         for kind, value in zip(signature.kinds, args, strict=False):
-            if kind is _TENSORS and value is not None:
+            if kind is _TENSORS:
                 sent.append(pack_views(value))
             else:
                 _pack(kind, value, sent, [])
@@ -209,7 +206,7 @@ def mutating(signature: Signature) -> Kernel:
     """The kernel of an op that writes into its arguments; what else it gives back is new."""
     name = signature.name
     plans: dict[tuple[Any, ...], Plan] = {}
-    outs = tuple(signature.names[i] for i in signature.written if _is_out(signature, i))
+    takes_out = any(_is_out(signature, position) for position in signature.written)
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
     check_types = trial_of(signature)
@@ -225,7 +222,7 @@ def mutating(signature: Signature) -> Kernel:
             if plan is None:
                 return host.run(signature, args, kwargs)
             check_types(key, args, kwargs)
-            if outs and _grow(signature, plan, outs, args, kwargs):
+            if takes_out and _grow(signature, plan, args, kwargs):
                 return kernel(*args, **kwargs)
             if len(plans) >= _CACHE_LIMIT:
                 plans.clear()
@@ -253,18 +250,18 @@ def _is_out(signature: Signature, position: int) -> bool:
     return bool(torch_private.schema_of(signature.overload).arguments[position].is_out)
 
 
-def _grow(
-    signature: Signature, plan: Plan, outs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized."""
+def _grow(signature: Signature, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized.
+
+    Ops that take `out=` give nothing but these tensors.
+    """
     small: dict[str, Geometry] = {}
-    for made, at in zip(plan.results, signature.returns, strict=True):
-        if at is None or signature.names[at] not in outs or not isinstance(made, Geometry):
-            continue
-        out: torch.Tensor = kwargs[signature.names[at]]
+    for made, at in zip(cast("tuple[Geometry, ...]", plan.results), signature.returns, strict=True):
+        name = signature.names[at or 0]
+        out: torch.Tensor = kwargs[name]
         if out.shape != made.shape:
             _check_not_read(signature, out, made.shape, args)
-            small[signature.names[at]] = made
+            small[name] = made
     if not small:
         return False
     lies = _strides_on_host(signature, small, args, kwargs)

@@ -66,5 +66,4 @@ def check_call(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, An
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     for position in signature.written:
         written = signature.argument(position, args, kwargs)
-        if isinstance(written, torch.Tensor):
-            check_written(written, *(each for each in given if each is not written))
+        check_written(written, *(each for each in given if each is not written))

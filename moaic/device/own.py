@@ -180,8 +180,6 @@ def to_copy(
     if target.type == torch_private.NAME:
         like = aten._to_copy.default(_meta(tensor), dtype=kind, memory_format=memory_format)
         return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
-    if target.type == "meta":
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=target)
     host = to_host(tensor)
     wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
     strides = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format).stride()

@@ -127,13 +127,10 @@ def schema_of(overload: Any) -> Any:
 
 
 def overload_of(name: str) -> Any:
-    """The overload called `aten::add.Tensor`; None for one that PyTorch does not hand to Python."""
+    """The overload called `aten::add.Tensor`."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except AttributeError:
-        return None
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
 _REGISTERED: Final[list[Any]] = []

@@ -47,6 +47,4 @@ def _single(value: Any) -> Any:
     """A tensor of the same type with at most one element; 1, by which anything can be divided."""
     if isinstance(value, torch.Tensor):
         return torch.ones([min(size, 1) for size in value.shape], dtype=value.dtype, device="cpu")
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
     return [_single(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
