@@ -42,7 +42,9 @@ def _accelerator() -> Any:
 
 def _check(device: Any) -> int:
     """The index of a device argument; there is one accelerator, however many workers it has."""
-    index = device if isinstance(device, int) else torch.device(device or NAME).index
+    if device is None or device == NAME:
+        return 0  # asked first: PyTorch may not know the name yet
+    index = device if isinstance(device, int) else torch.device(device).index
     if isinstance(device, str | torch.device) and not is_moai(device):
         raise ValueError(f"expected device moai, got {device}")
     if index not in (None, 0):

@@ -141,8 +141,6 @@ def _odd_operand(value: Any, key: list[Any]) -> Any:
     if value.device.type == "cpu" and value.dim() == 0:
         key.append(value.dtype)
         return value.detach()
-    if value.device.type == "moai":
-        raise RuntimeError("a tensor on device moai was built on a storage that holds nothing yet")
     raise MixedDevices(
         "Expected all tensors to be on the same device, but found at least two devices, "
         f"moai:0 and {value.device}! Move the tensor of shape {list(value.shape)} with .to('moai')."

@@ -13,7 +13,6 @@ from moaic.device.handles import (
     extent,
     geometry,
     is_ours,
-    new_storage,
     new_tensor,
     view_of,
 )
@@ -222,7 +221,8 @@ def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int)
 
 
 def set_(tensor: torch.Tensor) -> torch.Tensor:
-    return _set_geometry(_KEYS, tensor, new_storage(0), 0, (0,), (1,))
+    nothing = new_tensor(geometry(tensor.dtype, (0,), (1,)))
+    return _set_geometry(_KEYS, tensor, nothing.untyped_storage(), 0, (0,), (1,))
 
 
 def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
@@ -242,6 +242,11 @@ def set_storage_offset(
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     offset: Any = source.storage_offset()
     return set_storage_offset(tensor, source.untyped_storage(), offset, source.shape, source.stride())
+
+
+def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy at once: PyTorch would put it off until it is written, by an allocator that the device has not."""
+    return tensor.clone()
 
 
 def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -385,6 +390,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::set_.source_Storage": set_storage,
     "aten::set_.source_Storage_storage_offset": set_storage_offset,
     "aten::set_.source_Tensor": set_tensor,
+    "aten::_lazy_clone": lazy_clone,
     "aten::view.dtype": view_dtype,
     "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
@@ -444,7 +450,6 @@ COMPOSITE: Final = frozenset(
         "sparse_dim",
         "dense_dim",
         "_has_same_storage_numel",
-        "_lazy_clone",
         "_assert_scalar",
         "resize_as_",
         "_resize_output_",

@@ -15,7 +15,7 @@ from moaic.device.handles import is_ours
 from moaic.device.signature import Signature, signature_of
 from moaic.device.transfer import plain, to_device
 
-_SKIPPED: Final = re.compile("sparse|quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
+_SKIPPED: Final = re.compile("sparse|(?<!fake_)quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
 """Families of ops that no tensor of the device can reach."""
 
 _MAKING_SPARSE: Final = frozenset(

@@ -79,6 +79,10 @@ assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 model = torch.nn.Linear(2, 2)
 model.to("cpu")
 assert torch.moai.device_count() == 1 and not torch.moai.is_initialized()
+torch.moai.synchronize()
+torch.moai.reset_peak_memory_stats()
+assert torch.moai.memory_allocated() == 0 and not torch.moai.memory_stats()
+assert not torch.moai.is_initialized()
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 model.to("moai")
 print(model.weight.device, torch.moai.device_count())

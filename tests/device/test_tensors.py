@@ -19,6 +19,8 @@ pytestmark = pytest.mark.usefixtures("accelerator")
 
 MOAI = "moai"
 
+TORCH: Any = torch
+
 
 def same(make: Callable[[str], Any]) -> None:
     """What `make` makes must be equal on both devices, bit for bit, strides too."""
@@ -53,6 +55,9 @@ CREATED: list[Callable[[str], Tensor]] = [
     lambda d: torch.scalar_tensor(3, device=d),
     lambda d: torch.zeros(1, 2, 3, 4, device=d).to(memory_format=torch.channels_last),
     lambda d: torch.empty(2, 3, device=d).fill_(1).double(),
+    lambda d: TORCH.ones(3, device=d).set_().resize_(2).fill_(torch.tensor(2.0)),
+    lambda d: TORCH.ones(3, device=d).set_() + 1,
+    lambda d: TORCH._lazy_clone(torch.ones(3, device=d)) + 1,
 ]
 
 

@@ -236,6 +236,27 @@ def test_attention_equals_the_cpu(settings: dict[str, Any]) -> None:
     close(run("cpu"), run(MOAI), atol=1e-4)
 
 
+QUANTIZED: list[Callable[[Tensor], Tensor]] = [
+    lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -2, 3),
+    lambda x: torch.fake_quantize_per_channel_affine(
+        x, torch.tensor([0.5, 0.25], device=x.device), torch.zeros(2, dtype=torch.int32, device=x.device), 0, -2, 3
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore::moaic.device.host.HostWarning")
+@pytest.mark.parametrize("quantize", QUANTIZED)
+def test_training_for_quantization(quantize: Callable[[Tensor], Tensor]) -> None:
+    found: list[list[Tensor]] = []
+    for device in ("cpu", MOAI):
+        x = torch.linspace(-2, 2, 8).view(2, 4).to(device).requires_grad_()
+        out = quantize(x)
+        out.square().sum().backward()
+        assert x.grad is not None
+        found.append([out.detach().cpu(), x.grad.cpu()])
+    close(*found, atol=0)
+
+
 def test_attention_with_fewer_key_heads_other_ranks_and_modes() -> None:
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
     found = attention(q.to(MOAI), k.to(MOAI), k.to(MOAI), enable_gqa=True)
