@@ -17,6 +17,24 @@ def only_a_bias(x: Tensor, bias: Tensor) -> Tensor:
     return functional.conv1d(x.detach().unsqueeze(0), torch.ones(3, 4, 1, device=x.device), bias[:3])
 
 
+def scattered(x: Tensor, bias: Tensor) -> Tensor:
+    mask = torch.tensor([True, False, True, False], device=x.device)
+    return x.masked_scatter(mask, bias.repeat(2) * 3)
+
+
+def apart(x: Tensor, bias: Tensor) -> Tensor:
+    """By ops that the gradients of others are made of, called as they are."""
+    product = torch.ops.aten.addmm(bias, x, x.t(), beta=0.5, alpha=2)
+    gradient = torch.ops.aten.silu_backward(x.detach(), bias.detach().expand(4, 4))
+    return product + gradient + x.mean() + x.new_zeros(())
+
+
+def shuffled(x: Tensor, bias: Tensor) -> Tensor:
+    """Every order gives the same sum, and each of its numbers once."""
+    order = torch.randperm(4, device=x.device)
+    return x[order].sum(0) * bias + order.sort().values
+
+
 FORMS: Mapping[str, Form] = {
     "products added to nothing": lambda x, bias: torch.baddbmm(bias, x[None], x.t()[None], beta=0, alpha=2),
     "products added to more": lambda x, bias: torch.baddbmm(bias, x[None], x.t()[None], beta=3, alpha=2),
@@ -25,6 +43,20 @@ FORMS: Mapping[str, Form] = {
     "a look-up in a number": lambda x, bias: bias.sum().index_select(
         0, torch.zeros(1, dtype=torch.int64, device=x.device)
     ),
+    "a convolution whose parts are all trained": lambda x, bias: functional.conv1d(x[None], x[:3, :, None], bias[:3]),
+    "products and means": apart,
+    "an order that is drawn": shuffled,
+    "a look-up of rows": lambda x, bias: x.index_select(1, torch.tensor([3, 0, 3], device=x.device)),
+    "windows that overlap": lambda x, bias: x.unfold(1, 3, 1) * bias[:3],
+    "a variance": lambda x, bias: x.var(0, keepdim=True) + torch.var_mean(x + bias, 1, correction=0)[1],
+    "the largest and the smallest": lambda x, bias: x.max() * bias - (x + bias).min(),
+    "repeated in more dims": lambda x, bias: x.repeat(2, 1, 3) * bias.repeat(3),
+    "every other row": lambda x, bias: x[1:4:2] * bias,
+    "all but the last columns": lambda x, bias: x[:, :-1] * bias[1:],
+    "one row": lambda x, bias: x[-2] * bias[1],
+    "scattered by a mask": scattered,
+    "a gate": lambda x, bias: functional.silu(x + bias),
+    "slopes as in evaluation": lambda x, bias: functional.rrelu(x, training=False) * bias,
     "windows of a number": lambda x, bias: bias.sum().unfold(0, 1, 1) * x,
 }
 

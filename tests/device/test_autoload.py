@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch
+
+from moaic.device import autoload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +137,64 @@ print(x.grad.tolist())
 """,
     )
     assert run(program, MOAI_FLAVOR="1") == "[2.0, 2.0, 2.0]"
+
+
+def test_threads_may_be_the_first_to_use_it_together() -> None:
+    program = USE.format(
+        before="import threading",
+        after="""
+together, found = threading.Barrier(3), []
+
+def work():
+    together.wait()
+    found.append((torch.ones(2, device="moai") + 1).sum().item())
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found)
+""",
+    )
+    assert run(program, MOAI_FLAVOR="1") == "[4.0, 4.0, 4.0]"
+
+
+def test_a_process_forked_before_it_is_used_may_use_it() -> None:
+    program = USE.format(
+        before="import os",
+        after="""
+torch.moai.set_flavor(1)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    x = torch.ones(2, device="moai") + 1
+    print(x.tolist(), torch.moai.memory_allocated())
+""",
+    )
+    assert run(program, MOAI_FLAVOR="2") == "[2.0, 2.0] 8"
+
+
+NODES = ("/dev/nvidiactl", "/dev/kfd")
+
+
+def test_what_a_pytorch_for_gpus_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for CPUs is told that it was built for others; whether there is a GPU it asks the machine."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert autoload.real_accelerator() == any(Path(node).exists() for node in NODES)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not autoload.real_accelerator()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "xpu", "20250000")
+    assert autoload.real_accelerator() == Path("/dev/dri").exists()
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
+    assert autoload.real_accelerator() == torch.backends.mps.is_available()
+
+
+def test_a_module_loaded_anew_finds_the_device_in_place() -> None:
+    """As notebooks do with what was edited."""
+    autoload.register()
+    importlib.reload(autoload).register()
+    assert torch.get_device_module("moai").device_count() == 1
 
 
 def test_loaders_fork_while_the_device_is_in_use() -> None:

@@ -50,6 +50,18 @@ def test_products_of_eight_bit_floats_in_eight_bits() -> None:
     assert torch.equal(given.float(), product(*operands).float())
 
 
+@pytest.mark.parametrize("device", ["cpu", "moai"])
+def test_without_a_backend_each_device_has_its_own(device: str) -> None:
+    def square(x: Tensor) -> Tensor:
+        return x @ x
+
+    torch.compiler.reset()
+    run, x = torch.compile(square), torch.arange(4.0).view(2, 2)
+    found = run(x.to(device))
+    assert found.device.type == device
+    assert torch.equal(found.cpu(), square(x))
+
+
 def test_functions_of_the_device_behind_a_graph_break() -> None:
     def draws(x: Tensor) -> Tensor:
         graph_break()

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from moaic.ir.errors import Diagnostic
+
 pytestmark = pytest.mark.usefixtures("accelerator")
 
 MOAI = "moai"
@@ -48,8 +50,11 @@ def test_memory() -> None:
     assert x.sum().item() == 2048
     assert torch.accelerator.memory_allocated() >= 4096
     assert torch.accelerator.max_memory_allocated() >= torch.accelerator.memory_reserved() >= 0
+    assert moai.max_memory_reserved() >= 4096
     torch.accelerator.reset_peak_memory_stats()
+    moai.reset_accumulated_memory_stats()
     assert isinstance(torch.accelerator.memory_stats(), dict)
+    assert moai.mem_get_info()[1] == torch.accelerator.get_memory_info()[1]
 
 
 def test_seeds_and_states() -> None:
@@ -64,6 +69,59 @@ def test_seeds_and_states() -> None:
     with torch.random.fork_rng(device_type=MOAI):
         inside = torch.rand(3, device=MOAI)
     assert torch.equal(torch.rand(3, device=MOAI).cpu(), inside.cpu())
+
+
+def test_a_fresh_seed_can_be_set_again() -> None:
+    for fresh in (moai.seed, moai.seed_all):
+        seed = fresh()
+        drawn = torch.rand(3, device=MOAI)
+        assert moai.initial_seed() == seed
+        moai.manual_seed(seed)
+        assert torch.equal(torch.rand(3, device=MOAI).cpu(), drawn.cpu())
+    assert moai.seed() != moai.seed()
+
+
+def test_the_states_of_all_devices_are_one() -> None:
+    states = moai.get_rng_state_all()
+    assert len(states) == moai.device_count()
+    drawn = torch.rand(3, device=MOAI)
+    moai.set_rng_state_all(states)
+    assert torch.equal(torch.rand(3, device=MOAI).cpu(), drawn.cpu())
+
+
+def test_there_is_one_stream() -> None:
+    stream, event = moai.default_stream(), moai.Event()
+    assert {stream, moai.current_stream(), moai.Stream()} == {stream}
+    assert stream.record_event(event) is event
+    for recorded in (event, stream.record_event()):
+        recorded.wait(stream)
+        recorded.synchronize()
+        assert recorded.query()
+    stream.wait_stream(moai.current_stream())
+    assert stream.query()
+
+
+def test_what_it_says_of_mixed_precision_is_so() -> None:
+    assert moai.is_autocast_available()
+    assert moai.is_bf16_supported()
+    x = torch.ones(2, 2, device=MOAI)
+    for dtype in moai.get_amp_supported_dtype():
+        with torch.autocast(MOAI, dtype=dtype):
+            assert (x @ x).dtype == dtype
+
+
+def test_the_flavor_is_chosen_before_there_are_workers(accelerator: str) -> None:
+    if accelerator == "workers":
+        torch.ones(2, device=MOAI).cpu()
+        with pytest.raises(Diagnostic, match="already runs with 2 workers"):
+            moai.set_flavor(1)
+
+
+def test_peak_flops(accelerator: str) -> None:
+    with pytest.raises(Diagnostic, match=r"of which torch\.int64 has none"):
+        moai.peak_flops(torch.int64)
+    if accelerator == "workers":
+        assert moai.peak_flops() > 1e6
 
 
 def test_streams_and_events() -> None:

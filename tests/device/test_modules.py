@@ -108,6 +108,14 @@ def test_dtype_changes_keep_the_object() -> None:
     assert weight.dtype == torch.bfloat16
 
 
+def test_moves_between_other_devices_are_those_of_pytorch() -> None:
+    model = nn.Linear(3, 2).to("meta")
+    assert model.weight.device.type == "meta"
+    assert isinstance(model.weight, nn.Parameter)
+    strided = torch.ones(4, 6, device=MOAI)[:, ::2].t().to("meta")
+    assert (strided.device.type, strided.shape, strided.stride()) == ("meta", (3, 4), (1, 3))
+
+
 def test_meta_then_to_empty() -> None:
     with torch.device("meta"):
         model = tied()

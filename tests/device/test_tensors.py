@@ -55,8 +55,10 @@ CREATED: list[Callable[[str], Tensor]] = [
     lambda d: torch.scalar_tensor(3, device=d),
     lambda d: torch.zeros(1, 2, 3, 4, device=d).to(memory_format=torch.channels_last),
     lambda d: torch.empty(2, 3, device=d).fill_(1).double(),
+    lambda d: torch.empty(1, 2, 3, 4, device=d, memory_format=torch.channels_last).fill_(1),
     lambda d: TORCH.ones(3, device=d).set_().resize_(2).fill_(torch.tensor(2.0)),
     lambda d: TORCH.ones(3, device=d).set_() + 1,
+    lambda d: TORCH._efficientzerotensor((3,), device=d) + 1,
     lambda d: TORCH._lazy_clone(torch.ones(3, device=d)) + 1,
 ]
 
@@ -116,6 +118,8 @@ COMPUTED: list[Callable[[str], Tensor]] = [
     lambda d: torch.nn.functional.conv2d(torch.ones(1, 2, 4, 4, device=d), torch.ones(3, 2, 3, 3, device=d), padding=1),
     lambda d: torch.where(torch.arange(4, device=d) > 1, 1.0, torch.arange(4.0, device=d)),
     lambda d: torch.arange(4, device=d).float().var(),
+    lambda d: torch.histc(torch.arange(6.0, device=d), 4),
+    lambda d: torch.nn.functional.relu(torch.ones(2, device=d)).add_(torch.tensor(2.0)),
 ]
 
 
@@ -170,6 +174,62 @@ def test_a_copy_to_the_host_is_its_own() -> None:
     assert x.tolist() == [1, 1, 1]
 
 
+def test_a_copy_into_what_is_read_conjugated_or_negated() -> None:
+    def make(device: str, *, is_negated: bool) -> Tensor:
+        x = torch.zeros(2, dtype=torch.complex64, device=device)
+        if is_negated:
+            x.conj().imag.copy_(torch.tensor([1.0, 2.0], device=device))
+        else:
+            x.conj().copy_(torch.tensor([1j, 2], device=device))
+        return x
+
+    same(lambda device: make(device, is_negated=False))
+    same(lambda device: make(device, is_negated=True))
+
+
+def test_copies_that_other_backends_of_pytorch_ask_for() -> None:
+    x = torch.zeros(2, device=MOAI)
+    TORCH._copy_from(torch.tensor([1.0, 2.0]), x)
+    assert x.tolist() == [1, 2]
+    TORCH._copy_from_and_resize(torch.arange(3.0), x)
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_what_a_tensor_is_set_to() -> None:
+    x = torch.ones(2, 3, device=MOAI)
+    assert x.is_set_to(x.view(2, 3))
+    for other in (x.clone(), x[1:], x[:1], x.view(3, 2), x.as_strided((2, 3), (1, 2))):
+        assert not x.is_set_to(other)
+
+
+def test_integers_are_counted_as_other_accelerators_do() -> None:
+    """The CPU has no kernel for them."""
+    counts = torch.histc(torch.arange(6, device=MOAI), 4)
+    assert counts.dtype == torch.int64
+    assert counts.tolist() == torch.histc(torch.arange(6.0), 4).tolist()
+
+
+def test_lists_may_hold_scalars_of_the_host() -> None:
+    def make(device: str) -> Tensor:
+        tensors = [torch.ones(2, device=device), torch.ones(2, device=device)]
+        TORCH._foreach_add_(tensors, [torch.tensor(2.0), torch.tensor(3.0)])
+        return torch.stack(tensors)
+
+    same(make)
+    with pytest.raises(RuntimeError, match=r"moai:0 and cpu! Move the tensor of shape \[2\]"):
+        TORCH._foreach_add_([torch.ones(2, device=MOAI)], [torch.ones(2)])
+
+
+def test_more_shapes_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moaic.device.kernels._CACHE_LIMIT", 2)
+
+    def make(device: str) -> Tensor:
+        rows = [torch.arange(float(count), device=device).square().mul_(3) for count in (2, 3, 4, 5, 2)]
+        return torch.cat(rows)
+
+    same(make)
+
+
 def test_an_upload_is_taken_at_once() -> None:
     host = torch.ones(3)
     x = host.to(MOAI)
@@ -213,6 +273,14 @@ def test_out_grows_to_the_result() -> None:
     assert (values.tolist(), indices.tolist()) == ([1, 3], [1, 0])
     with pytest.warns(UserWarning, match="was resized"):
         torch.mul(torch.ones(3, device=MOAI), 3, out=torch.ones(2, device=MOAI))
+
+
+def test_out_grows_also_where_indices_bind_the_operands() -> None:
+    def make(device: str) -> Tensor:
+        x, rows = torch.arange(3.0, device=device).view(1, 3), torch.zeros(2, 3, dtype=torch.int64, device=device)
+        return torch.gather(x, 0, rows, out=torch.empty(0, device=device))
+
+    same(make)
 
 
 def test_data_dependent_ops_run_on_the_host_and_say_so_once() -> None:
@@ -277,6 +345,19 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "holds no tensors of torch.float8_e8m0fnu",
     ),
     (lambda: torch.ones(3, device=MOAI).to_sparse(), NotImplementedError, "dense tensors only"),
+    (
+        lambda: torch.empty(3, device=MOAI, layout=TORCH.jagged),
+        NotImplementedError,
+        "dense tensors only, not torch.jagged",
+    ),
+    (
+        lambda: TORCH.ones(3, device=MOAI).to_mkldnn(),
+        NotImplementedError,
+        "to_mkldnn.* is not available on device moai",
+    ),
+    (lambda: torch.ones(2, device=MOAI).fill_(torch.ones(2, device=MOAI)), RuntimeError, "only supports 0-dimension"),
+    (lambda: TORCH.ones(2, dtype=torch.int64, device=MOAI).pow(-1).tolist(), RuntimeError, "negative integer powers"),
+    (lambda: torch.ones(3, device="meta").pin_memory(), RuntimeError, "cannot pin"),
     (lambda: torch.ones(3, dtype=torch.int64, device=MOAI).add_(1.5), RuntimeError, "romotion"),
     (lambda: torch.empty(-1, device=MOAI), RuntimeError, "negative dimension"),
     (lambda: torch.ones(3, device=MOAI, pin_memory=True), RuntimeError, "only tensors on the cpu can be pinned"),

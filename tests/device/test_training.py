@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, cast
 
 import pytest
@@ -43,6 +44,8 @@ MODULES: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.LSTM(4, 5, num_layers=2, bidirectional=True), (6, 3, 4)),
     (lambda: nn.GRU(4, 5, batch_first=True), (3, 6, 4)),
     (lambda: nn.RNN(4, 5), (6, 3, 4)),
+    (lambda: nn.LSTM(4, 5, bias=False), (6, 3, 4)),
+    (lambda: nn.GRU(4, 5, bias=False), (6, 3, 4)),
     (lambda: nn.LSTMCell(4, 5), (3, 4)),
     (lambda: nn.GRUCell(4, 5), (3, 4)),
     (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), (2, 5, 8)),
@@ -96,6 +99,50 @@ def test_what_a_hook_raises_arrives_whatever_the_thread_was_told() -> None:
     made.register_hook(fail)
     with torch.autograd.set_multithreading_enabled(mode=True), pytest.raises(ZeroDivisionError):
         made.sum().backward()
+
+
+@pytest.mark.parametrize("error", [AttributeError, SystemError])
+@pytest.mark.parametrize("device", ["cpu", MOAI])
+def test_what_a_hook_raises_is_what_arrives(device: str, error: type[Exception]) -> None:
+    """A SystemError, too, which is also what Python makes of a failure without an error; and one of C alone."""
+
+    def fail(_: Tensor) -> None:
+        raise error("absent")
+
+    made = torch.ones(2, device=device, requires_grad=True) * 2
+    made.register_hook(fail if error is SystemError else methodcaller("absent"))
+    with pytest.raises(error, match="absent"):
+        made.sum().backward()
+
+
+class Stop(torch.autograd.Function):
+    """Lets no gradient through, not even zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        return None
+
+
+def attended(x: Tensor) -> Tensor:
+    return attention(x[None, None], x[None, None], x[None, None])[0, 0]
+
+
+def remembered(x: Tensor) -> Tensor:
+    cell = nn.LSTMCell(4, 4).to(x.device)
+    return cell(x)[0]
+
+
+@pytest.mark.parametrize("op", [attended, remembered])
+@pytest.mark.parametrize("device", ["cpu", MOAI])
+def test_where_no_gradient_comes_back_none_is_made(op: Callable[[Tensor], Tensor], device: str) -> None:
+    x = torch.ones(4, 4, device=device, requires_grad=True)
+    stopped = cast("Callable[[Tensor], Tensor]", Stop.apply)
+    stopped(op(x)).sum().backward()
+    assert x.grad is None
 
 
 def test_functorch() -> None:
@@ -181,6 +228,7 @@ def test_autocast() -> None:
         assert y.softmax(-1).dtype == torch.float32
         assert (y + x).dtype == torch.float32
         assert torch.addcmul(x, y, y).dtype == torch.float32
+        assert torch.addcmul(y, y, y).dtype == torch.bfloat16
         loss = F.mse_loss(y, x)
         assert loss.dtype == torch.float32
         with pytest.raises(RuntimeError, match="unsafe to autocast"):
@@ -234,6 +282,22 @@ def test_attention_equals_the_cpu(settings: dict[str, Any]) -> None:
         return [out.detach().cpu(), *(x.grad.cpu() for x in qkv if x.grad is not None)]
 
     close(run("cpu"), run(MOAI), atol=1e-4)
+
+
+def test_attention_of_what_does_not_fit_is_refused() -> None:
+    for device in ("cpu", MOAI):
+        query = torch.ones(1, 1, 2, 2, device=device)
+        with pytest.raises(RuntimeError, match="to have the same dtype"):
+            attention(query, query.double(), query)
+        with pytest.raises(RuntimeError, match=r"must match|broadcast"):
+            attention(query, query, query, torch.ones(3, 2, device=device))
+
+
+def test_a_scaler_without_gradients_finds_nothing() -> None:
+    for device in ("cpu", MOAI):
+        found = torch.zeros(1, device=device)
+        torch.ops.aten._amp_foreach_non_finite_check_and_unscale_([], found, torch.ones(1, device=device))
+        assert found.item() == 0
 
 
 QUANTIZED: list[Callable[[Tensor], Tensor]] = [
