@@ -8,12 +8,16 @@ WATCHED := tests/runtime tests/tools
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
+# Tests that enter the device, and what they should reach: each fallback by one that says what it is for.
+ENTERING := tests/device tests/option tests/loops tests/opinfo tests/capture/test_decompositions.py
+ENTERED := moaic/device/*,moaic/capture/decompositions.py
+MEASURES := out/coverage/data
 # With what tests alone want. Where torchao is installed, transformers imports it, and it names the files that a PyTorch
 # for CPUs cannot load: not what the demo should begin with.
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact architectures opinfo check bench docs guide ecosystem oldest newest
+.PHONY: help demo tutorial test exact coverage architectures opinfo check bench docs guide ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -31,6 +35,13 @@ test: $(WHOLE) ## run every test once, but for the long proofs
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
 	$(BIN)/python -m pytest tests -m exact $(LIBRARIES:%=--ignore=%)
+
+coverage: $(WHOLE) ## say which lines and branches of the device no test enters; an error below 95 %
+	rm -rf $(dir $(MEASURES))
+	$(BIN)/python -m coverage run --data-file=$(MEASURES) --source=moaic/device,moaic/capture \
+		-m pytest -n 2 --dist loadfile $(ENTERING)
+	$(BIN)/python -m coverage combine --quiet --data-file=$(MEASURES)
+	$(BIN)/python -m coverage report --data-file=$(MEASURES) --include='$(ENTERED)' --show-missing --fail-under=95
 
 architectures: $(WHOLE) ## try the architectures of transformers under plans of every kind, for hours; goes on where it was stopped
 	$(BIN)/python -m tests.architectures.sweep $(ONLY)
