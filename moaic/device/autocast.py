@@ -197,7 +197,9 @@ def install() -> None:
     registry = torch_private.Registry("aten", _KEY)
     for names, wanted in ((LOW, _low), (FULL, _full), (WIDEST, _widest)):
         for name in names:
-            registry.add(f"aten::{name}", _casting(torch_private.overload_of(f"aten::{name}"), wanted))
+            overload = torch_private.overload_of(f"aten::{name}")
+            if overload is not None:
+                registry.add(f"aten::{name}", _casting(overload, wanted))
     for name in FULL_RESULT:
         registry.add(f"aten::{name}", _full_result(torch_private.overload_of(f"aten::{name}")))
     registry.add("aten::binary_cross_entropy", _refuse)

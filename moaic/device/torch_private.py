@@ -127,10 +127,13 @@ def schema_of(overload: Any) -> Any:
 
 
 def overload_of(name: str) -> Any:
-    """The overload called `aten::add.Tensor`."""
+    """The overload called `aten::add.Tensor`; None for one that this PyTorch does not have."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        return None
 
 
 _REGISTERED: Final[list[Any]] = []
