@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.ops import rule_of
 
@@ -25,6 +26,10 @@ class DropZeros:
         main, named = module.main, set(self.labels.split("+"))
         tangents = [i for i in range(len(main.params)) if main.param_role(i).kind == "tangent"]
         if self.labels:
+            labels = [main.param_role(i).label for i in tangents]
+            if unknown := sorted(named - {*labels}):
+                known = ", ".join(labels) or "none"
+                raise Diagnostic(f"{main.name} has no tangent `{unknown[0]}`", hint=f"its tangents: {known}")
             return drop_zeros(module, [i for i in tangents if main.param_role(i).label in named])
         return drop_zeros(module, [i for i in tangents if main.params[i].type.shape != ()])
 
@@ -44,9 +49,9 @@ def drop_zeros(module: Module, zero_params: Collection[int]) -> Module:
             zeros.update(op.results)
         else:
             ops.append(op)
-    read = {*main.results, *(value for op in ops for value in op.inputs())}
-    filled = [_zero(value) for value in main.values() if value in zeros and value in read and value not in main.params]
     results = tuple(same.get(value, value) for value in main.results)
+    read = {*results, *(value for op in ops for value in op.inputs())}
+    filled = [_zero(value) for value in main.values() if value in zeros and value in read and value not in main.params]
     return Module((*module.functions[:-1], replace(main, ops=(*filled, *ops), results=results)), module.mesh)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo import graph_break
 
 from moaic.device import face
@@ -91,3 +91,25 @@ def test_workers_alone_parse_the_text_of_a_plan(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("moaic.runtime.accelerator.parse", parsed.append)
     assert gradient(compiled(torch.neg), torch.ones(2, device="moai")).tolist() == [2.0, 2.0]
     assert not parsed
+
+
+class Twice(nn.Module):
+    """A weight that only an output needs which the loss does not read, for that twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.unread = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.read(x).sum(), self.unread(x) + self.unread(x.flip(1))
+
+
+def test_gradients_of_what_the_loss_does_not_read_are_zero() -> None:
+    model = Twice()
+    x = torch.randn(4, 4)
+    loss, hidden = compiled(model.to("moai"))(x.to("moai"))
+    loss.backward()
+    expected = x @ model.unread.weight.cpu().t() + x.flip(1) @ model.unread.weight.cpu().t()
+    torch.testing.assert_close(hidden.cpu(), expected)
+    gradient = model.unread.weight.grad
+    assert gradient is None or not gradient.cpu().any()
