@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from moaic.ir.errors import Diagnostic
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -31,6 +33,12 @@ class Mesh:
     def size(self, axis: str) -> int:
         """Ranks along `axis`; an axis that the mesh does not have is one rank wide."""
         return self.sizes.get(axis, 1)
+
+    def with_axis(self, name: str, size: int, *, outermost: bool = False) -> Mesh:
+        """The mesh with one more axis, innermost unless said; raises Diagnostic where it has one of this name."""
+        if name in self.sizes:
+            raise Diagnostic(f"there is an axis `{name}` already: nothing is split over it twice")
+        return Mesh(((name, size), *self.axes) if outermost else (*self.axes, (name, size)))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         coordinates: dict[str, int] = {}

@@ -84,7 +84,7 @@ def annotate(
     whole. A backward waits for what would take more than `most_early` FLOPs to make early. Raises Barrier where the
     axis cannot pass.
     """
-    mesh = Mesh((*module.mesh.axes, (axis.name, axis.size)))
+    mesh = module.mesh.with_axis(axis.name, axis.size)
     work = _Work(module, axis, mesh, choose, callee_params, most_early)
     main = work.function(module.main, tuple(inputs), results)
     functions = (*work.made.values(), main)

@@ -40,7 +40,7 @@ class ChunkLoss:
 
 def in_chunks(module: Module, count: int) -> Module:
     """`module` with its loss in so many chunks; raises Diagnostic where there are no logits, or none that divide."""
-    mesh = Mesh((*module.mesh.axes, (CHUNKS, count)))
+    mesh = module.mesh.with_axis(CHUNKS, count)
     staged = ", and a stage may begin amid the loss" if module.mesh.size("pp") > 1 else ""
     logits = logits_of(module.main)
     if logits is None:

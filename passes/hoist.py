@@ -5,6 +5,7 @@ Legal because a parameter that is read by equal casts alone may as well enter ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,12 +26,22 @@ class HoistCasts:
 
 def hoist_casts(module: Module) -> Module:
     """`module` with every narrowing cast of a called function's parameter made by the callers."""
-    narrowed = {function.name: _narrowed(function) for function in module.functions[:-1]}
-    callees = [_entering_narrow(function, narrowed[function.name]) for function in module.functions[:-1]]
-    main = module.main
+    narrowed: dict[str, dict[int, str]] = {}
+    functions: list[Function] = []
+    for function in module.functions:
+        casting = _casting(function, narrowed)
+        if function is not module.main:
+            narrowed[function.name] = _narrowed(casting)
+            casting = _entering_narrow(casting, narrowed[function.name])
+        functions.append(casting)
+    return Module(tuple(functions), module.mesh)
+
+
+def _casting(function: Function, narrowed: Mapping[str, Mapping[int, str]]) -> Function:
+    """`function`, which casts what functions that it calls want narrow: each value once on each side of the step."""
     casts: dict[tuple[Value, str, str], Value] = {}
     ops: list[Op] = []
-    for op in main.ops:
+    for op in function.ops:
         if op.name != "call":
             ops.append(op)
             continue
@@ -44,7 +55,7 @@ def hoist_casts(module: Module) -> Module:
                 ops.append(Op(CAST, (value,), (casts[key],), {"dtype": dtype}, op.loc))
             operands[position] = casts[key]
         ops.append(replace(op, operands=tuple(operands)))
-    return Module((*callees, replace(main, ops=tuple(ops))), module.mesh)
+    return replace(function, ops=tuple(ops))
 
 
 def narrows(op: Op) -> bool:

@@ -64,7 +64,7 @@ def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, Shape]]]
     outside = _used_outside(main, groups)
     functions: list[Function] = []
     calls: dict[int, Op] = {}
-    for group, name in zip(groups, _names(groups), strict=True):
+    for group, name in zip(groups, _names(groups, [each.name for each in module.functions]), strict=True):
         kept = [
             any(shape.values[i] in outside[region] for region, shape in group) for i in range(len(group[0][1].values))
         ]
@@ -149,14 +149,15 @@ def _used_outside(function: Function, groups: Sequence[Sequence[tuple[Region, Sh
     return outside
 
 
-def _names(groups: Sequence[Sequence[tuple[Region, Shape]]]) -> list[str]:
-    names: list[str] = []
+def _names(groups: Sequence[Sequence[tuple[Region, Shape]]], taken: Sequence[str]) -> list[str]:
+    """A name for the function of each group, by its container; numbered where there are several."""
+    names = list(taken)
     for group in groups:
         region = group[0][0]
         name = f"{region.container.split('.')[-1]}.{'bwd' if region.side == 'backward' else 'fwd'}"
         count = sum(n == name or n.startswith(name + ".") for n in names)
         names.append(f"{name}.{count + 1}" if count else name)
-    return names
+    return names[len(taken) :]
 
 
 def _function(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Function:

@@ -54,7 +54,7 @@ def _pair_names(module: Module) -> list[tuple[str, str]]:
     for op in module.main.ops:
         if op.name == "call":
             calls[op.loc.module][op.loc.side] = op.callee
-    found = {(sides["forward"], sides["backward"]) for sides in calls.values() if len(sides) == 2}
+    found = {(sides["forward"], sides["backward"]) for sides in calls.values() if {"forward", "backward"} <= {*sides}}
     forwards = [forward for forward, _ in found]
     return sorted(pair for pair in found if forwards.count(pair[0]) == 1)
 

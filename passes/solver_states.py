@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from moaic.ir.graph import Module, Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.layout import PENDING, WHOLE, State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
 from moaic.passes.annotate import Axis
@@ -67,7 +67,7 @@ class _Closure:
     def __init__(self, module: Module, axis: Axis, held: Collection[Value]) -> None:
         self.axis = axis
         self.held = frozenset(held)
-        self.mesh = Mesh((*module.mesh.axes, (axis.name, axis.size)))
+        self.mesh = module.mesh.with_axis(axis.name, axis.size)
         self.functions = {function.name: function for function in module.functions}
         self.rules = {op: rule_of(op) for f in module.functions for op in f.ops if needs_strategy(op)}
         self.found: dict[Op, dict[Strategy, None]] = {op: {} for op in self.rules}

@@ -16,7 +16,7 @@ from typing import ClassVar
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Location, Module, Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Mesh
+from moaic.ir.layout import PENDING, WHOLE
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.cut import cut
@@ -55,7 +55,7 @@ def in_stages(module: Module, schedule: Schedule) -> Module:
         raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
     module = opened(module, stages)
     main = _summed_apart(module.main, _Assigned(module, module.main, stages))
-    mesh = Mesh(((AXIS, stages), *module.mesh.axes))
+    mesh = module.mesh.with_axis(AXIS, stages, outermost=True)
     placed = _Placer(module, main, stages).run()
     return without_dead_ops(Module((*module.functions[:-1], placed), mesh, schedule.rows))
 

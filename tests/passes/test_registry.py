@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -59,3 +61,15 @@ def test_a_pass_has_a_data_test(name: str) -> None:
 def test_a_pass_knows_its_options(name: str) -> None:
     with pytest.raises(Diagnostic, match=r"`?nothing`?"):
         run_passes(load("func @step(%x: f32[8]) -> (f32[8]) { return %x }"), f"{name}=nothing")
+
+
+FILES = ["dp", "hoist_nested", "lower", "pp_tied", "weights"]
+MORE = ["mb", "tp", "recompute", "ep", "cp", "hoist", "distribute", "chunk", "softmax", "promote"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *(pytest.param(each, marks=pytest.mark.exact) for each in MORE)])
+def test_any_two_passes_give_a_module_or_a_reason(name: str) -> None:
+    module = load((DATA / f"{name}.moai").read_text(encoding="utf-8").split("// -----")[0])
+    for one, other in itertools.product(PASSES, repeat=2):
+        with suppress(Diagnostic):
+            run_passes(module, f"{one},{other}")
