@@ -142,7 +142,7 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
     spread = [part for size in shape for part in (1, size)]
     wide = [part for times, size in zip(repeats, shape, strict=True) for part in (times, size)]
     whole = [times * size for times, size in zip(repeats, shape, strict=True)]
-    return aten.expand(aten.view(x, spread), wide).reshape(whole)
+    return aten.expand(aten.view(x, spread), wide).reshape(whole).contiguous()
 
 
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -184,6 +184,8 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Every true element looks up its own: which that is, the mask alone says."""
     shape: list[int] = list(cast("Any", torch.broadcast_shapes)(x.shape, mask.shape))
+    if not source.numel():
+        return x.expand(shape).clone()
     wide = mask.expand(shape)
     found: Tensor = aten.index.Tensor(source.reshape(-1), [_counted(wide)])
     return aten.where.self(wide, found.view(shape), x)

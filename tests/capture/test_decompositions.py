@@ -51,6 +51,10 @@ FORMS: Mapping[str, Form] = {
     "a variance": lambda x, bias: x.var(0, keepdim=True) + torch.var_mean(x + bias, 1, correction=0)[1],
     "the largest and the smallest": lambda x, bias: x.max() * bias - (x + bias).min(),
     "repeated in more dims": lambda x, bias: x.repeat(2, 1, 3) * bias.repeat(3),
+    "repeated, and seen as a row": lambda x, bias: (
+        (x.t().repeat(2, 1) * 1).view(-1) + x.t().repeat(1, 1).view(16).sum()
+    ),
+    "scattered from nothing": lambda x, bias: x.masked_scatter(x.detach() > 9, x[:0]) * bias,
     "every other row": lambda x, bias: x[1:4:2] * bias,
     "all but the last columns": lambda x, bias: x[:, :-1] * bias[1:],
     "one row": lambda x, bias: x[-2] * bias[1],
