@@ -46,10 +46,15 @@ def fingerprint(step: Module, where: Machine, request: Request) -> str:
 def planner_version() -> str:
     """A hash of the sources of ir and passes: another planner may select another plan."""
     here = Path(__file__).parent
-    sources = sorted(path for folder in (here, here.parent / "ir") for path in folder.glob("*.py"))
+    return sources_hash(here, here.parent / "ir")
+
+
+def sources_hash(*folders: Path) -> str:
+    """Of every Python file in these folders and in those within them."""
     digest = hashlib.sha256()
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

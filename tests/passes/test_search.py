@@ -65,6 +65,17 @@ class Scripted:
         return [Prediction({"heavy": Number(self.seconds[config])}) for config in configs]
 
 
+def test_a_planner_is_known_by_every_file_of_it(tmp_path: Path) -> None:
+    """Also by those in folders within: plans of another planner are not found again."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "one.py").write_text("1", encoding="utf-8")
+    first = plan_cache.sources_hash(tmp_path)
+    (tmp_path / "inner" / "one.py").write_text("2", encoding="utf-8")
+    second = plan_cache.sources_hash(tmp_path)
+    (tmp_path / "inner" / "one.py").rename(tmp_path / "one.py")
+    assert len({first, second, plan_cache.sources_hash(tmp_path)}) == 3
+
+
 def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "moaic"):
         search.search(dense(), machine(), SMALL, pool=Here())
