@@ -88,10 +88,10 @@ def generated(function: Function, target: Target) -> list[Generated]:
             f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
             hint="take another --target, or the plan of a step in bfloat16",
         )
-    from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+    from moaic.runtime.kernels.rewrite import with_measured_kernels
 
     with _answering(target) as kernels:
-        return _counted(_lowered(with_kernels(function, measured_on(target.name)), kernels))
+        return _counted(_lowered(with_measured_kernels(function, target.name), kernels))
 
 
 def _check() -> None:

@@ -114,9 +114,9 @@ def _with_kernels(function: Function, device: torch.device) -> Function:
     if device.type != "cuda":
         return function
     from moaic.runtime.kernels.operators import target_of
-    from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+    from moaic.runtime.kernels.rewrite import with_measured_kernels
 
-    return with_kernels(function, measured_on(target_of(device)))
+    return with_measured_kernels(function, target_of(device))
 
 
 def _inductor(function: Function, device: torch.device) -> Any:

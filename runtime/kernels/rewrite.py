@@ -6,7 +6,7 @@ and if what the kernel is there to avoid is needed by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,18 +25,13 @@ from moaic.runtime.schema import DTYPES
 Wins = Callable[[str, Shape, str], bool]
 """Whether a kernel is worth using at a shape, for an element type in the IR's names."""
 
-RULES: Final[Sequence[Rule]] = (
-    loss_rule.forward_and_backward,
-    norm_rule.forward,
-    norm_rule.backward,
-    layer_norm_rule.forward,
-    layer_norm_rule.backward,
-    rotary_rule.forward,
-    rotary_rule.backward,
-    gated_rule.backward,
-    gated_rule.forward,
-)
-"""In this order: the gradient of what a gate lets pass is itself something that a gate lets pass."""
+RULES: Final[Mapping[str, Sequence[Rule]]] = {
+    "linear_cross_entropy": (loss_rule.forward_and_backward,),
+    "norm": (norm_rule.forward, norm_rule.backward, layer_norm_rule.forward, layer_norm_rule.backward),
+    "rotary": (rotary_rule.forward, rotary_rule.backward),
+    "gated": (gated_rule.backward, gated_rule.forward),
+}
+"""By kernel, in this order: the gradient of what a gate lets pass is itself something that a gate lets pass."""
 
 
 def measured_on(target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Wins:
@@ -50,9 +45,15 @@ def measured_on(target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Wins:
     return wins
 
 
-def with_kernels(function: Function, wins: Wins) -> Function:
-    """`function`, of local types, with kernels where they win."""
-    for rule in RULES:
+def with_measured_kernels(function: Function, target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Function:
+    """`function`, of local types, with kernels that were measured to win on this GPU; no others are looked for."""
+    known = [name for name in RULES if kernels[name].gains.get(target)]
+    return with_kernels(function, measured_on(target, kernels), known)
+
+
+def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(RULES)) -> Function:
+    """`function`, of local types, with those of the named kernels that win."""
+    for rule in [rule for name, rules in RULES.items() if name in names for rule in rules]:
         sight = Sight(function)
         for anchor in [result for op in function.ops for result in op.results[:1]]:
             op = sight.makers.get(anchor)

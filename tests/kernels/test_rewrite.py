@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from moaic.capture.dry import Sample, Source, take_model
-from moaic.ir.graph import Attr, Function, Module, Value
+from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.verify import load
 from moaic.kernels import called_in, program_of
 from moaic.passes.registry import run_passes
 from moaic.runtime.absent_gpu import generated
+from moaic.runtime.kernels.match import Sight
 from moaic.runtime.kernels.registry import KERNELS, Shape
-from moaic.runtime.kernels.rewrite import measured_on, with_kernels
+from moaic.runtime.kernels.rewrite import RULES, measured_on, with_kernels, with_measured_kernels
+from moaic.runtime.kernels.rule import Rewrite, Rule
 from moaic.runtime.schema import DTYPES
 from moaic.runtime.targets import TARGETS
 from moaic.runtime.to_fx import run_ops
@@ -217,7 +219,25 @@ def test_the_table_is_of_16_bits_on_one_gpu_and_of_shapes_that_a_tile_is_for() -
 def test_nothing_is_used_that_nobody_measured(llama: Function) -> None:
     for target in TARGETS:
         if not any(target in kernel.gains for kernel in KERNELS.values()):
-            assert with_kernels(llama, measured_on(target)) is llama
+            assert with_measured_kernels(llama, target) is llama
+
+
+def test_what_nobody_measured_is_not_looked_for(llama: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def rule(name: str) -> Rule:
+        def look(sight: Sight, op: Op) -> Rewrite | None:
+            looked.append(name)
+            return None
+
+        return look
+
+    monkeypatch.setattr("moaic.runtime.kernels.rewrite.RULES", {name: (rule(name),) for name in RULES})
+    norm = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 1.2}})
+    assert with_measured_kernels(llama, "sm_80", {**KERNELS, "norm": norm}) is llama
+    assert not looked
+    assert with_measured_kernels(llama, "sm_90", {**KERNELS, "norm": norm}) is llama
+    assert {*looked} == {"norm"}
 
 
 def test_logits_that_somebody_reads_are_made(llama: Function) -> None:
