@@ -12,25 +12,9 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes import log
 from moaic.passes.candidates import candidates
-from moaic.passes.config import Request, spelled
+from moaic.passes.config import KEPT, Request, spelled
 from moaic.passes.machine import Machine
 from moaic.passes.pool import Here, Pool
-
-ORDER = (
-    "ep",
-    "tp",
-    "cp",
-    "dp",
-    "micro_batches",
-    "pp",
-    "schedule",
-    "distribute_param",
-    "distribute_low_prec_param",
-    "loss_chunks",
-    "gather_keys",
-    "recompute",
-)
-"""Decisions in the order in which they are taken up: where two exclude each other the first is kept."""
 
 
 def followed(step: Module, machine: Machine, request: Request) -> Request:
@@ -38,7 +22,7 @@ def followed(step: Module, machine: Machine, request: Request) -> Request:
     workshop = Here()
     workshop.begin(step, machine)
     kept = Request()
-    for name in ORDER:
+    for name in KEPT:
         wanted = replace(kept, **{name: getattr(request, name)})
         if wanted != kept and _is_possible(step, machine, wanted, workshop):
             kept = wanted
@@ -47,7 +31,7 @@ def followed(step: Module, machine: Machine, request: Request) -> Request:
 
 def let_go(request: Request, kept: Request) -> str:
     """`dp=2,micro_batches=2`: what of a request was not kept, in the form in which it was asked for."""
-    names = [name for name in ORDER if getattr(request, name) != getattr(kept, name)]
+    names = [name for name in KEPT if getattr(request, name) != getattr(kept, name)]
     return ",".join(f"{name}={spelled(getattr(request, name))}" for name in names)
 
 

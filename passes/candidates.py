@@ -10,7 +10,7 @@ from typing import get_args
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.passes.chunk import logits_of
-from moaic.passes.config import Config, Distribute, Recompute, Request
+from moaic.passes.config import Config, Distribute, Recompute, Request, simplicity
 from moaic.passes.context import lengths
 from moaic.passes.experts import experts_of
 from moaic.passes.follow import batch_size
@@ -42,7 +42,20 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     _check_batch(workers, rows, request)
     _check_shares(workers, rows, trains, request)
     found = [
-        Config(dp, tp, micro_batches, mode, level, low_precision, pp, schedule, cp, ep, gather_keys, chunks)
+        Config(
+            dp=dp,
+            tp=tp,
+            micro_batches=micro_batches,
+            recompute=mode,
+            distribute_param=level,
+            distribute_low_prec_param=low_precision,
+            pp=pp,
+            schedule=schedule,
+            cp=cp,
+            ep=ep,
+            gather_keys=gather_keys,
+            loss_chunks=chunks,
+        )
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
@@ -57,24 +70,6 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     ]
     assert found, f"{request} was found possible, and nothing keeps to it"
     return sorted(found, key=simplicity)
-
-
-def simplicity(config: Config) -> tuple[int, ...]:
-    """Orders configurations: no pipeline, fewer micro-batches, no recomputing, less distribution, then fewer ranks."""
-    return (
-        config.pp,
-        [*SCHEDULES, config.schedule].index(config.schedule),
-        config.micro_batches,
-        get_args(Recompute).index(config.recompute),
-        get_args(Distribute).index(config.distribute_param),
-        config.ep,
-        config.cp,
-        config.tp,
-        config.dp,
-        config.distribute_low_prec_param,
-        not config.gather_keys,
-        config.loss_chunks,
-    )
 
 
 def is_training(step: Module) -> bool:

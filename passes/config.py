@@ -1,12 +1,19 @@
-"""A parallel configuration: the decisions that name a plan, as people write and read them."""
+"""A parallel configuration: the decisions that name a plan, as users write and read them.
+
+All that is known of a decision by itself is declared here, in one field of Config and the orders below it: its type and
+default, how it is read and logged, its row in docs/plans.md. `Request` has the same fields, which may be open.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from moaic.ir.errors import Diagnostic
+from moaic.passes.decision import DECLARED, YES_OR_NO, Decision, beyond_one, decision
 from moaic.passes.schedule import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
 
 Recompute = Literal["saved", "full"]
@@ -19,22 +26,58 @@ sharded; `step`: parameters too, gathered once per step; `use`: gathered anew fo
 
 @dataclass(frozen=True, slots=True, order=True)
 class Config:
-    """Every decision of a plan that a person may make."""
+    """Every decision of a plan that a user may make."""
 
-    dp: int = 1
-    tp: int = 1
-    micro_batches: int = 1
-    recompute: Recompute = "saved"
-    distribute_param: Distribute = "none"
-    distribute_low_prec_param: bool = False
-    pp: int = 1
-    schedule: str = "1f1b"
+    dp: int = decision(1, "parts of the batch, one on each group of workers")
+    tp: int = decision(1, "parts of the weights", logged=lambda parts: f"tp : {parts}" if parts > 1 else "No TP")
+    micro_batches: int = decision(
+        1, "parts of the batch in time, one after the other", logged=lambda parts: f"num_micro_batches : {parts}"
+    )
+    recompute: Recompute = decision(
+        "saved",
+        "what the backward finds: what is cheapest to keep, or only the inputs of each layer",
+        values="`saved`, `full`",
+        logged=lambda mode: f"recomputation : {spelled(mode == 'full')}",
+        also={"true": "full", "false": "saved"},
+    )
+    distribute_param: Distribute = decision(
+        "none",
+        "how parameters lie over `dp`: whole; optimizer state and gradients in parts; parameters too, gathered "
+        "once per step; or anew at each use, where each micro-batch's gradients are scattered at once",
+        values="`none`, `optimizer`, `step`, `use`",
+        logged=lambda level: f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
+        also={"true": "step", "false": "none"},
+    )
+    distribute_low_prec_param: bool = decision(
+        False,
+        "whether parameters are cast to low precision before they are gathered",
+        values=YES_OR_NO,
+        logged=lambda narrow: "distribute_low_prec_param : true" if narrow else "",
+    )
+    pp: int = decision(1, "stages of the model, one after the other", logged=lambda stages: f"num_stages : {stages}")
+    schedule: str = decision(
+        "1f1b",
+        "who of the stages does what when",
+        values="`1f1b`, `gpipe`, `interleaved`, `zero-bubble`, a file",
+        logged=lambda schedule: f"schedule : {schedule}",
+    )
     """Name or text of a pipeline's schedule; without a pipeline it says nothing."""
-    cp: int = 1
-    ep: int = 1
-    gather_keys: bool = True
+    cp: int = decision(1, "parts of the sequence", logged=beyond_one("cp"))
+    ep: int = decision(1, "parts of the experts, and of the batch with them", logged=beyond_one("ep"))
+    gather_keys: bool = decision(
+        True,
+        "whether `cp` may gather all keys and values of attention where that costs least; where not, they go "
+        "round the workers in a ring, or rows are exchanged for heads, which takes less memory",
+        values=YES_OR_NO,
+        logged=lambda gather: "" if gather else "gather_keys : false",
+    )
     """Whether `cp` may gather keys and values of attention; where not, no rank ever holds all of them."""
-    loss_chunks: int = 1
+    loss_chunks: int = decision(
+        1,
+        "parts of the tokens in which logits, the loss and their gradients are computed, one after the other; "
+        "nothing is computed twice",
+        logged=beyond_one("loss_chunks"),
+    )
     """Parts in which logits and their gradients are computed, one after another."""
 
     @property
@@ -45,11 +88,50 @@ class Config:
         """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
         default = Config()
         parts = [
-            f"{field.name}={spelled(getattr(self, field.name))}"
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(default, field.name)
+            f"{name}={spelled(value)}" for name in DECISIONS if (value := getattr(self, name)) != getattr(default, name)
         ]
         return ",".join(parts) or "dp=1"
+
+
+DECISIONS: Mapping[str, Decision] = {each.name: each.metadata[DECLARED] for each in fields(Config)}
+"""By name, in the order in which plans are written."""
+
+FROM_SIMPLE = (
+    *("pp", "schedule", "micro_batches", "recompute", "distribute_param", "ep", "cp", "tp", "dp"),
+    *("distribute_low_prec_param", "gather_keys", "loss_chunks"),
+)
+"""Of two plans that one is simpler whose value is less in the first of these that differs."""
+
+KEPT = (
+    *("ep", "tp", "cp", "dp", "micro_batches", "pp", "schedule", "distribute_param", "distribute_low_prec_param"),
+    *("loss_chunks", "gather_keys", "recompute"),
+)
+"""Decisions of a request that a step cannot follow whole: where two exclude each other the first is kept."""
+
+LOGGED = (
+    *("pp", "micro_batches", "dp", "ep", "cp", "gather_keys", "tp", "recompute", "loss_chunks", "distribute_param"),
+    *("schedule", "distribute_low_prec_param"),
+)
+"""The order of the line that a plan is logged as."""
+
+
+@cache
+def _types() -> Mapping[str, Any]:
+    return get_type_hints(Config)
+
+
+def simplicity(config: Config) -> tuple[int, ...]:
+    """Orders configurations: no pipeline, fewer micro-batches, no recomputing, less distribution, then fewer ranks."""
+    return tuple(_rank(name, getattr(config, name)) for name in FROM_SIMPLE)
+
+
+def _rank(name: str, value: Any) -> int:
+    if name == "schedule":
+        return [*SCHEDULES, value].index(value)
+    if _types()[name] is bool:
+        return value != getattr(Config(), name)
+    words = get_args(_types()[name])
+    return words.index(value) if words else value
 
 
 def spelled(value: object) -> str:
@@ -59,7 +141,7 @@ def spelled(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person fixed; None leaves a decision to the planner."""
+    """What a user fixed; None leaves a decision to the planner."""
 
     dp: int | None = None
     tp: int | None = None
@@ -105,20 +187,17 @@ def request_from(options: dict[str, object]) -> Request:
 def _value(name: str, value: object) -> object:
     if value is None or value == "auto":
         return None
+    type_, text = _types()[name], str(value)
     if name == "schedule":
-        return _schedule(str(value))
-    if name in ("dp", "ep", "cp", "tp", "pp", "micro_batches", "loss_chunks"):
-        text = str(value)
+        return _schedule(text)
+    if type_ is int:
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")
         return int(text)
-    if name in ("distribute_low_prec_param", "gather_keys"):
-        return _choice(name, str(value).lower(), {"true": True, "1": True, "false": False, "0": False})
-    if name == "recompute":
-        words = {word: word for word in get_args(Recompute)}
-        return _choice(name, str(value).lower(), {**words, "true": "full", "false": "saved"})
-    words = {word: word for word in get_args(Distribute)}
-    return _choice(name, str(value).lower(), {**words, "true": "step", "false": "none"})
+    if type_ is bool:
+        return _choice(name, text.lower(), {"true": True, "1": True, "false": False, "0": False})
+    words = {word: word for word in get_args(type_)}
+    return _choice(name, text.lower(), {**words, **DECISIONS[name].also})
 
 
 def _schedule(value: str) -> str:
@@ -134,7 +213,7 @@ def _schedule(value: str) -> str:
     return str(parse_schedule(path.read_text(encoding="utf-8")))
 
 
-def _choice(name: str, value: str, choices: dict[str, object]) -> object:
+def _choice(name: str, value: str, choices: Mapping[str, object]) -> object:
     if value not in choices:
         raise Diagnostic(f"{name}={value} is not known", hint=f"choose one of {', '.join(choices)}")
     return choices[value]

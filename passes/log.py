@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
-from moaic.passes.config import Config
+from moaic.passes.config import DECISIONS, LOGGED, Config
 from moaic.passes.cost import Prediction
 from moaic.passes.follow import batch_size
 from moaic.passes.memory import OPTIMIZER_STATES, Memory
@@ -132,21 +132,11 @@ def op_by_op(reason: str) -> None:
 
 def configuration(step: Module, config: Config) -> str:
     """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
-    level = config.distribute_param
-    parts: Sequence[str] = (
-        f"num_stages : {config.pp}",
-        f"num_micro_batches : {config.micro_batches}",
-        f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}",
-        *(f"{axis} : {n}" for axis, n in (("ep", config.ep), ("cp", config.cp)) if n > 1),
-        *(() if config.gather_keys else ("gather_keys : false",)),
-        f"tp : {config.tp}" if config.tp > 1 else "No TP",
-        f"recomputation : {'true' if config.recompute == 'full' else 'false'}",
-        *((f"loss_chunks : {config.loss_chunks}",) if config.loss_chunks > 1 else ()),
-        f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
-    )
-    if config.pp > 1:
-        parts = (*parts, f"schedule : {config.schedule}")
-    return ", ".join((*parts, "distribute_low_prec_param : true") if config.distribute_low_prec_param else parts)
+    said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}
+    said["dp"] = f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}"
+    if config.pp == 1:
+        said["schedule"] = ""
+    return ", ".join(filter(None, (said[name] for name in LOGGED)))
 
 
 def milliseconds(seconds: float) -> int:

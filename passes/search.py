@@ -19,8 +19,8 @@ from moaic.ir.graph import Module
 from moaic.passes import log
 from moaic.passes.bound import Alone, Bounds, alone
 from moaic.passes.build import Plan, build
-from moaic.passes.candidates import candidates, relaxed, simplicity
-from moaic.passes.config import Config, Request
+from moaic.passes.candidates import candidates, relaxed
+from moaic.passes.config import Config, Request, simplicity
 from moaic.passes.cost import Prediction
 from moaic.passes.machine import Machine
 from moaic.passes.memory import Memory, fused_functions, held_peak, split_peak

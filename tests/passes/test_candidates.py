@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from moaic.ir.errors import Diagnostic
-from moaic.passes.candidates import candidates, relaxed, simplicity
-from moaic.passes.config import Config, Request, parse_request
+from moaic.passes.candidates import candidates, relaxed
+from moaic.passes.config import Config, Request, parse_request, simplicity
 from tests.passes.steps import dense, evaluation
 
 
