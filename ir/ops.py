@@ -603,12 +603,12 @@ def _sampled(dims: int) -> RuleMaker:
 
 
 def _sampled_backward(dims: int) -> RuleMaker:
-    """What a picture gets is summed over points, what a place gets over channels."""
+    """What a picture gets is summed over points, what a place gets over channels; places get theirs in any case."""
 
     def make(op: Op) -> Rule:
         points = _POINTS[:dims]
         picture, places = ["b", "c", *_PIXELS[:dims]], ["b", *points, "at!"]
-        given = [spec for spec, wanted in zip([picture, places], _wanted(op), strict=True) if wanted]
+        given = [picture, places] if _wanted(op)[0] else [places]
         return _make(op, [["b", "c", *points], picture, places], given, (0,))
 
     return make

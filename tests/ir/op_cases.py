@@ -858,7 +858,7 @@ def sample(d: Drawn, name: str) -> Case:
 def sample_backward(d: Drawn, name: str) -> Case:
     picture, places, attrs = sampled(d, name)
     grad = d.fine(*picture.shape[:2], *places.shape[1:-1])
-    return case(name, grad, picture, places, **attrs, output_mask=d.pick((True, True), (False, True)))
+    return case(name, grad, picture, places, **attrs, output_mask=d.pick((True, True), (False, True), (True, False)))
 
 
 def attention(d: Drawn) -> tuple[list[Tensor | None], dict[str, Attr]]:
