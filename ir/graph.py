@@ -164,3 +164,12 @@ class Module:
     def main(self) -> Function:
         """The function that nobody calls: the last one."""
         return self.functions[-1]
+
+    def runs(self) -> Counter[str]:
+        """How often each function runs when the main function runs once."""
+        runs = Counter({function.name: 1 for function in self.functions[-1:]})
+        for function in reversed(self.functions):
+            for op in function.ops:
+                if op.name == "call":
+                    runs[op.callee] += runs[function.name]
+        return runs

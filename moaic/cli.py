@@ -463,21 +463,9 @@ def _named(module: Module, name: str) -> Function:
     raise Diagnostic(f"there is no function `@{name.removeprefix('@')}`", hint=f"the file has {names or 'none'}")
 
 
-def runs_of(module: Module) -> Counter[str]:
-    """How often each function runs when the main function runs once."""
-    runs = Counter[str]()
-    if module.functions:
-        runs[module.main.name] = 1
-    for function in reversed(module.functions):
-        for op in function.ops:
-            if op.name == "call":
-                runs[op.callee] += runs[function.name]
-    return runs
-
-
 def _summary(module: Module) -> list[str]:
     """The whole in one line, then a line per function."""
-    runs = runs_of(module)
+    runs = module.runs()
     flops = {function.name: sum(map(flops_of, function.ops)) for function in module.functions}
     total = sum(runs[name] * flops[name] for name in flops)
     ops = sum(len(function.ops) for function in module.functions)
@@ -505,7 +493,7 @@ def _ends(function: Function, module: Module) -> tuple[int, int]:
 
 def _op_table(module: Module) -> list[str]:
     """Ops by how much they compute, then by how often they run; those without a rule are marked."""
-    runs = runs_of(module)
+    runs = module.runs()
     count, work = Counter[str](), Counter[str]()
     for function, op in _all_ops(module):
         count[op.name] += runs[function.name]

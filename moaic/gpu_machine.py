@@ -12,13 +12,11 @@ from moaic.amount import amount, duration
 from moaic.ir.collectives import CARRYING
 from moaic.ir.errors import Diagnostic
 from moaic.passes.machine import Link, Machine, MadeKernel, Number, Source, sent_share
+from moaic.runtime.memory import USABLE
 from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS, Target, target_of
 
 LATENCY: Final = Number(20e-6)
 """Seconds in which a collective begins on the GPUs of one host. Assumed."""
-
-USABLE: Final = 0.9
-"""Share of a GPU's memory that plans may take; drivers, libraries and the allocator's waste have the rest. Assumed."""
 
 
 def is_target(text: str) -> bool:

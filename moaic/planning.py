@@ -33,7 +33,8 @@ from moaic.report import Report
 from moaic.runtime import session, words
 from moaic.runtime.flavors import flavors
 from moaic.runtime.gpus import usable
-from moaic.runtime.measure import USABLE, measured, memory_per_worker
+from moaic.runtime.measure import measured, memory_per_worker
+from moaic.runtime.memory import USABLE
 from moaic.runtime.shortage import Shortage
 from moaic.runtime.threads import cores
 from moaic.shortage import MIB, Need, Room, ways_out

@@ -19,6 +19,7 @@ from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
 from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES
+from moaic.passes import optimizer
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, Kernel
 from moaic.passes.key import key_of
@@ -55,12 +56,6 @@ COSTLY = frozenset(
 
 PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, ACCUMULATE: 3}
 """Times that a local instruction reads or writes its result. Zeros, which a sum begins at, are written once."""
-
-OPTIMIZER_VALUE_PASSES = 3
-"""Adam reads and writes a parameter and reads its gradient, …"""
-
-OPTIMIZER_STATE_PASSES = 4
-"""… and reads and writes both values that it keeps. Assumed, as the optimizer is not in the graph."""
 
 ROUNDING = 1e-9
 """Share of a step that differences of sums may be off by."""
@@ -239,7 +234,7 @@ def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) 
             continue
         elements = prod(each.gradient.local_shape(mesh))
         width = DTYPE_BYTES[each.parameter.dtype]
-        moved = elements * width * (OPTIMIZER_VALUE_PASSES + OPTIMIZER_STATE_PASSES)
+        moved = elements * width * (optimizer.VALUE_PASSES + optimizer.STATE_PASSES)
         spent.append(machine.seconds_to_move(moved))
         spent += [
             machine.collective("all_gather", each.parameter.local_nbytes(mesh), mesh.size(axis))

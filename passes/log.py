@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
+from moaic.passes import optimizer
 from moaic.passes.config import DECISIONS, LOGGED, Config
 from moaic.passes.cost import Prediction
 from moaic.passes.follow import batch_size
-from moaic.passes.memory import OPTIMIZER_STATES, Memory
+from moaic.passes.memory import Memory
 
 LOGGER = logging.getLogger("moaic")
 
@@ -75,7 +76,7 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
     if memory.optimizer:
         LOGGER.info(
             "Optimizer state is assumed: %d values per trainable parameter element, of its type, %d [MiB] per worker.",
-            OPTIMIZER_STATES,
+            optimizer.STATES,
             memory.optimizer / MIB,
         )
 

@@ -21,14 +21,12 @@ from moaic.ir.ops import SEND
 from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import DTYPE_BYTES, TensorType
+from moaic.passes import optimizer
 from moaic.passes.build import Plan
 from moaic.passes.fusion import Fused, fuse
 from moaic.passes.program import Programs, lower
 from moaic.passes.rank import held, homes, of_rank
 from moaic.passes.ring import transient
-
-OPTIMIZER_STATES = 2
-"""Values of its own type kept per trainable parameter element: what Adam keeps. The optimizer is not in the graph."""
 
 IN_PLACE = frozenset({ACCUMULATE, ALL_REDUCE})
 """Instructions whose result takes the place of their first operand where that dies."""
@@ -148,7 +146,7 @@ class Trainable:
 
     def state_bytes(self, mesh: Mesh) -> int:
         """What one rank's optimizer keeps for it."""
-        return OPTIMIZER_STATES * prod(self.gradient.local_shape(mesh)) * DTYPE_BYTES[self.parameter.dtype]
+        return optimizer.STATES * prod(self.gradient.local_shape(mesh)) * DTYPE_BYTES[self.parameter.dtype]
 
 
 def trainables(plan: Plan) -> list[Trainable]:

@@ -14,13 +14,10 @@ from moaic.ir.placed import placing
 from moaic.ir.ring import is_balanced, is_ring, rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
+from moaic.passes import optimizer
 from moaic.passes.machine import Machine, sent_share
 from moaic.passes.ring import block_bytes, gradient_bytes, handed_on, merged_bytes
 from moaic.passes.timed import MICRO_BATCHES
-
-PARAMETER_COPIES = 4
-"""A parameter, its gradient and two values of an optimizer."""
-
 
 SPELLED_OUT = 2
 """Times the work of causal attention that attention under a mask does."""
@@ -173,7 +170,7 @@ class Pricing:
         if value.type.dtype not in FLOATING:
             return 0.0
         unsplit = self.prices.unsplit if state == WHOLE and len(value.type.shape) > 1 else 0.0
-        return unsplit + PARAMETER_COPIES * self.prices.held * self._part(value, state) / self.prices.link
+        return unsplit + optimizer.COPIES * self.prices.held * self._part(value, state) / self.prices.link
 
     def saving(self, value: Value, state: State) -> float:
         """The worth of the memory of a value that waits for another call, in one micro-batch."""

@@ -98,7 +98,7 @@ class _Builder:
 
     def build(self) -> None:
         standing = standings(self.module)
-        times = times_called(self.module)
+        times = self.module.runs()
         alike = {f: self._alike(f) for f in self.module.functions}
         for function in self.module.functions:
             counts = Counter(alike[function].values())
@@ -258,16 +258,6 @@ def weight_values(module: Module) -> set[Value]:
             if needs_strategy(op) and kind_of(op) is not Kind.HEAVY and inputs and all(v in found for v in inputs):
                 found.update(op.results)
     return found
-
-
-def times_called(module: Module) -> dict[str, int]:
-    """How often each function runs in one run of the main function."""
-    times: Counter[str] = Counter({module.main.name: 1})
-    for function in reversed(module.functions):
-        for op in function.ops:
-            if op.name == "call":
-                times[op.callee] += times[function.name]
-    return dict(times)
 
 
 def _made_by_calls(module: Module) -> set[Value]:

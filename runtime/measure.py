@@ -27,9 +27,10 @@ from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.flavors import Flavor
+from moaic.runtime.folders import write_whole
 from moaic.runtime.gpus import usable
 from moaic.runtime.launch import carrier_for
-from moaic.runtime.memory import data_bytes, data_limit
+from moaic.runtime.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.threads import cores
 from moaic.runtime.transport import Carrier
 
@@ -46,9 +47,6 @@ GPU_SCALE: Final = 8
 GPU has been measured yet."""
 
 KINDS: Final = ("compute", "communicate")
-
-USABLE: Final = 0.9
-"""Share of a flavor's memory that its workers may take."""
 
 BUSY: Final = 2.0
 """Processes that want to run, per core, from which on measurements are not to be trusted for long."""
@@ -340,12 +338,6 @@ def _processor() -> str:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Writes at once or not at all; a folder that cannot be written to is no reason to fail."""
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    """A folder that cannot be written to is no reason to fail."""
+    with contextlib.suppress(OSError):
+        write_whole(path, text)

@@ -12,6 +12,9 @@ GROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 
 KIB: Final = 1024
 
+USABLE: Final = 0.9
+"""Share of a worker's memory that plans may take; libraries, drivers and what allocators waste have the rest."""
+
 
 def host_bytes() -> int:
     """Bytes of memory, by what is built in and by the limit of this process's control group."""

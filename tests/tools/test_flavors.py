@@ -10,7 +10,8 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.choice import Choice, choice, current_flavor, keep, next_job
 from moaic.runtime.flavors import GIB, Host, asked_for, flavors, ladder, this_host
-from moaic.runtime.measure import USABLE, memory_per_worker
+from moaic.runtime.measure import memory_per_worker
+from moaic.runtime.memory import USABLE
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
