@@ -95,10 +95,9 @@ class GraphEngine:
         self._constants: dict[Captured, list[Buffer]] = {}
         self._calls: dict[int, Call] = {}
         self._forgotten: deque[int] = deque()
-        self._on_host: dict[int, bool] = {}
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        """Handles for outputs and updates; tensors of the host where every argument lies there."""
+        """Handles for outputs and updates; tensors of the host for those that the program has there."""
         self._bury()
         if not captured.function.results:
             return []
@@ -106,22 +105,16 @@ class GraphEngine:
         step = self._step(captured, accelerator)
         inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]
         outputs, made = step.forward(inputs, _key(captured))
-        on_host = bool(arguments) and not any(is_ours(tensor) for tensor in arguments)
         if call is not None:
             self._calls[call] = made
-            self._on_host[call] = on_host
-        values = captured.function.results[: captured.forward_results]
-        return [_tensor(accelerator, buffer, value, on_host) for buffer, value in zip(outputs, values, strict=True)]
+        return _tensors(accelerator, captured, outputs, 0)
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        """Handles for the gradients; tensors of the host where the forward's arguments lay there."""
+        """Handles for the gradients; tensors of the host for arguments that lie there."""
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         given = [_buffer(accelerator, tensor) for tensor in tangents]
-        grads = step.backward(self._calls[call], given)
-        values = captured.function.results[captured.forward_results :]
-        host = self._on_host[call]
-        return [_tensor(accelerator, buffer, value, host) for buffer, value in zip(grads, values, strict=True)]
+        return _tensors(accelerator, captured, step.backward(self._calls[call], given), captured.forward_results)
 
     def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
         """Buffers with the arguments' values. What a model holds is likely to be the same as last time."""
@@ -148,7 +141,6 @@ class GraphEngine:
         while self._forgotten:
             call = self._forgotten.popleft()
             self._calls.pop(call, None)
-            self._on_host.pop(call, None)
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
@@ -178,6 +170,12 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     made = accelerator.buffer(DTYPE_NAMES[view.dtype], tuple(view.shape), row_major(tuple(view.shape)))
     accelerator.launch("aten.clone", (view,), {"memory_format": torch.contiguous_format}, (made,))
     return made
+
+
+def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], first: int) -> list[Tensor]:
+    """The results of a program from number `first` on, which these buffers hold, each where the program has it."""
+    results = zip(buffers, captured.function.results[first:], captured.on_host[first:], strict=False)
+    return [_tensor(accelerator, buffer, value, on_host) for buffer, value, on_host in results]
 
 
 def _tensor(accelerator: Accelerator, buffer: Buffer, value: Value, on_host: bool) -> Tensor:

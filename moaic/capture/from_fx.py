@@ -57,8 +57,11 @@ class Captured:
     AOTAutograd overwrites with it once the forward has returned."""
     forward_results: int
     """How many of the function's results the forward gives (outputs and updates); the rest are gradients."""
+    on_host: tuple[bool, ...]
+    """For each result, gradients too: whether it is a tensor of the host."""
     laid: tuple[Laid | None, ...]
-    """Of each of these that is not row-major: how it lies in memory. The function's result has dims in that order."""
+    """Of each result of the forward that is not row-major: how it lies in memory. The function's has dims in that
+    order."""
     outputs: tuple[Slot, ...]
     """What the forward returns to AOTAutograd."""
     grads: tuple[Slot, ...]
@@ -455,9 +458,11 @@ class _Reader:
         results: list[Value] = []
         roles: list[Role] = []
         lies: list[Laid | None] = []
-        outputs = _Outputs(self, forward, results, roles, lies).slots()
+        on_host: list[bool] = []
+        outputs = _Outputs(self, forward, results, roles, lies, on_host).slots()
         forward_results = len(results)
         grads = self._grads(backward, program.descriptions[program.forward_outputs :], results, roles)
+        on_host += [_is_on_host(node) for node in backward if isinstance(self.value(node), Value)]
         params, param_roles = self._params()
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
@@ -472,6 +477,7 @@ class _Reader:
             tuple(tensor for _, tensor in self.constants),
             tuple(_place_of(role, param_roles) for role in roles[:forward_results] if role.kind == "update"),
             forward_results,
+            tuple(on_host),
             tuple(lies),
             outputs,
             grads,
@@ -532,12 +538,14 @@ class _Outputs:
         results: list[Value],
         roles: list[Role],
         lies: list[Laid | None],
+        on_host: list[bool],
     ) -> None:
         self.reader = reader
         self.returned = returned
         self.results = results
         self.roles = roles
         self.lies = lies
+        self.on_host = on_host
         self.given = [_root(node) for node, role in zip(returned, self._roles(), strict=True) if role.kind == "output"]
         self.made: dict[fx.Node, int] = {}
 
@@ -590,6 +598,7 @@ class _Outputs:
     def _result(self, node: fx.Node, role: Role) -> int:
         value, lies = self.reader.read[node], laid(*self._geometry(node))
         self.lies.append(lies)
+        self.on_host.append(_is_on_host(node))
         self.results.append(self.reader.own(value if lies is None else self.reader.in_order(value, lies.order)))
         self.roles.append(role)
         return len(self.results) - 1
@@ -624,6 +633,10 @@ class _Outputs:
         if isinstance(given, list | tuple):
             return tuple(map(self._plain, cast("Sequence[Any]", given)))
         return self.reader.value(given)
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    return node.meta["val"].device.type == "cpu"
 
 
 def _root(node: Any) -> Any:

@@ -113,3 +113,39 @@ def test_gradients_of_what_the_loss_does_not_read_are_zero() -> None:
     torch.testing.assert_close(hidden.cpu(), expected)
     gradient = model.unread.weight.grad
     assert gradient is None or not gradient.cpu().any()
+
+
+def moved(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (x * 2).cpu(), x.to("moai") * 3, torch.arange(3) * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "moai"])
+def test_results_lie_where_the_program_has_them(device: str) -> None:
+    x = torch.ones(3, device=device, requires_grad=True)
+    found, expected = compiled(moved)(x), moved(x)
+    assert [each.device.type for each in found] == [each.device.type for each in expected] == ["cpu", "moai", "cpu"]
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    (found[0].sum() + found[1].sum().cpu()).backward()
+    assert x.grad is not None
+    assert x.grad.device.type == device
+    assert x.grad.tolist() == [5.0, 5.0, 5.0]
+
+
+class Late(nn.Module):
+    """A layer that is moved when it is called, as losses of detection models are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.to(x.device)
+        return self.layer(x)
+
+
+def test_a_module_may_be_moved_inside_a_compiled_function() -> None:
+    model = Late()
+    x = torch.randn(4, 3)
+    expected = model(x)
+    torch.testing.assert_close(compiled(model)(x.to("moai")).cpu(), expected)
+    assert model.layer.weight.device.type == "moai"
