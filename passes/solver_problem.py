@@ -148,7 +148,7 @@ class _Builder:
         self.made_by[value] = (choice, 0)
 
     def _ops(self, function: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int], times: int) -> None:
-        results = set(function.results)
+        results, passed = set(function.results), self._passed(function, alike)
         producer = {result: op for op in function.ops for result in op.results}
         for op in function.ops:
             if op.name == "call":
@@ -158,7 +158,7 @@ class _Builder:
                 )
             elif needs_strategy(op):
                 twin = producer[alike[op.results[0]]]
-                pull = self._pull(op, results) if twin is op else self.pulls.get(twin)
+                pull = self._pull(op, results, passed) if twin is op else self.pulls.get(twin)
                 if pull is not None:
                     self.pulls[op] = pull
                     continue
@@ -170,7 +170,16 @@ class _Builder:
         strategies = self.possible.strategies[op]
         return self._choose(strategies, [times * self.pricing.op(op, strategy) for strategy in strategies])
 
-    def _pull(self, op: Op, results: set[Value]) -> Pull | None:
+    def _passed(self, function: Function, alike: Mapping[Value, Value]) -> Mapping[Value, set[State]]:
+        """The states in which calls may want values that are passed to them: those of any call of the same function."""
+        passed: dict[Value, set[State]] = defaultdict(set)
+        for op in function.ops:
+            if op.name == "call":
+                for value, param in zip(op.inputs(), self.module.function(op.callee).params, strict=True):
+                    passed[alike[value]].update(self.possible.resting(param))
+        return passed
+
+    def _pull(self, op: Op, results: set[Value], passed: Mapping[Value, set[State]]) -> Pull | None:
         """How states of a view pull back; None where it must be a choice of its own."""
         if kind_of(op) is not Kind.VIEW or len(op.results) != 1 or op.results[0] in results:
             return None
@@ -178,7 +187,8 @@ class _Builder:
         if target.type.elements() < source.type.elements():
             return None
         pull = {strategy.results[0]: strategy.operands[0] for strategy in self.possible.strategies[op]}
-        return pull if all(state in pull for state in self.possible.splits.get(target, ())) else None
+        wanted = {*self.possible.splits.get(target, ()), *passed.get(target, ())}
+        return pull if wanted <= pull.keys() else None
 
     def _results(self, main: Function) -> None:
         labels = {main.param_role(i).label: param for i, param in enumerate(main.params) if main.param_role(i).label}

@@ -1,4 +1,8 @@
-"""A sample of what `make architectures` tries: a rotary of strided halves, and mixing by Fourier transforms."""
+"""A sample of what `make architectures` tries: a rotary of strided halves, and mixing by Fourier transforms.
+
+In the long run also architectures that ended in a trace: views at calls that are repeated, relative positions that are
+repeated, positions interpolated from pictures.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,19 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["causal/gptj", "masked/fnet"])
+MENDED = ("vision/idefics2", "speech/wavlm", "vision/glm46v")
+
+
+@pytest.mark.parametrize(
+    "name", ["causal/gptj", "masked/fnet", *(pytest.param(each, marks=pytest.mark.exact) for each in MENDED)]
+)
 def test_an_architecture_is_equal_under_every_plan(name: str) -> None:
     kind, family = name.split("/")
     found = {tried: (verdict, why) for tried, verdict, why in found_of(kind, family)}
     torch.compiler.reset()
     assert set(found) == {"capture", "graphs", "auto", "micro_batches=2", "dp=2", "tp=2", "cp=2", "pp=2"}, found
-    assert {verdict for verdict, _ in found.values()} == {"equal"}, found
+    assert {verdict for tried, (verdict, _) in found.items() if tried != "cp=2"} == {"equal"}, found
+    assert found["cp=2"][0] == "equal" or "does not divide a sequence of 3" in found["cp=2"][1]
 
 
 def test_the_page_counts_and_names_what_is_not_equal() -> None:
