@@ -50,7 +50,7 @@ ON_REQUEST = ("cp=2", "schedule=gpipe", CHUNKS)
 
 CHUNKED = parse_request(CHUNKS)
 
-FEW = {2: 2, 4: 1}
+FEW = {2: 1, 4: 1}
 """How many plans of every model are tried each time."""
 
 
