@@ -107,14 +107,15 @@ class GraphEngine:
         outputs, made = step.forward(inputs, _key(captured))
         if call is not None:
             self._calls[call] = made
-        return _tensors(accelerator, captured, outputs, 0)
+        return _tensors(accelerator, captured, outputs, slice(captured.forward_results))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
         """Handles for the gradients; tensors of the host for arguments that lie there."""
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         given = [_buffer(accelerator, tensor) for tensor in tangents]
-        return _tensors(accelerator, captured, step.backward(self._calls[call], given), captured.forward_results)
+        grads = step.backward(self._calls[call], given)
+        return _tensors(accelerator, captured, grads, slice(captured.forward_results, None))
 
     def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
         """Buffers with the arguments' values. What a model holds is likely to be the same as last time."""
@@ -172,9 +173,9 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     return made
 
 
-def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], first: int) -> list[Tensor]:
-    """The results of a program from number `first` on, which these buffers hold, each where the program has it."""
-    results = zip(buffers, captured.function.results[first:], captured.on_host[first:], strict=False)
+def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], part: slice) -> list[Tensor]:
+    """This part of a program's results, which the buffers hold, each where the program has it."""
+    results = zip(buffers, captured.function.results[part], captured.on_host[part], strict=True)
     return [_tensor(accelerator, buffer, value, on_host) for buffer, value, on_host in results]
 
 

@@ -1,7 +1,7 @@
 """A sample of what `make architectures` tries: a rotary of strided halves, and mixing by Fourier transforms.
 
-In the long run also architectures that ended in a trace: views at calls that are repeated, relative positions that are
-repeated, positions interpolated from pictures.
+In the long run also architectures that ended in a trace: views at calls that are repeated, positions interpolated from
+pictures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-MENDED = ("vision/idefics2", "speech/wavlm", "vision/glm46v")
+MENDED = ("vision/idefics2", "vision/glm46v")
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,7 @@ def test_an_architecture_is_equal_under_every_plan(name: str) -> None:
     found = {tried: (verdict, why) for tried, verdict, why in found_of(kind, family)}
     torch.compiler.reset()
     assert set(found) == {"capture", "graphs", "auto", "micro_batches=2", "dp=2", "tp=2", "cp=2", "pp=2"}, found
-    assert {verdict for tried, (verdict, _) in found.items() if tried != "cp=2"} == {"equal"}, found
-    assert found["cp=2"][0] == "equal" or "does not divide a sequence of 3" in found["cp=2"][1]
+    assert {verdict for verdict, _ in found.values()} == {"equal"}, found
 
 
 def test_the_page_counts_and_names_what_is_not_equal() -> None:
