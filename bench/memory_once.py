@@ -20,9 +20,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moaic.ir.verify import load
-from moaic.passes.memory import bytes_of, fused_functions, program_peak
-from moaic.passes.program import lower
-from moaic.passes.rank import held
+from moaic.passes.estimate.memory import bytes_of, fused_functions, program_peak
+from moaic.passes.estimate.per_rank import held
+from moaic.passes.lowering.programs import lower
 from moaic.runtime import session
 from moaic.runtime.threads import cores
 

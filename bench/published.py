@@ -20,8 +20,8 @@ from moaic.capture.dry import Sample, Source, take_model
 from moaic.gpu_machine import machine_of
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Recompute
-from moaic.passes.pool import Compiler
 from moaic.passes.registry import run_passes
+from moaic.planner.worker import Compiler
 from moaic.runtime.targets import TARGETS
 
 ROWS: Final = Path(__file__).parent / "published.csv"

@@ -16,7 +16,7 @@ from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND
 from moaic.ir.parser import parse
-from moaic.passes.simulate import simulate
+from moaic.passes.estimate.simulate import simulate
 from moaic.runtime.trace import Span, decoded
 
 Step = Mapping[int, Sequence[Span]]

@@ -12,10 +12,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from schedules import beside
 
 from moaic.ir.parser import parse
-from moaic.passes.config import parse_request
-from moaic.passes.machine import Machine, from_text
-from moaic.passes.pool import Here
-from moaic.passes.search import search
+from moaic.passes.perf.machine import Machine, from_text
+from moaic.planner.request import parse_request
+from moaic.planner.search import search
+from moaic.planner.worker import Here
 
 WIDTHS = {
     "20 M Llama": (6, ()),

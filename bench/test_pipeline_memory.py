@@ -8,7 +8,7 @@ import pytest
 from memory import Rows, memory_of
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from moaic.passes.schedule import schedule_of
+from moaic.passes.schedules import schedule_of
 
 PARTS = 8
 SIZE = ("--workers", "2", "--rows", "32", "--layers", "6")

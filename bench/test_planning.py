@@ -13,7 +13,7 @@ from moaic.gpu_machine import machine_of
 from moaic.guide import captured_step
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
-from moaic.passes.search import Fates, search
+from moaic.planner.search import Fates, search
 from moaic.planner_pool import ProcessPool
 from moaic.runtime.targets import target_of
 

@@ -1,7 +1,7 @@
 """Writes the tables of `docs/kernels.md`: how far the kernels that plans expect are from those that are made.
 
 `python docs/kernel_pages.py`. Nothing in the tables is typed: kernels are made for a GPU that need not be here, and
-counted beside those that `passes/fusion.py` expects of the same functions.
+counted beside those that `passes/perf/fusion.py` expects of the same functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moaic.amount import amount
 from moaic.capture.dry import Sample, Source, take_model
 from moaic.ir.graph import Function, Module
 from moaic.kernels import called_in, program_of
-from moaic.passes.fusion import Fused, fuse
+from moaic.passes.perf.fusion import Fused, fuse
 from moaic.passes.registry import run_passes
 from moaic.runtime.absent_gpu import Generated, generated
 from moaic.runtime.targets import TARGETS, Target

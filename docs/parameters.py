@@ -14,8 +14,8 @@ from typing import Any
 
 from moaic.capture.dry import Source
 from moaic.guide import Question, answers, head, row
-from moaic.passes.config import parse_request
-from moaic.passes.machine import Machine, from_text
+from moaic.passes.perf.machine import Machine, from_text
+from moaic.planner.request import parse_request
 from moaic.planner_pool import ProcessPool
 from moaic.runtime.threads import cores
 

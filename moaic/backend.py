@@ -20,8 +20,8 @@ from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.mirrors import mirrored, uploaded
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Value
-from moaic.passes import log
 from moaic.passes.config import Request
+from moaic.planner import log
 from moaic.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
 from moaic.precision import PRECISION, float8_recipe, takes_precision
 from moaic.report import Report

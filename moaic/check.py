@@ -18,10 +18,10 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.printer import render
 from moaic.ir.verify import check_made
 from moaic.passes.build import Builder
-from moaic.passes.candidates import candidates
 from moaic.passes.config import Config, Request
-from moaic.passes.program import Programs, lower
-from moaic.passes.promote import promote
+from moaic.passes.lowering.programs import Programs, lower
+from moaic.passes.transforms.to_float64 import promote
+from moaic.planner.candidates import candidates
 from moaic.runtime.interpreter import run_function, run_ranks
 from moaic.runtime.rounding import rounding_by_shape
 from moaic.runtime.schema import DTYPES

@@ -13,8 +13,9 @@ from moaic.device.mirrors import uploaded
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
-from moaic.passes.build import Builder, Plan
+from moaic.passes.build import Builder
 from moaic.passes.config import Config
+from moaic.passes.lowering.plan import Plan
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import whole
 from moaic.runtime.interpreter import run_function

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moaic.capture.dry import Sample, Source
     from moaic.check import Step
     from moaic.guide import Question
-    from moaic.passes.machine import Machine
+    from moaic.passes.perf.machine import Machine
 
 MISTAKE = 2
 """Exit code for a person's mistake."""
@@ -353,7 +353,7 @@ def _question(chosen: argparse.Namespace) -> Question:
     from moaic import gpu_machine
     from moaic.guide import WORKERS, Question
     from moaic.made_kernels import MadeKernels
-    from moaic.passes.config import parse_request
+    from moaic.planner.request import parse_request
 
     batches, request = _numbers("batch", chosen.batch), parse_request(chosen.plan)
     sizes = None if chosen.workers is None else _numbers("workers", chosen.workers)
@@ -379,7 +379,7 @@ def _machine(path: str | None) -> Machine:
         from moaic.planning import this_machine
 
         return this_machine()
-    from moaic.passes.machine import from_text
+    from moaic.passes.perf.machine import from_text
     from moaic.runtime.targets import TARGETS
 
     if path != "-" and not Path(path).exists():
@@ -401,7 +401,7 @@ def _check(chosen: argparse.Namespace) -> int:
     """Prints a verdict for each plan as soon as there is one, and how many there were."""
     from moaic.check import Fate
     from moaic.check_report import Asked, Checked, Table, check, devices_from, summary
-    from moaic.passes.config import parse_request
+    from moaic.planner.request import parse_request
 
     request = parse_request(chosen.plan)
     asked = Asked(devices_from(chosen.devices), chosen.all_plans, request, chosen.workers, chosen.compile)

@@ -11,7 +11,7 @@ from typing import Final
 from moaic.amount import amount, duration
 from moaic.ir.collectives import CARRYING
 from moaic.ir.errors import Diagnostic
-from moaic.passes.machine import Link, Machine, MadeKernel, Number, Source, sent_share
+from moaic.passes.perf.machine import Link, Machine, MadeKernel, Number, Source, sent_share
 from moaic.runtime.memory import USABLE
 from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS, Target, target_of
 

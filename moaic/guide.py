@@ -19,11 +19,11 @@ from moaic.ir.printer import render
 from moaic.kernels import called_in
 from moaic.made_kernels import MadeKernels
 from moaic.passes.config import Request
-from moaic.passes.key import key_of
-from moaic.passes.machine import Machine, Number
-from moaic.passes.pool import Pool
+from moaic.passes.perf.machine import Machine, Number
+from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
-from moaic.passes.search import Selection, search
+from moaic.planner.search import Selection, search
+from moaic.planner.worker import Pool
 from moaic.runtime.flavors import GIB, Host
 from moaic.runtime.folders import write_whole
 

@@ -12,8 +12,8 @@ from moaic.amount import amount, duration
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.local import localize
-from moaic.passes.key import key_of
-from moaic.passes.program import lower
+from moaic.passes.lowering.programs import lower
+from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.absent_gpu import Generated, generated
 from moaic.runtime.gpu_binary import Binary, compiled
 from moaic.runtime.targets import LAUNCH_SECONDS, Target

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from moaic.ir.graph import Module
 from moaic.kernels import Row, called_in
-from moaic.passes.key import key_of
-from moaic.passes.machine import MadeKernel
+from moaic.passes.perf.machine import MadeKernel
+from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.absent_gpu import generated
 from moaic.runtime.folders import write_whole
 from moaic.runtime.targets import Target

@@ -1,6 +1,6 @@
 """The planner's processes: started early, while the graph is still being captured, and kept until the plan is made.
 
-Each runs `moaic.passes.pool` and knows no torch. They are started by `subprocess` on our own module: multiprocessing
+Each runs `moaic.planner.worker` and knows no torch. They are started by `subprocess` on our own module: multiprocessing
 would run the person's unguarded script again. They end with their input, so whatever this process does, none stays;
 one that has had nothing to do for a while ends too, to give its memory back, and is started again when it is needed.
 """
@@ -23,11 +23,11 @@ from typing import IO, Any
 
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
-from moaic.passes import machine as machines
 from moaic.passes.config import Config
-from moaic.passes.cost import Prediction
-from moaic.passes.machine import Machine
-from moaic.passes.pool import Compiled, compiled_in, config_out, prediction_in
+from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.perf import machine as machines
+from moaic.passes.perf.machine import Machine
+from moaic.planner.worker import Compiled, compiled_in, config_out, prediction_in
 
 END_SECONDS = 1.0
 """A process whose input has ended is given this long before it is killed."""
@@ -120,7 +120,7 @@ class _Member:
         self._told: Mapping[str, Any] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "moaic.passes.pool"],
+            [sys.executable, "-P", "-m", "moaic.planner.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -15,19 +15,21 @@ from moaic.capture.pieces import Piece
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.option.choices import COMPILE, CUDA_GRAPHS, NO_DECISIONS
-from moaic.passes import log
-from moaic.passes import machine as machines
-from moaic.passes.bend import followed, let_go
-from moaic.passes.build import Plan, build
-from moaic.passes.candidates import candidates, check_request, fitting, relaxed
-from moaic.passes.config import Config, Request, parse_request, request_from
-from moaic.passes.dump import dump
-from moaic.passes.follow import batch_size
-from moaic.passes.machine import Machine
-from moaic.passes.plan_cache import search_cached
-from moaic.passes.room import Sized
-from moaic.passes.search import NoPlanFits, Selection
-from moaic.passes.solver_prices import prices_of
+from moaic.passes.build import build
+from moaic.passes.config import Config, Request
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.perf import machine as machines
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.solver.costs import prices_of
+from moaic.planner import log
+from moaic.planner.bend import followed, let_go
+from moaic.planner.candidates import candidates, check_request, fitting, relaxed
+from moaic.planner.dump import dump
+from moaic.planner.memory_fit import Sized
+from moaic.planner.plan_cache import search_cached
+from moaic.planner.request import parse_request, request_from
+from moaic.planner.search import NoPlanFits, Selection
 from moaic.planner_pool import ProcessPool
 from moaic.report import Report
 from moaic.runtime import session, words

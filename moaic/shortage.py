@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
-from moaic.passes.follow import batch_size
-from moaic.passes.machine import Machine
-from moaic.passes.pool import Pool
-from moaic.passes.room import Sized, least, model_bytes, rows_that_fit, smallest
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.data_parallel import batch_size
+from moaic.planner.memory_fit import Sized, least, model_bytes, rows_that_fit, smallest
+from moaic.planner.worker import Pool
 from moaic.runtime.flavors import Flavor
 
 MIB = 1 << 20

@@ -16,10 +16,10 @@ from moaic.ir.graph import Function, Module, Value
 from moaic.ir.layout import Layout
 from moaic.ir.printer import render
 from moaic.ir.verify import check_made
-from moaic.passes.build import Plan
-from moaic.passes.program import Programs, lower, usually_unread
-from moaic.passes.resting import follow_resting
-from moaic.passes.zero import drop_zeros
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.lowering.programs import Programs, lower, usually_unread
+from moaic.passes.sharding.from_inputs import follow_resting
+from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.runtime.accelerator import Accelerator
 from moaic.runtime.buffer import Buffer, row_major
 from moaic.runtime.placement import Placement

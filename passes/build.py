@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function, Module
+from moaic.ir.graph import Module
 from moaic.ir.verify import check_made
-from moaic.passes.actions import signature_on_workers
-from moaic.passes.chunk import ChunkLoss
 from moaic.passes.config import Config
-from moaic.passes.context import SplitSequence
-from moaic.passes.distribute import ShardParameters
-from moaic.passes.experts import SplitExperts
-from moaic.passes.follow import SplitInSpace, SplitInTime
-from moaic.passes.outline import Outline
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.lowering.programs import lower
 from moaic.passes.pass_options import Pass
-from moaic.passes.program import Programs, lower
-from moaic.passes.recompute import ChooseSaved
-from moaic.passes.schedule import schedule_in, schedule_of
-from moaic.passes.solver_prices import Prices
-from moaic.passes.stage import CutIntoStages
-from moaic.passes.tensor import SplitTensors
-from moaic.passes.weights import SplitBackward
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One configuration of one step, lowered: the annotated module that people read and the programs that run."""
-
-    config: Config
-    module: Module
-    programs: Programs
-
-    @property
-    def on_workers(self) -> Function:
-        """The step with the homes of its parameters and results on the workers that run the stages."""
-        main, schedule = self.module.main, schedule_in(self.module)
-        return main if schedule is None else signature_on_workers(main, schedule)
+from moaic.passes.pipeline.assign_stages import CutIntoStages
+from moaic.passes.pipeline.split_backward import SplitBackward
+from moaic.passes.schedules import schedule_of
+from moaic.passes.sharding.context_parallel import SplitSequence
+from moaic.passes.sharding.data_parallel import SplitInSpace, SplitInTime
+from moaic.passes.sharding.expert_parallel import SplitExperts
+from moaic.passes.sharding.fsdp import ShardParameters
+from moaic.passes.sharding.loss_chunks import ChunkLoss
+from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.tensor_parallel import SplitTensors
+from moaic.passes.transforms.outline import Outline
+from moaic.passes.transforms.recompute import ChooseSaved
 
 
 def build(step: Module, config: Config, prices: Prices | None = None) -> Plan:

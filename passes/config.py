@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from moaic.ir.errors import Diagnostic
 from moaic.passes.decision import DECLARED, YES_OR_NO, Decision, beyond_one, decision
-from moaic.passes.schedule import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
+from moaic.passes.schedules import SCHEDULES
 
 Recompute = Literal["saved", "full"]
 """What the backward finds: `saved` keeps the cheapest sufficient set of values, `full` the inputs of each layer."""
@@ -22,6 +20,10 @@ Recompute = Literal["saved", "full"]
 Distribute = Literal["none", "optimizer", "step", "use"]
 """`none`: parameters, gradients and optimizer state whole on every rank; `optimizer`: gradients and optimizer state
 sharded; `step`: parameters too, gathered once per step; `use`: gathered anew for forward and for backward."""
+
+
+GATHERING: tuple[Distribute, ...] = ("step", "use")
+"""Levels at which parameters rest in shards and are gathered."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,6 +122,11 @@ def _types() -> Mapping[str, Any]:
     return get_type_hints(Config)
 
 
+def type_of(name: str) -> Any:
+    """The type of the decision `name`: int, bool, str or a Literal of words."""
+    return _types()[name]
+
+
 def simplicity(config: Config) -> tuple[int, ...]:
     """Orders configurations: no pipeline, fewer micro-batches, no recomputing, less distribution, then fewer ranks."""
     return tuple(_rank(name, getattr(config, name)) for name in FROM_SIMPLE)
@@ -128,9 +135,9 @@ def simplicity(config: Config) -> tuple[int, ...]:
 def _rank(name: str, value: Any) -> int:
     if name == "schedule":
         return [*SCHEDULES, value].index(value)
-    if _types()[name] is bool:
+    if type_of(name) is bool:
         return value != getattr(Config(), name)
-    words = get_args(_types()[name])
+    words = get_args(type_of(name))
     return words.index(value) if words else value
 
 
@@ -160,60 +167,3 @@ class Request:
         """Whether `config` keeps to everything that was asked for."""
         wanted = ((getattr(self, field.name), getattr(config, field.name)) for field in fields(self))
         return all(asked is None or asked == given for asked, given in wanted)
-
-
-def parse_request(text: str) -> Request:
-    """`dp=2,micro_batches=4` as a Request; raises Diagnostic for a word or value that no plan has."""
-    given: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, sign, value = part.partition("=")
-        if not sign:
-            raise Diagnostic(
-                f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4"
-            )
-        given[name.strip()] = value.strip()
-    return request_from(dict(given))
-
-
-def request_from(options: dict[str, object]) -> Request:
-    """A Request from option names and values ("auto", None, numbers, booleans or their text)."""
-    known = {field.name for field in fields(Request)}
-    for name in options:
-        if name not in known:
-            raise Diagnostic(f"there is no plan option `{name}`", hint=f"options are {', '.join(sorted(known))}")
-    return Request(**{name: _value(name, value) for name, value in options.items()})  # pyright: ignore[reportArgumentType]
-
-
-def _value(name: str, value: object) -> object:
-    if value is None or value == "auto":
-        return None
-    type_, text = _types()[name], str(value)
-    if name == "schedule":
-        return _schedule(text)
-    if type_ is int:
-        if not text.isdigit() or int(text) < 1:
-            raise Diagnostic(f"{name}={value} is not a positive whole number")
-        return int(text)
-    if type_ is bool:
-        return _choice(name, text.lower(), {"true": True, "1": True, "false": False, "0": False})
-    words = {word: word for word in get_args(type_)}
-    return _choice(name, text.lower(), {**words, **DECISIONS[name].also})
-
-
-def _schedule(value: str) -> str:
-    """The name of a schedule, or the lists of actions that a file of this name holds, or these themselves."""
-    if is_schedule_name(value):
-        return value
-    if is_schedule_text(value):
-        return str(parse_schedule(value))
-    path = Path(value)
-    if not path.is_file():
-        names = ", ".join(SCHEDULES)
-        raise Diagnostic(f"there is no schedule `{value}`", hint=f"choose one of {names}, or name a file with lists")
-    return str(parse_schedule(path.read_text(encoding="utf-8")))
-
-
-def _choice(name: str, value: str, choices: Mapping[str, object]) -> object:
-    if value not in choices:
-        raise Diagnostic(f"{name}={value} is not known", hint=f"choose one of {', '.join(choices)}")
-    return choices[value]

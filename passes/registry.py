@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import check_made, verify
-from moaic.passes.chunk import ChunkLoss
-from moaic.passes.context import SplitSequence
-from moaic.passes.dead import DropDead
-from moaic.passes.distribute import ShardParameters
-from moaic.passes.experts import SplitExperts
-from moaic.passes.follow import SplitInSpace, SplitInTime
-from moaic.passes.hoist import HoistCasts
-from moaic.passes.outline import Outline
+from moaic.passes.lowering.programs import Lower
 from moaic.passes.pass_options import Pass, parse_pass
-from moaic.passes.program import Lower
-from moaic.passes.promote import Promote
-from moaic.passes.recompute import ChooseSaved
-from moaic.passes.stage import CutIntoStages
-from moaic.passes.tensor import SplitTensors
-from moaic.passes.weights import SplitBackward
-from moaic.passes.zero import DropZeros
+from moaic.passes.pipeline.assign_stages import CutIntoStages
+from moaic.passes.pipeline.split_backward import SplitBackward
+from moaic.passes.sharding.context_parallel import SplitSequence
+from moaic.passes.sharding.data_parallel import SplitInSpace, SplitInTime
+from moaic.passes.sharding.expert_parallel import SplitExperts
+from moaic.passes.sharding.fsdp import ShardParameters
+from moaic.passes.sharding.loss_chunks import ChunkLoss
+from moaic.passes.sharding.tensor_parallel import SplitTensors
+from moaic.passes.transforms.dce import DropDead
+from moaic.passes.transforms.hoist_casts import HoistCasts
+from moaic.passes.transforms.outline import Outline
+from moaic.passes.transforms.recompute import ChooseSaved
+from moaic.passes.transforms.symbolic_zeros import DropZeros
+from moaic.passes.transforms.to_float64 import Promote
 
 _IN_ORDER: tuple[type[Pass], ...] = (
     DropZeros,

@@ -15,7 +15,7 @@ from torch import Tensor
 from moaic.check import Step
 from moaic.cli import main
 from moaic.ir.graph import Module
-from moaic.passes.program import Programs
+from moaic.passes.lowering.programs import Programs
 
 REMOTE = Path(__file__).parents[1] / "tutorial" / "baichuan2"
 

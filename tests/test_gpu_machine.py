@@ -17,10 +17,10 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.kernels import program_of
 from moaic.made_kernels import MadeKernels
-from moaic.passes import machine as machines
-from moaic.passes.config import parse_request
-from moaic.passes.machine import MadeKernel
-from moaic.passes.pool import Here
+from moaic.passes.perf import machine as machines
+from moaic.passes.perf.machine import MadeKernel
+from moaic.planner.request import parse_request
+from moaic.planner.worker import Here
 from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS
 from tests.passes.steps import dense
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.ops import SCALED_BLOCK
-from moaic.passes import log
+from moaic.planner import log
 
 _LINEAR: Final[Any] = nn.functional.linear
 

@@ -27,8 +27,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
 from moaic.ir.ops import CHECKED, SCALED_MM, check_known
 from moaic.ir.types import FLOATING, TensorType
-from moaic.passes.dead import live
-from moaic.passes.once import once
+from moaic.passes.transforms.cse import once
+from moaic.passes.transforms.dce import live
 from moaic.runtime.schema import DTYPE_NAMES, NAMESPACES, Signature, op_name, signature_of
 
 aten = torch.ops.aten

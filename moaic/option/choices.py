@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.passes.config import Request, request_from
+from moaic.passes.config import Request
+from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
 from moaic.runtime.words import says_yes
 

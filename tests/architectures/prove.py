@@ -24,7 +24,8 @@ from moaic.capture.whole import captures_whole
 from moaic.check import KEY, Fate, Proof, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.passes.config import Request, parse_request
+from moaic.passes.config import Request
+from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function
 from moaic.runtime.schema import DTYPES
 from tests.architectures.tiny import Batch, made, model_of, without_dropout

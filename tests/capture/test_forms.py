@@ -15,7 +15,7 @@ from moaic.check_workers import with_tangent_of_loss_alone
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
 from moaic.ir.ops import OPS
-from moaic.passes.config import parse_request
+from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function
 
 ROWS, LENGTH, WIDTH = 4, 6, 8

@@ -8,7 +8,7 @@ import parameters
 import pytest
 
 from moaic.guide import answers, row
-from moaic.passes.pool import Here
+from moaic.planner.worker import Here
 from tests.docs.blocks import ROOT
 
 

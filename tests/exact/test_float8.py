@@ -15,7 +15,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.types import FLOAT8
 from moaic.passes.build import Builder, build
-from moaic.passes.config import parse_request
+from moaic.planner.request import parse_request
 from tests.exact.float8 import GRADIENT, RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
 
 pytestmark = [

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from moaic.capture.dry import take_call
 from moaic.check import Fate, Proof, step_of
-from moaic.passes.config import Config, parse_request
+from moaic.passes.config import Config
+from moaic.planner.request import parse_request
 
 Statistic = Callable[[Tensor], Tensor]
 

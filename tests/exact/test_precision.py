@@ -18,7 +18,8 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.ir.types import FLOATING
 from moaic.passes.build import Builder
-from moaic.passes.config import Config, parse_request
+from moaic.passes.config import Config
+from moaic.planner.request import parse_request
 from moaic.planning import request_of
 from moaic.runtime.interpreter import run_function
 from moaic.runtime.schema import DTYPES

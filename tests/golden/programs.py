@@ -23,10 +23,11 @@ from moaic.ir.graph import Function, Location, Module, Op
 from moaic.ir.printer import render
 from moaic.ir.verify import check_made
 from moaic.passes.build import Builder
-from moaic.passes.config import Config, parse_request
-from moaic.passes.program import Programs
-from moaic.passes.promote import promote
-from moaic.passes.zero import drop_zeros
+from moaic.passes.config import Config
+from moaic.passes.lowering.programs import Programs
+from moaic.passes.transforms.symbolic_zeros import drop_zeros
+from moaic.passes.transforms.to_float64 import promote
+from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_ranks
 from moaic.runtime.rounding import rounding_by_shape
 from tests.exact.models import EXAMPLES, Example

@@ -16,7 +16,7 @@ from moaic.distance import distance
 from moaic.ir.errors import Diagnostic
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.passes.program import lower
+from moaic.passes.lowering.programs import lower
 from moaic.runtime.interpreter import run_function
 from tests.exact.models import Batch, Example
 from tests.models.changes import CHANGES, DOCUMENTS, PICTURES, WHOLE_LOSS, Changed, turned

@@ -15,7 +15,8 @@ from moaic.check_workers import WorkerProof, with_tangent_of_loss_alone, workers
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
-from moaic.passes.config import Config, parse_request
+from moaic.passes.config import Config
+from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function
 from tests.models.conftest import Zoo
 from tests.models.drawn import Drawn

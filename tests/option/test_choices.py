@@ -8,7 +8,8 @@ import torch
 
 from moaic.ir.errors import Diagnostic
 from moaic.option.choices import KNOWN, choices_from
-from moaic.passes.config import Request, request_from
+from moaic.passes.config import Request
+from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
 
 

@@ -19,10 +19,12 @@ from transformers import (
 from moaic.check import TOLERANCE, Fate, compared
 from moaic.ir.graph import Module
 from moaic.ir.verify import verify
-from moaic.passes.build import Builder, Plan
-from moaic.passes.config import Config, parse_request
-from moaic.passes.program import lower
-from moaic.passes.zero import drop_zeros
+from moaic.passes.build import Builder
+from moaic.passes.config import Config
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.lowering.programs import lower
+from moaic.passes.transforms.symbolic_zeros import drop_zeros
+from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.exact.graphs import Step, captured_step
 from tests.exact.models import BALANCED, IGNORED, Batch, Example, gpt2, llama, mixtral, qwen2, sizes

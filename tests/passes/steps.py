@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
-from moaic.passes.machine import Link, Machine, Number, Source
+from moaic.passes.perf.machine import Link, Machine, Number, Source
 
 
 def dense(rows: int = 8, width: int = 4, hidden: int = 16) -> Module:

@@ -9,7 +9,8 @@ import pytest
 
 from moaic.backend import moai
 from moaic.option import enable_advanced_parallelization
-from moaic.passes.config import DECISIONS, FROM_SIMPLE, KEPT, LOGGED, Config, Request, parse_request
+from moaic.passes.config import DECISIONS, FROM_SIMPLE, KEPT, LOGGED, Config, Request
+from moaic.planner.request import parse_request
 
 DOCS = Path(__file__).parents[2] / "docs"
 

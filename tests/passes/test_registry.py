@@ -17,7 +17,7 @@ from moaic.passes.build import build, passes_of
 from moaic.passes.config import spelled
 from moaic.passes.pass_options import Pass, parse_pass, usage
 from moaic.passes.registry import PASSES, run_passes
-from moaic.passes.solver_prices import Prices
+from moaic.passes.sharding.solver.costs import Prices
 from tests.passes.models import config, proof
 
 DATA = Path(__file__).parents[1] / "data"

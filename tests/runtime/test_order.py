@@ -16,8 +16,8 @@ from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.runtime.arrange import as_written
 from moaic.runtime.order import own_order
+from tests.passes.pipeline.test_assign_stages import tied
 from tests.passes.steps import dense
-from tests.passes.test_stage import tied
 
 
 class Workers:

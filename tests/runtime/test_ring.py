@@ -15,7 +15,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.ir.ring import is_ring
 from moaic.ir.verify import load
-from moaic.passes.ring import handed_on_in
+from moaic.passes.perf.ring_attention import handed_on_in
 from moaic.runtime.execute import Program
 from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
 from moaic.runtime.memory_transport import SharedMemoryTransport

@@ -10,9 +10,9 @@ import pytest
 
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
-from moaic.passes.machine import Machine
-from moaic.passes.pool import Here
-from moaic.passes.search import NoPlanFits, search
+from moaic.passes.perf.machine import Machine
+from moaic.planner.search import NoPlanFits, search
+from moaic.planner.worker import Here
 from moaic.runtime.flavors import Flavor, this_host
 from moaic.shortage import Need, Room, ways_out
 from tests.passes.steps import dense, machine

@@ -1,0 +1,283 @@
+"""Every configuration worth compiling for a step, some workers and what the person asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import get_args
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module
+from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
+from moaic.passes.schedules import SCHEDULES
+from moaic.passes.sharding.context_parallel import lengths
+from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.expert_parallel import experts_of
+from moaic.passes.sharding.loss_chunks import logits_of
+from moaic.passes.transforms.hoist_casts import narrows
+
+SMALL_BATCH = 8
+"""Up to this many rows, one row per micro-batch is always among the candidates."""
+
+MOST_PARTS = 64
+"""More micro-batches than this are made only where somebody asks for them."""
+
+LONG = 4096
+"""From this many tokens on, splitting the sequence is looked at whatever the batch."""
+
+WIDE = 64 << 20
+"""From so many bytes of logits on each worker on, computing the loss in chunks is looked at."""
+
+CHUNKS = (1, 8)
+
+
+def candidates(step: Module, workers: int, request: Request) -> list[Config]:
+    """Configurations that keep to `request`, the simplest first; raises Diagnostic where there is none."""
+    rows, trains = batch_size(step.main), is_training(step)
+    check_request(step, workers, request)
+    _check_batch(workers, rows, request)
+    _check_shares(workers, rows, trains, request)
+    found = [
+        Config(
+            dp=dp,
+            tp=tp,
+            micro_batches=micro_batches,
+            recompute=mode,
+            distribute_param=level,
+            distribute_low_prec_param=low_precision,
+            pp=pp,
+            schedule=schedule,
+            cp=cp,
+            ep=ep,
+            gather_keys=gather_keys,
+            loss_chunks=chunks,
+        )
+        for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
+        for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
+        for cp in _contexts(step, workers, pp * dp * tp * ep, request)
+        for gather_keys in _ways_of_keys(cp, request)
+        for micro_batches in _micro_batches(rows, request)
+        if _divides(dp * micro_batches, rows)
+        for schedule in _schedules(pp, micro_batches, trains, request)
+        for mode in _recompute_modes(trains, request)
+        for level in _levels(dp, trains, request)
+        for low_precision in _low_precision(step, level, request)
+        for chunks in _chunks(step, workers, trains, request)
+    ]
+    assert found, f"{request} was found possible, and nothing keeps to it"
+    return sorted(found, key=simplicity)
+
+
+def is_training(step: Module) -> bool:
+    return bool(step.main.gradients)
+
+
+def relaxed(step: Module, request: Request) -> Request:
+    """`request` without a split of the batch that a step of no gradients cannot follow."""
+    return request if is_training(step) else fitting(step, request)
+
+
+def fitting(step: Module, request: Request) -> Request:
+    """`request` without a split that the batch of `step` cannot follow."""
+    if batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
+        return request
+    return replace(request, dp=None, micro_batches=None)
+
+
+def check_request(step: Module, workers: int, request: Request) -> None:
+    """Raises Diagnostic where no batch could follow `request`, whatever its rows."""
+    _check_workers(workers, request)
+    _check_distribution(workers, is_training(step), request)
+    _check_schedule(workers, request)
+
+
+def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
+    """(pp, dp, tp) of the meshes that are asked for, or whose ranks divide the workers or are a power of two."""
+    fixed = (request.pp, request.dp, request.tp) != (None, None, None)
+    for pp in [request.pp] if request.pp is not None else range(1, workers + 1):
+        for dp in [request.dp] if request.dp is not None else range(1, workers // pp + 1):
+            for tp in [request.tp] if request.tp is not None else range(1, workers // (pp * dp) + 1):
+                ranks = pp * dp * tp
+                if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
+                    yield pp, dp, tp
+
+
+def _expert_parts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+    """Parts of the experts worth a look beside `others` ranks; none where there are no experts."""
+    if request.ep is not None:
+        return [request.ep]
+    fewest = min(experts_of(step), default=1)
+    powers = (1 << power for power in range(1, fewest.bit_length()))
+    return [1, *(n for n in powers if others * n <= workers and fewest % n == 0)]
+
+
+def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+    """Parts of the sequence worth a look beside `others` ranks: of long ones, and where rows are fewer than workers."""
+    if request.cp is not None:
+        return [request.cp]
+    most = max(lengths(step), default=1)
+    if most < LONG and batch_size(step.main) >= workers:
+        return [1]
+    powers = (1 << power for power in range(1, (workers // others).bit_length()))
+    return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
+
+
+def _ways_of_keys(cp: int, request: Request) -> Sequence[bool]:
+    """Whether keys may be gathered: where the sequence is whole there is nothing to say."""
+    if cp == 1:
+        return [True]
+    return [True, False] if request.gather_keys is None else [request.gather_keys]
+
+
+def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:
+    """Schedules worth a look: 1f1b is as fast as gpipe and keeps less, and one micro-batch at a time has no order.
+
+    A pipeline of fewer micro-batches than stages is made where it is asked for: some worker always waits.
+    """
+    if pp == 1:
+        return [Config().schedule] if request.schedule is None else []
+    if request.schedule is not None:
+        return [request.schedule]
+    if micro_batches < pp:
+        return [Config().schedule] if request.pp is not None else []
+    return [name for name in SCHEDULES if name != "gpipe"] if trains else [Config().schedule]
+
+
+def _micro_batches(rows: int, request: Request) -> Sequence[int]:
+    if request.micro_batches is not None:
+        return [request.micro_batches]
+    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if _divides(1 << power, rows)]
+    return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
+
+
+def _recompute_modes(trains: bool, request: Request) -> Sequence[Recompute]:
+    if request.recompute is not None:
+        return [request.recompute]
+    return get_args(Recompute) if trains else ["saved"]
+
+
+def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
+    if not trains:
+        return [request.distribute_param or "none"]
+    if request.distribute_param is not None:
+        return [request.distribute_param] if dp > 1 or request.distribute_param == "none" else []
+    if request.distribute_low_prec_param:
+        return GATHERING if dp > 1 else []
+    return get_args(Distribute) if dp > 1 else ["none"]
+
+
+def _chunks(step: Module, workers: int, trains: bool, request: Request) -> Sequence[int]:
+    """Chunks of the loss worth a look, where there are logits that nobody need see."""
+    if not trains or request.loss_chunks is not None:
+        return [request.loss_chunks or 1] if trains else [1]
+    logits = logits_of(step.main)
+    return CHUNKS if logits is not None and logits.type.nbytes() >= WIDE * workers else [1]
+
+
+def _low_precision(step: Module, level: Distribute, request: Request) -> Sequence[bool]:
+    """Gathering after the cast is worth a look where a parameter is cast to something narrower."""
+    if level not in GATHERING:
+        return [False]
+    if request.distribute_low_prec_param is not None:
+        return [request.distribute_low_prec_param]
+    return [False, True] if _casts_parameters(step.main) else [False]
+
+
+def _casts_parameters(main: Function) -> bool:
+    params = {param for i, param in enumerate(main.params) if main.param_role(i).kind == "param"}
+    return any(narrows(op) and op.operands[0] in params for op in main.ops)
+
+
+def _check_workers(workers: int, request: Request) -> None:
+    axes = (("pp", request.pp), ("dp", request.dp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
+    asked = [(name, n) for name, n in axes if n is not None]
+    ranks = prod(n or 1 for _, n in axes)
+    if ranks > workers:
+        names = " with ".join(f"{name}={n}" for name, n in asked if n > 1)
+        raise Diagnostic(
+            f"{names} needs {ranks} workers, there {_are(workers)}",
+            hint=f"ask for at most {workers}, or set the number of workers with MOAI_FLAVOR or torch.moai.set_flavor",
+        )
+
+
+def _check_batch(workers: int, rows: int, request: Request) -> None:
+    dp, parts = request.dp or 1, request.micro_batches or 1
+    if not _divides(parts, rows):
+        raise Diagnostic(f"micro_batches={parts} does not divide a batch of {rows}: {_would(_divisors(rows))}")
+    if not _divides(dp, rows):
+        raise Diagnostic(f"dp={dp} does not divide a batch of {rows}: {_would(_divisors(rows, workers))}")
+    if not _divides(dp * parts, rows):
+        raise Diagnostic(
+            f"dp={dp} with micro_batches={parts} does not divide a batch of {rows} into {dp * parts} equal parts: "
+            f"with dp={dp}, micro_batches of {_would(_divisors(rows // dp))}"
+        )
+
+
+def _check_distribution(workers: int, trains: bool, request: Request) -> None:
+    level = request.distribute_param
+    if request.distribute_low_prec_param and level in ("none", "optimizer"):
+        raise Diagnostic(
+            f"distribute_low_prec_param is about gathered parameters: distribute_param={level} gathers none",
+            hint="ask for distribute_param=step or distribute_param=use with it",
+        )
+    if not _distributes(trains, request):
+        return
+    wanted = _wanted_distribution(request)
+    if request.dp == 1:
+        raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
+    beside_dp = (("pp", request.pp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
+    taken = prod(n or 1 for _, n in beside_dp)
+    if workers // taken < 2:
+        others = [f"{name}={n}" for name, n in beside_dp if n]
+        beside = f" with {' and '.join(others)}" if others else ""
+        raise Diagnostic(
+            f"{wanted} shares parameters out over dp, which{beside} needs {2 * taken} workers, there {_are(workers)}"
+        )
+
+
+def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> None:
+    """Raises Diagnostic where parameters are to be shared out over a `dp` that is open, and none divides the rows."""
+    if request.dp is not None or not _distributes(trains, request):
+        return
+    most = workers // prod(n or 1 for n in (request.pp, request.ep, request.cp, request.tp))
+    parts = request.micro_batches or 1
+    if not any(_divides(dp * parts, rows) for dp in range(2, most + 1)):
+        raise Diagnostic(
+            f"{_wanted_distribution(request)} shares parameters out over dp, and no dp from 2 to {most} divides a "
+            f"batch of {rows}" + (f" in {parts} micro-batches" if parts > 1 else "")
+        )
+
+
+def _distributes(trains: bool, request: Request) -> bool:
+    asked = request.distribute_param not in (None, "none") or request.distribute_low_prec_param
+    return trains and bool(asked)
+
+
+def _wanted_distribution(request: Request) -> str:
+    level = request.distribute_param
+    return f"distribute_param={level}" if level else "distribute_low_prec_param"
+
+
+def _check_schedule(workers: int, request: Request) -> None:
+    if request.schedule is not None and (request.pp == 1 or workers == 1):
+        why = "pp=1 has one stage" if request.pp == 1 else "one worker runs no pipeline"
+        raise Diagnostic(f"schedule={request.schedule} orders the stages of a pipeline, and {why}")
+
+
+def _are(workers: int) -> str:
+    return "is 1" if workers == 1 else f"are {workers}"
+
+
+def _divisors(rows: int, most: int | None = None) -> list[int]:
+    return [n for n in range(1, min(rows or 1, most or rows or 1) + 1) if _divides(n, rows)]
+
+
+def _divides(parts: int, rows: int) -> bool:
+    """Whether every part gets as many rows: where there are none, they are split no more than one is."""
+    return (rows or 1) % parts == 0
+
+
+def _would(numbers: Sequence[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"{', '.join(rest)} or {last} would" if rest else f"{last} would"

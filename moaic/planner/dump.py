@@ -1,0 +1,78 @@
+"""Writes what planning saw and decided where a person can read it: the folder that MOAI_DUMP names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes.perf import machine as machines
+from moaic.planner.log import MIB, configuration
+from moaic.planner.search import Candidate, Selection
+
+HEADER = ("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
+
+
+def dump(root: Path, step: Module, selection: Selection) -> Path:
+    """Writes graph, candidates, machine, selected plan and programs under `root`, in a folder of the step's own.
+
+    Returns that folder; its name follows from the graph, so that a second run of the same writes to the same place.
+    Raises Diagnostic where it cannot write.
+    """
+    graph = render(step)
+    folder = root / f"step-{hashlib.sha256(graph.encode()).hexdigest()[:8]}"
+    programs = selection.plan.programs
+    texts = {
+        "graph.moai": graph,
+        "candidates.txt": candidates_table(step, selection),
+        "machine.json": machines.to_text(selection.machine) + "\n",
+        "plan.moai": render(selection.plan.module),
+        "joint.moai": render(programs.joint),
+        "forward.moai": render(programs.forward),
+    }
+    if programs.backward is not None:
+        texts["backward.moai"] = render(programs.backward)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Diagnostic(f"MOAI_DUMP={root}: {error.strerror}: {error.filename}") from error
+    return folder
+
+
+def candidates_table(step: Module, selection: Selection) -> str:
+    """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
+    ranked = selection.fates.ranked
+    rest = [candidate for candidate in selection.fates.candidates if candidate.prediction is None]
+    rows = [HEADER, *(_row(candidate) for candidate in (*ranked, *rest))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    chosen = selection.fates.of(selection.fates.selected)
+    parts = _parts(chosen)
+    return "\n".join([f"selected: {configuration(step, chosen.config)}", *parts, "", *lines]) + "\n"
+
+
+def _parts(candidate: Candidate) -> Sequence[str]:
+    if candidate.prediction is None:
+        return []
+    return [
+        f"  {part:<12}{1000 * number.value:10.2f} ms  {number.source}"
+        for part, number in candidate.prediction.parts.items()
+    ]
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    memory, prediction = candidate.memory, candidate.prediction
+    sizes = ("", "") if memory is None else (memory.peak, memory.parameters + memory.optimizer)
+    seconds = None if prediction is None else prediction.seconds
+    return (
+        str(candidate.config),
+        candidate.fate.partition("\n")[0],
+        "" if seconds is None else f"{1000 * seconds.value:.1f}",
+        "" if seconds is None else str(seconds.source),
+        *(size if isinstance(size, str) else str(size // MIB) for size in sizes),
+    )

@@ -1,0 +1,144 @@
+"""What the planner says while it works, line by line in a form that people know and scripts can read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from moaic.ir.graph import Module
+from moaic.ir.ops import OPS
+from moaic.passes.config import DECISIONS, LOGGED, Config
+from moaic.passes.estimate.memory import Memory
+from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.perf import optimizer
+from moaic.passes.sharding.data_parallel import batch_size
+
+LOGGER = logging.getLogger("moaic")
+
+MIB = 1 << 20
+
+
+def in_float8(count: int, layers: int, recipe: str) -> None:
+    LOGGER.info("Linear layers in eight-bit floats: %d of %d (%s)", count, layers, recipe)
+
+
+def candidates_counted(count: int) -> None:
+    LOGGER.info("The number of candidates is %d.", count)
+
+
+def compiling() -> None:
+    LOGGER.info("Parallel Graph Compile start...")
+
+
+def compiled(seconds: float, possible: int) -> None:
+    LOGGER.info("Elapsed Time to compile all candidates = %d [ms]", milliseconds(seconds))
+    LOGGER.info("Parallel Graph Compile finished.")
+    LOGGER.info("The number of possible candidates is %d.", possible)
+
+
+def dropped(config: Config, reason: str) -> None:
+    LOGGER.debug("dropped %s: %s", config, reason)
+
+
+def crashed(configs: Sequence[Config], trace: str) -> None:
+    names = "; ".join(map(str, configs))
+    LOGGER.warning("Compiling failed, which is a bug of moaic. Left out: %s\n%s", names, trace)
+
+
+def selecting() -> None:
+    LOGGER.info("SelectBestGraphFromCandidates start...")
+
+
+def costed(seconds: float) -> None:
+    LOGGER.info("Elapsed Time to compute cost for survived candidates = %d [ms]", milliseconds(seconds))
+    LOGGER.info("SelectBestGraphFromCandidates finished.")
+
+
+def interrupted() -> None:
+    LOGGER.warning("Planning was interrupted. Nothing of it is kept; the next run plans anew.")
+
+
+def found_again() -> None:
+    LOGGER.info("This step was planned before for this machine: its plan is taken from the cache.")
+
+
+def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
+    LOGGER.info("Configuration for parallelism is selected.")
+    LOGGER.info("%s", configuration(step, config))
+    LOGGER.info("train: %s", "true" if step.main.gradients else "false")
+    LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
+    LOGGER.info(
+        "Predicted for a step: %d [ms], %d [MiB] per worker (%s).",
+        milliseconds(prediction.seconds.value),
+        memory.peak / MIB,
+        prediction.seconds.source,
+    )
+    if memory.optimizer:
+        LOGGER.info(
+            "Optimizer state is assumed: %d values per trainable parameter element, of its type, %d [MiB] per worker.",
+            optimizer.STATES,
+            memory.optimizer / MIB,
+        )
+
+
+def split_does_not_fit(nbytes: int, limit: int) -> None:
+    LOGGER.warning(
+        "The selected plan fits while forward and backward run as one. Reading the loss before backward() would need "
+        "%d [MiB] per worker, and there are %d.",
+        nbytes / MIB,
+        limit / MIB,
+    )
+
+
+def outputs_do_not_fit(nbytes: int, limit: int) -> None:
+    LOGGER.warning(
+        "The selected plan fits if of a model's outputs only the loss is still held when backward() comes. Holding all "
+        "of them would need %d [MiB] per worker, and there are %d.",
+        nbytes / MIB,
+        limit / MIB,
+    )
+
+
+def relaxed(step: Module) -> None:
+    LOGGER.warning(
+        "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
+        batch_size(step.main),
+    )
+
+
+def bent(asked: str, taken: Config, reason: str, place: str) -> None:
+    """A step that is not the first of a model takes less of a plan than was asked for."""
+    which = f"The graph at {place}" if place else "A later batch"
+    LOGGER.warning("%s cannot follow %s and runs under %s, with the same result: %s", which, asked, taken, reason)
+
+
+def without_rule(step: Module) -> None:
+    """Names the ops that every worker runs whole because nobody has said how they split."""
+    unknown: dict[str, list[int]] = {}
+    for op in (op for function in step.functions for op in function.ops):
+        if op.name not in OPS:
+            unknown.setdefault(op.name, []).append(sum(value.type.nbytes() for value in (*op.inputs(), *op.results)))
+    for name, sizes in unknown.items():
+        LOGGER.warning(
+            "`%s` has no sharding rule: every worker runs it whole (%d uses, %d [MiB] read and written per step).",
+            name,
+            len(sizes),
+            sum(sizes) / MIB,
+        )
+
+
+def op_by_op(reason: str) -> None:
+    LOGGER.warning("A graph of this model runs op by op, without a plan: %s.", reason)
+
+
+def configuration(step: Module, config: Config) -> str:
+    """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
+    said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}
+    said["dp"] = f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}"
+    if config.pp == 1:
+        said["schedule"] = ""
+    return ", ".join(filter(None, (said[name] for name in LOGGED)))
+
+
+def milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)

@@ -1,0 +1,79 @@
+"""What would make a step fit: other workers, or fewer rows; told by the memory that plans are predicted to need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.passes.config import GATHERING, Config, Request
+from moaic.passes.estimate.memory import Memory
+from moaic.passes.perf.machine import Machine
+from moaic.passes.schedules import SCHEDULES
+from moaic.passes.sharding.data_parallel import batch_size
+from moaic.planner.candidates import candidates
+from moaic.planner.worker import Pool
+
+Sized = tuple[Config, Memory]
+"""A candidate and what it needs."""
+
+
+def least(step: Module, machine: Machine, request: Request, pool: Pool) -> Sized | None:
+    """Which of the most frugal plans needs the least per worker, fitting or not; None where none is possible."""
+    try:
+        configs = frugal(candidates(step, machine.workers, request))
+    except Diagnostic:
+        return None
+    pool.begin(step, machine)
+    made = zip(configs, pool.compile(configs), strict=True)
+    sized = [(config, result.memory) for config, result in made if result.memory is not None]
+    return min(sized, key=lambda each: each[1].peak, default=None)
+
+
+def frugal(configs: Iterable[Config]) -> list[Config]:
+    """Of each mesh the candidates that may keep least."""
+    given = list(configs)
+    most: dict[Config, tuple[int, ...]] = {}
+    for config in given:
+        most[_mesh(config)] = max(_frugality(config), most.get(_mesh(config), ()))
+    return [config for config in given if _frugality(config) == most[_mesh(config)]]
+
+
+def _frugality(config: Config) -> tuple[int, ...]:
+    """The most micro-batches, something in shards where it can be, the simplest schedule."""
+    schedule = [*SCHEDULES, config.schedule].index(config.schedule)
+    return config.micro_batches, config.distribute_param != "none", -schedule
+
+
+def _mesh(config: Config) -> Config:
+    return Config(pp=config.pp, dp=config.dp, cp=config.cp, ep=config.ep, tp=config.tp)
+
+
+def rows_that_fit(step: Module, sized: Sequence[Sized], limit: int) -> int:
+    """The largest batch, smaller than the step's, of which the smallest plan is expected to fit; 0 where none is.
+
+    Its peak is taken as what the model takes, and a part that grows with the rows.
+    """
+    rows = batch_size(step.main)
+    config, memory = smallest(sized)
+    stays = model_bytes(step, (config, memory))
+    if stays >= limit:
+        return 0
+    fitting = int(rows * (limit - stays) / max(1, memory.joint - stays))
+    parts = config.dp * config.micro_batches
+    return min(fitting, rows - 1) // parts * parts
+
+
+def smallest(sized: Sequence[Sized]) -> Sized:
+    return min(sized, key=lambda each: each[1].peak)
+
+
+def model_bytes(step: Module, of: Sized) -> int:
+    """Bytes per worker of a plan whatever the batch: at most, as parameters in shards may be whole for a while."""
+    config, memory = of
+    main = step.main
+    parts = config.pp * config.ep * config.tp
+    whole = sum(value.type.nbytes() for at, value in enumerate(main.params) if main.param_role(at).kind == "param")
+    made = sum(main.results[at].type.nbytes() for at in main.gradients)
+    gathered = whole // parts if config.distribute_param in GATHERING else 0
+    return max(memory.step, memory.parameters + gathered + max(memory.gradients, made // parts) + memory.optimizer)

@@ -1,0 +1,107 @@
+"""Selections kept on disk: found again by what they depend on, as small JSON files that people can read and delete."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes.config import Request
+from moaic.passes.estimate.memory import Memory
+from moaic.passes.perf import machine
+from moaic.passes.perf.machine import Machine
+from moaic.planner import log
+from moaic.planner.search import Candidate, Fates, Selection, again, search
+from moaic.planner.worker import Pool, config_in, config_out, prediction_in, prediction_out
+
+
+def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool, folder: Path | None) -> Selection:
+    """`search`, its outcome found again in `folder` if nothing that it depends on has changed."""
+    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request)}.json"
+    known = None if path is None else _read(path)
+    if known is not None:
+        log.found_again()
+        return again(step, where, known)
+    found = search(step, where, request, pool=pool)
+    # What a bug of ours left out may come out otherwise next time.
+    if path is not None and not any(candidate.crash for candidate in found.fates.candidates):
+        _write(path, to_text(found.fates))
+    return found
+
+
+def fingerprint(step: Module, where: Machine, request: Request) -> str:
+    """A hash of the graph, the machine, the request and of this planner."""
+    facts = [render(step), machine.to_text(where), sorted(asdict(request).items()), planner_version()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+@cache
+def planner_version() -> str:
+    """A hash of the sources of planner, passes and ir: another planner may select another plan."""
+    here = Path(__file__).parent
+    return sources_hash(here, here.parent / "passes", here.parent / "ir")
+
+
+def sources_hash(*folders: Path) -> str:
+    """Of every Python file in these folders and in those within them."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def to_text(fates: Fates) -> str:
+    """JSON: the selected configuration, what it needs in halves or with all outputs, then one object per candidate."""
+    rows = [_candidate_out(candidate) for candidate in fates.candidates]
+    needs = {"apart": fates.apart, "held": fates.held}
+    return json.dumps({"selected": config_out(fates.selected), **needs, "candidates": rows}, indent=1)
+
+
+def from_text(text: str) -> Fates:
+    data = json.loads(text)
+    candidates = tuple(_candidate_in(row) for row in data["candidates"])
+    return Fates(candidates, config_in(data["selected"]), data["apart"], data["held"])
+
+
+def _candidate_out(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "config": config_out(candidate.config),
+        "memory": None if candidate.memory is None else asdict(candidate.memory),
+        "prediction": None if candidate.prediction is None else prediction_out(candidate.prediction),
+        "dropped": candidate.dropped,
+    }
+
+
+def _candidate_in(row: Mapping[str, Any]) -> Candidate:
+    memory = None if row["memory"] is None else Memory(**row["memory"])
+    prediction = None if row["prediction"] is None else prediction_in(row["prediction"])
+    return Candidate(config_in(row["config"]), memory, prediction, row["dropped"])
+
+
+def _read(path: Path) -> Fates | None:
+    """What the file says; None where there is none, or where somebody has been at it."""
+    try:
+        return from_text(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes at once or not at all; a folder that cannot be written to is no reason to fail."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()

@@ -1,0 +1,69 @@
+"""What a user asks of a plan, read from option names and values, and from files that these name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+from moaic.ir.errors import Diagnostic
+from moaic.passes.config import DECISIONS, Request, type_of
+from moaic.passes.schedules import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
+
+
+def parse_request(text: str) -> Request:
+    """`dp=2,micro_batches=4` as a Request; raises Diagnostic for a word or value that no plan has."""
+    given: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, value = part.partition("=")
+        if not sign:
+            raise Diagnostic(
+                f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4"
+            )
+        given[name.strip()] = value.strip()
+    return request_from(dict(given))
+
+
+def request_from(options: dict[str, object]) -> Request:
+    """A Request from option names and values ("auto", None, numbers, booleans or their text)."""
+    known = {field.name for field in fields(Request)}
+    for name in options:
+        if name not in known:
+            raise Diagnostic(f"there is no plan option `{name}`", hint=f"options are {', '.join(sorted(known))}")
+    return Request(**{name: _value(name, value) for name, value in options.items()})  # pyright: ignore[reportArgumentType]
+
+
+def _value(name: str, value: object) -> object:
+    if value is None or value == "auto":
+        return None
+    type_, text = type_of(name), str(value)
+    if name == "schedule":
+        return _schedule(text)
+    if type_ is int:
+        if not text.isdigit() or int(text) < 1:
+            raise Diagnostic(f"{name}={value} is not a positive whole number")
+        return int(text)
+    if type_ is bool:
+        return _choice(name, text.lower(), {"true": True, "1": True, "false": False, "0": False})
+    words = {word: word for word in get_args(type_)}
+    return _choice(name, text.lower(), {**words, **DECISIONS[name].also})
+
+
+def _schedule(value: str) -> str:
+    """The name of a schedule, or the lists of actions that a file of this name holds, or these themselves."""
+    if is_schedule_name(value):
+        return value
+    if is_schedule_text(value):
+        return str(parse_schedule(value))
+    path = Path(value)
+    if not path.is_file():
+        names = ", ".join(SCHEDULES)
+        raise Diagnostic(f"there is no schedule `{value}`", hint=f"choose one of {names}, or name a file with lists")
+    return str(parse_schedule(path.read_text(encoding="utf-8")))
+
+
+def _choice(name: str, value: str, choices: Mapping[str, object]) -> object:
+    if value not in choices:
+        raise Diagnostic(f"{name}={value} is not known", hint=f"choose one of {', '.join(choices)}")
+    return choices[value]

@@ -1,0 +1,245 @@
+"""Predicted seconds of a step: a roofline per kernel, latency and rate per collective, the list run through in order.
+
+A kernel takes the longer of its arithmetic and its memory traffic. Workers of a CPU do nothing beside a collective, so
+the clock of one worker adds up; where a machine overlaps them, what is waited for counts. Stages of a pipeline have a
+clock each (`simulate`). Every number carries the source of the worst number that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from moaic.ir.collectives import CARRYING
+from moaic.ir.graph import Function, Module, Op
+from moaic.ir.layout import Mesh
+from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
+from moaic.ir.ring import is_ring
+from moaic.ir.sums import ACCUMULATE
+from moaic.ir.types import DTYPE_BYTES
+from moaic.passes.estimate.memory import FusedFunctions, trainables
+from moaic.passes.estimate.per_rank import homes
+from moaic.passes.estimate.simulate import simulate
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.perf import optimizer
+from moaic.passes.perf.fusion import Fused, Kernel
+from moaic.passes.perf.machine import ZERO, Machine, MadeKernel, Number, Source, larger_side, total
+from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_of, turns
+from moaic.passes.perf.structural_hash import key_of
+
+FAMILIES: Mapping[str, str] = {
+    "aten.mm": "mm",
+    "aten.bmm": "mm",
+    "aten.convolution": "convolution",
+    "aten.convolution_backward": "convolution_backward",
+    "moai.sdpa": "sdpa",
+    "moai.sdpa_backward": "sdpa_backward",
+    "moai.grouped_mm": "mm",
+    "moai.grouped_outer": "mm",
+    SCALED_MM: "mm",
+}
+"""The measured rate at which a heavy op runs."""
+
+COSTLY = frozenset(
+    {
+        *("aten.acos", "aten.asin", "aten.atan", "aten.atan2", "aten.cos", "aten.cosh", "aten.erf", "aten.erfinv"),
+        *("aten.exp", "aten.exp2", "aten.expm1", "aten.fmod.Tensor", "aten.gelu", "aten.gelu_backward", "aten.log"),
+        *("aten.log10", "aten.log1p", "aten.log2", "aten._log_softmax", "aten.logsumexp", "aten.mish"),
+        *("aten.pow.Scalar", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.remainder.Tensor"),
+        *("aten.sigmoid", "aten.silu", "aten.silu_backward", "aten.sin", "aten.sinh", "aten._softmax"),
+        *("aten.softplus", "aten.sort", "aten.sort.stable", "aten.tan", "aten.tanh", "aten.topk", "moai.rand"),
+    }
+)
+"""Light ops that take many instructions per element."""
+
+PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, ACCUMULATE: 3}
+"""Times that a local instruction reads or writes its result. Zeros, which a sum begins at, are written once."""
+
+ROUNDING = 1e-9
+"""Share of a step that differences of sums may be off by."""
+
+FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds of one step, and what they go into.
+
+    `heavy` and `light` kernels, their `launch`, `collective`, `send`, `move`, `overhead`, `bubble` and `optimizer`.
+    """
+
+    parts: Mapping[str, Number]
+
+    @property
+    def seconds(self) -> Number:
+        return total(self.parts.values())
+
+
+def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds:
+    """Seconds of one call of a function, heavy and light kernels apart, remembered per function."""
+    known: dict[Function, Mapping[str, Number]] = {}
+
+    def seconds(function: Function, mesh: Mesh) -> Mapping[str, Number]:
+        if function not in known:
+            known[function] = _function(fused(function, mesh), machine)
+        return known[function]
+
+    return seconds
+
+
+def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Prediction:
+    """The whole step: forward and backward as one, then the optimizer."""
+    spent = program_seconds(plan.programs.joint, machine, seconds)
+    return Prediction({**spent, "optimizer": optimizer_seconds(plan, machine)})
+
+
+def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
+    """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
+    functions = {function.name: function for function in program.functions}
+    prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
+    beside = {op for op in prices if machine.overlaps and op.name in CARRYING}
+    run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
+    spent: dict[str, list[Number]] = defaultdict(list)
+    for op in run.done[run.last]:
+        for part, number in prices[op].items():
+            spent[part].append(Number(number.value / 2, number.source) if op.name == SEND else number)
+    exposed = run.exposed[run.last]
+    if exposed > 0:
+        spent["collective"].append(Number(exposed, max(prices[op]["collective"].source for op in beside)))
+    waited = run.ends[run.last] - run.busy[run.last] - exposed
+    if waited > ROUNDING * run.ends[run.last]:
+        spent["bubble"].append(Number(waited, max(number.source for numbers in spent.values() for number in numbers)))
+    return {part: total(numbers) for part, numbers in spent.items()}
+
+
+def _priced(
+    op: Op, mesh: Mesh, functions: Mapping[str, Function], machine: Machine, seconds: FunctionSeconds
+) -> dict[str, Number]:
+    spent = {"overhead": machine.call_overhead}
+    if op.name == "call":
+        spent.update(seconds(functions[op.callee], mesh))
+    elif op.name == SEND:
+        spent["send"] = _sent(op, mesh, machine)
+    elif is_ring(op):
+        spent.update(_ring(op, mesh, machine))
+    elif op.name in PASSES:
+        spent["move"] = _moved(op, mesh, machine)
+    else:
+        spent["collective"] = _collective(op, mesh, machine)
+    return spent
+
+
+def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    """Both halves of a send. Where no link is known for it, each side reads and writes every byte once."""
+    nbytes = op.results[0].type.local_nbytes(mesh)
+    if "send" in machine.links:
+        return machine.collective("send", nbytes, 2)
+    copied = machine.seconds_to_move(4 * nbytes)
+    link = machine.links.get("all_gather")
+    return copied if link is None else total([copied, link.latency])
+
+
+def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
+    """One turn after the other: to pass a block on to one neighbor is what each of two does in a gather."""
+    added = machine.seconds_to_move(merged_bytes(op, mesh, ranks_of(op, mesh)))
+    return {
+        "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
+        "heavy": total([*(_kernel(turn, machine) for turn in turns(op, mesh)), added]),
+        "collective": total(machine.collective("all_gather", 2 * nbytes, 2) for nbytes in handed_on_in(op, mesh)),
+    }
+
+
+def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    passes = PASSES[op.name] if any(op.inputs()) else 1
+    return machine.seconds_to_move(passes * op.results[0].type.local_nbytes(mesh))
+
+
+def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    size = larger_side(next(op.inputs()).type, op.results[0].type, mesh)
+    return machine.collective(op.name.removeprefix("moai."), size, mesh.size(axis))
+
+
+def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
+    """By the kernels that were made of the function, if there are any and they do no less than `fusion` expects."""
+    expected = _kernels(
+        len(fused.kernels),
+        [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None],
+        [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is None],
+        machine,
+    )
+    made = machine.made.get(key_of(fused.function)) if machine.made else None
+    if made is None:
+        return expected
+    known = _kernels(
+        sum(kernel.calls for kernel in made),
+        [_made(kernel, machine) for kernel in made if kernel.heavy is not None],
+        [_made(kernel, machine) for kernel in made if kernel.heavy is None],
+        machine,
+    )
+    # Else what was made of a few functions could take a plan below its bound (`bound`).
+    return max(expected, known, key=lambda spent: total(spent.values()).value)
+
+
+def _kernels(calls: int, heavy: Sequence[Number], light: Sequence[Number], machine: Machine) -> dict[str, Number]:
+    spent = {"heavy": total(heavy), "light": total(light)}
+    if machine.launch.value:
+        spent["launch"] = machine.launch.times(calls)
+    return spent
+
+
+def _made(kernel: MadeKernel, machine: Machine) -> Number:
+    """All calls, each the longer of arithmetic and traffic."""
+    rate = machine.rate("cheap", "f32") if kernel.heavy is None else machine.rate("mm", kernel.heavy)
+    arithmetic = Number(kernel.flops / rate.value, rate.source)
+    return max(arithmetic, machine.seconds_to_move(kernel.nbytes), key=lambda number: number.value).times(kernel.calls)
+
+
+def _kernel(kernel: Kernel, machine: Machine) -> Number:
+    """The longer of arithmetic and traffic."""
+    arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
+    traffic = machine.seconds_to_move(kernel.nbytes)
+    return max(arithmetic, traffic, key=lambda number: number.value)
+
+
+def _arithmetic(op: Op, machine: Machine) -> Number:
+    flops = flops_of(op)
+    if not flops:
+        return ZERO
+    rate = machine.rate(family_of(op), next(op.inputs(), op.results[0]).type.dtype)
+    return Number(flops / rate.value, rate.source)
+
+
+def family_of(op: Op) -> str:
+    """Which rate an op runs at."""
+    if kind_of(op) is Kind.HEAVY:
+        return FAMILIES.get(op.name, "mm")
+    return "costly" if op.name in COSTLY else "cheap"
+
+
+def optimizer_seconds(plan: Plan, machine: Machine) -> Number:
+    """One step of the assumed optimizer, with the gathers that make updates whole where parameters rest whole."""
+    mesh = plan.programs.joint.mesh
+    spent = [_optimizer_at(plan, at, mesh, machine) for at in homes(mesh)]
+    return max(spent, key=lambda number: number.value)
+
+
+def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) -> Number:
+    spent: list[Number] = []
+    for each in trainables(plan):
+        if not each.gradient.layout.holds(at):
+            continue
+        elements = prod(each.gradient.local_shape(mesh))
+        width = DTYPE_BYTES[each.parameter.dtype]
+        moved = elements * width * (optimizer.VALUE_PASSES + optimizer.STATE_PASSES)
+        spent.append(machine.seconds_to_move(moved))
+        spent += [
+            machine.collective("all_gather", each.parameter.local_nbytes(mesh), mesh.size(axis))
+            for axis, _ in mesh.axes
+            if each.gradient.layout.split_of(axis) is not None and each.parameter.layout.split_of(axis) is None
+        ]
+    seconds = total(spent)
+    return Number(seconds.value, Source.ASSUMED) if spent else ZERO

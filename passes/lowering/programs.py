@@ -1,0 +1,219 @@
+"""From an annotated module to what workers run: programs of segment calls and instructions over the space axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from moaic.ir.graph import Function, Module, Op, Role, Value
+from moaic.ir.needed import needed
+from moaic.ir.ops import Kind, kind_of
+from moaic.ir.verify import check_made
+from moaic.passes.loop_axes import MICRO_BATCHES, Timed
+from moaic.passes.lowering.grad_accumulation import added_inside
+from moaic.passes.lowering.segments import Segments, segment
+from moaic.passes.lowering.unroll_loops import function_of_part, is_timed, unroll
+from moaic.passes.transforms.outline import spelled_out
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    name: ClassVar[str] = "lower"
+    summary: ClassVar[str] = "the joint program: segments, instructions, micro-batches written out"
+
+    def apply(self, module: Module) -> Module:
+        return lower(module, ()).joint
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The step as two programs. The backward's parameters begin with the forward's trailing `saved` results."""
+
+    forward: Module
+    backward: Module | None
+    forward_params: tuple[int, ...]
+    backward_params: tuple[int, ...]
+    """Positions in the step's parameters, without `saved`."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """One plan's programs: the whole step at once, and the step in two halves for when the loss is read in between.
+
+    `…_params` are the positions, in the step's parameters, of what each program reads. The halves are made when they
+    are asked for: of most plans nobody wants more than to know what the whole step takes.
+    """
+
+    joint: Module
+    joint_params: tuple[int, ...]
+    make_halves: Callable[[], Halves]
+
+    @cached_property
+    def _halves(self) -> Halves:
+        return self.make_halves()
+
+    @property
+    def forward(self) -> Module:
+        return self._halves.forward
+
+    @property
+    def backward(self) -> Module | None:
+        return self._halves.backward
+
+    @property
+    def forward_params(self) -> tuple[int, ...]:
+        return self._halves.forward_params
+
+    @property
+    def backward_params(self) -> tuple[int, ...]:
+        return self._halves.backward_params
+
+
+def check_programs(programs: Programs) -> None:
+    """Raises RuntimeError unless all programs of a plan are well formed: a plan whose are not is a bug of ours."""
+    for program in (programs.joint, programs.forward, programs.backward):
+        if program is not None:
+            check_made(program, "lower")
+
+
+def lower(module: Module, unread: Collection[int] | None = None) -> Programs:
+    """Programs for `module`; the joint one does not make the results at the positions `unread`.
+
+    Unless told, what usually nobody reads.
+    """
+    made = Segments(frozenset(function.name for function in module.functions))
+    timed = unroll(_inlined(module, made))
+    left_out = usually_unread(module.main) if unread is None else unread
+    joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in left_out])
+    return Programs(_program(joint, made), joint_params, lambda: _in_halves(timed, made))
+
+
+def usually_unread(main: Function) -> frozenset[int]:
+    """Positions of the outputs beside a loss that nobody holds any longer when the backward comes.
+
+    That is of a training step all but scalars, unless a tangent of theirs is read.
+    """
+    read = {value for op in main.ops for value in op.inputs()}
+    tangents = [(main.param_role(i), param) for i, param in enumerate(main.params)]
+    given = {role.label: param.type.shape for role, param in tangents if role.kind == "tangent" and param in read}
+    if () not in given.values():
+        return frozenset()
+    outputs = ((i, main.result_role(i), main.results[i].type.shape) for i in main.outputs)
+    return frozenset(i for i, role, shape in outputs if role.kind == "output" and shape and role.label not in given)
+
+
+def _in_halves(timed: Timed, made: Segments) -> Halves:
+    outputs = timed.function.outputs
+    if len(outputs) == len(timed.function.results):
+        whole, params = _selected(timed, outputs)
+        return Halves(_program(whole, made), None, params, ())
+    forward, backward, backward_params = _halves(timed, outputs)
+    forward_params = _read_params(forward.function)
+    forward = _with_params(forward, forward_params)
+    return Halves(_program(forward, made), _program(backward, made), forward_params, backward_params)
+
+
+def _read_params(function: Function) -> tuple[int, ...]:
+    read = {*function.results, *(value for op in function.ops for value in op.inputs())}
+    return tuple(i for i, param in enumerate(function.params) if param in read)
+
+
+def _with_params(timed: Timed, positions: Sequence[int]) -> Timed:
+    """The function with only the parameters at these positions."""
+    function = timed.function
+    params = tuple(function.params[i] for i in positions)
+    roles = tuple(function.param_role(i) for i in positions)
+    return Timed(replace(function, params=params, param_roles=roles), timed.mesh, timed.phases)
+
+
+def _inlined(module: Module, made: Segments) -> Module:
+    """The main function with every called function that holds instructions spelled out as segments and instructions.
+
+    The functions that it then calls are those of one micro-batch.
+    """
+    bodies: dict[str, Function] = {}
+    for function in module.functions[:-1]:
+        if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
+            body = _expand(function, bodies)
+            bodies[function.name] = segment(body, module.mesh, [is_timed(op, MICRO_BATCHES) for op in body.ops], made)
+        else:
+            made.by_key[function.name] = function
+    for key, function in made.by_key.items():
+        made.by_key[key] = function_of_part(function, MICRO_BATCHES, module.mesh)
+    return replace(module, functions=(*made.functions, _expand(module.main, bodies)))
+
+
+def _expand(function: Function, bodies: dict[str, Function]) -> Function:
+    """`function` with calls of the functions in `bodies` replaced by their ops."""
+    mapping: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for original in function.ops:
+        op = original.with_operands(mapping)
+        body = bodies.get(op.callee) if op.name == "call" else None
+        if body is None:
+            ops.append(op)
+            continue
+        spelled, made = spelled_out(op, body)
+        ops += spelled
+        mapping.update(zip(original.results, made, strict=True))
+    return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))
+
+
+def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:
+    """The step cut down to some of its results, and the positions of the parameters that it still reads."""
+    step = timed.function
+    kept = sorted(needed(step, [step.results[i] for i in results]))
+    function = replace(
+        step,
+        ops=tuple(step.ops[i] for i in kept),
+        results=tuple(step.results[i] for i in results),
+        result_roles=tuple(step.result_role(i) for i in results),
+    )
+    positions = _read_params(function)
+    phases = tuple(timed.phases[i] for i in kept)
+    return _with_params(Timed(function, timed.mesh, phases), positions), positions
+
+
+def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[int, ...]]:
+    """The forward with its saved values as further results, and the backward that starts from them."""
+    step = timed.function
+    forward_ops = needed(step, [step.results[i] for i in outputs])
+    grads = [i for i in range(len(step.results)) if i not in set(outputs)]
+    backward_ops = sorted(needed(step, [step.results[i] for i in grads]) - forward_ops)
+    made = {result for i in forward_ops for result in step.ops[i].results}
+    read = [value for i in backward_ops for value in step.ops[i].inputs()] + [step.results[i] for i in grads]
+    saved = list(dict.fromkeys(value for value in read if value in made))
+    reads_param = set(read)
+    positions = tuple(i for i, param in enumerate(step.params) if param in reads_param)
+    forward = replace(
+        step,
+        name=f"{step.name}.forward",
+        ops=tuple(op for i, op in enumerate(step.ops) if i in forward_ops),
+        results=(*(step.results[i] for i in outputs), *saved),
+        result_roles=(*(step.result_role(i) for i in outputs), *(Role("saved") for _ in saved)),
+    )
+    backward = replace(
+        step,
+        name=f"{step.name}.backward",
+        params=(*saved, *(step.params[i] for i in positions)),
+        param_roles=(*(Role("saved") for _ in saved), *(step.param_role(i) for i in positions)),
+        ops=tuple(step.ops[i] for i in backward_ops),
+        results=tuple(step.results[i] for i in grads),
+        result_roles=tuple(step.result_role(i) for i in grads),
+    )
+    ordered = sorted(forward_ops)
+    return (
+        Timed(forward, timed.mesh, tuple(timed.phases[i] for i in ordered)),
+        Timed(backward, timed.mesh, tuple(timed.phases[i] for i in backward_ops)),
+        positions,
+    )
+
+
+def _program(timed: Timed, made: Segments) -> Module:
+    """One program with only the segments that it calls; sums over micro-batches are added to inside them."""
+    main = segment(timed.function, timed.mesh, timed.phases, made)
+    called = {op.callee for op in main.ops if op.name == "call"}
+    functions = tuple(function for function in made.functions if function.name in called)
+    return added_inside(Module((*functions, main), timed.mesh), made.adding)

@@ -1,0 +1,148 @@
+"""Cut a function at its instructions: what lies between them becomes segment functions, to be compiled and called.
+
+Ops of one phase go into one segment as far as no instruction lies between them: an op's level is the number of
+instructions-then-compute alternations before it, and one (phase, level, home) is one segment. What a later segment
+alone wants may be done there (`sink`). Views and constants are built in every segment that reads them. Equal segments
+share one function.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from moaic.ir.graph import Function, Location, Op, Value
+from moaic.ir.layout import Mesh
+from moaic.ir.ops import Kind, kind_of
+from moaic.ir.order import ops_in_order
+from moaic.passes.lowering.grad_accumulation import Known
+from moaic.passes.lowering.sink import Key, sunk
+from moaic.passes.transforms.outline import fresh, shape_of
+
+
+@dataclass(slots=True)
+class Segments:
+    """Segment functions made so far, found again by what they compute."""
+
+    others: frozenset[str] = frozenset()
+    """Names of functions that are there already."""
+    by_key: dict[Hashable, Function] = field(default_factory=dict[Hashable, Function])
+    adding: Known = field(default_factory=Known)
+    """Those of them that add to sums, made when a program needs them so."""
+
+    def name_for(self, stem: str) -> str:
+        taken = self.others | {function.name for function in self.by_key.values()}
+        return next(name for i in range(len(taken) + 1) if (name := f"{stem}.{i}") not in taken)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        return tuple(self.by_key.values())
+
+
+def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Segments) -> Function:
+    """`function` as calls of segments and instructions alone; the segments are added to `made`."""
+    early = _keys(function, phases)
+    keys = sunk(function, early, mesh)
+    members = _members(function, keys)
+    calls: dict[int, Op] = {i: op for i, op in enumerate(function.ops) if kind_of(op) is Kind.INSTRUCTION}
+    used = _used(function, members)
+    for key in (each for each in dict.fromkeys(early) if each in members):
+        indices = members[key]
+        own = [i for i in indices if keys[i] == key]
+        call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, made)
+        if call is not None:
+            calls[next(i for i in own if early[i] == key)] = call
+    ops = ops_in_order(calls)
+    assert ops is not None, f"segments of @{function.name} wait for each other"
+    return replace(function, ops=ops)
+
+
+def _keys(function: Function, phases: Sequence[Hashable]) -> list[Key]:
+    """(phase, level, home) of every op."""
+    levels: dict[Value, int] = {}
+    keys: list[Key] = []
+    for op, phase in zip(function.ops, phases, strict=True):
+        level = max((levels[value] for value in op.inputs() if value in levels), default=0)
+        after = level + 1 if kind_of(op) is Kind.INSTRUCTION else level
+        keys.append((phase, level, op.results[0].type.layout.home))
+        levels.update(dict.fromkeys(op.results, after))
+    return keys
+
+
+def _members(function: Function, keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """Ops of each segment in order, the views and constants that it needs copied in, unneeded ones left out."""
+    producer = {result: i for i, op in enumerate(function.ops) for result in op.results}
+    movable = [kind_of(op) in (Kind.VIEW, Kind.NULLARY) for op in function.ops]
+    needed: dict[Key, set[int]] = defaultdict(set)
+
+    def include(index: int, key: Key) -> None:
+        waiting = [index]
+        while waiting:
+            at = waiting.pop()
+            if at in needed[key]:
+                continue
+            needed[key].add(at)
+            sources = {producer[value] for value in function.ops[at].inputs() if value in producer}
+            waiting += [source for source in sources if movable[source]]
+
+    for index, op in enumerate(function.ops):
+        if kind_of(op) is Kind.INSTRUCTION:
+            for value in op.inputs():
+                if value in producer and movable[producer[value]]:
+                    include(producer[value], keys[producer[value]])
+        elif not movable[index]:
+            include(index, keys[index])
+    for value in function.results:
+        if value in producer and kind_of(function.ops[producer[value]]) is not Kind.INSTRUCTION:
+            include(producer[value], keys[producer[value]])
+    return {key: sorted(indices) for key, indices in needed.items()}
+
+
+def _used(function: Function, members: dict[Key, list[int]]) -> dict[Value, set[int]]:
+    """For every value the numbers of the segments that read it; -1 for the function's results, -2 for instructions."""
+    used: dict[Value, set[int]] = defaultdict(set)
+    for value in function.results:
+        used[value].add(-1)
+    for op in function.ops:
+        if kind_of(op) is Kind.INSTRUCTION:
+            for value in op.inputs():
+                used[value].add(-2)
+    for segment_id, indices in enumerate(members.values()):
+        made = {result for i in indices for result in function.ops[i].results}
+        for i in indices:
+            for value in function.ops[i].inputs():
+                if value not in made:
+                    used[value].add(segment_id)
+    return used
+
+
+def _call(
+    function: Function, indices: Sequence[int], own: set[Value], used: dict[Value, set[int]], made: Segments
+) -> Op | None:
+    shape = shape_of(function, indices)
+    movable = {
+        result
+        for i in indices
+        if kind_of(function.ops[i]) in (Kind.VIEW, Kind.NULLARY)
+        for result in function.ops[i].results
+    }
+    results = [v for v in shape.values if v in own and used[v] and (v not in movable or used[v] & {-1, -2})]
+    if not results:
+        return None
+    key = (shape.key, tuple(shape.values.index(value) for value in results))
+    if key not in made.by_key:
+        made.by_key[key] = _function(function, made.name_for(function.name), indices, shape.inputs, results)
+    return Op("call", shape.inputs, tuple(results), {"callee": made.by_key[key].name}, _location(function, indices))
+
+
+def _function(
+    function: Function, name: str, indices: Sequence[int], inputs: Sequence[Value], results: Sequence[Value]
+) -> Function:
+    ops = tuple(function.ops[i] for i in indices)
+    return fresh(Function(name, tuple(inputs), ops, tuple(results)))
+
+
+def _location(function: Function, indices: Sequence[int]) -> Location:
+    sides = {function.ops[i].loc.side for i in indices} - {""}
+    return Location(side=sides.pop() if len(sides) == 1 else "")

@@ -1,0 +1,125 @@
+"""Which entry of a pipeline's schedule does each op of a micro-batch, and which worker runs each stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.layout import Mesh
+from moaic.ir.needed import needed
+from moaic.ir.ops import SEND, Kind, kind_of
+from moaic.ir.types import TensorType
+from moaic.passes.loop_axes import Phase, Timed
+from moaic.passes.pipeline.assign_stages import AXIS
+from moaic.passes.schedules import Schedule
+from moaic.passes.transforms.dce import needed_forward
+
+Groups = Mapping[tuple[str, int], Sequence[Op]]
+"""Ops in order, by kind of action and stage."""
+
+
+def actions_of(main: Function, body: Sequence[Op], chunked: Collection[Op], *, splits_backward: bool) -> Groups:
+    """The ops of `body` by what the schedule calls them; a send belongs to its sender.
+
+    What is `chunked` is done with the forward, gradients too: else all chunks would be kept for the backward.
+    """
+    forward = _forward(main, body, chunked)
+    weights = _weights(main, body, forward) if splits_backward else set[Op]()
+    groups: dict[tuple[str, int], list[Op]] = defaultdict(list)
+    for op in body:
+        kind = "F" if op in forward else "W" if op in weights else "B"
+        groups[kind, _stage(op)].append(op)
+    return groups
+
+
+def _stage(op: Op) -> int:
+    """Where an op runs."""
+    value = next(op.inputs()) if op.name == SEND else op.results[0]
+    stage = value.type.layout.home_on(AXIS)
+    assert stage is not None, f"{op.name} has no stage"
+    return stage
+
+
+def _forward(main: Function, body: Sequence[Op], chunked: Collection[Op]) -> set[Op]:
+    """What outputs need, and what must come before this stage's backward: what higher stages' need, and chunks."""
+    found = {main.ops[i] for i in needed_forward(main)}
+    makers = {result: op for op in body for result in op.results}
+    early: set[Op] = set()
+    for op in body:
+        sources = {makers[value] for value in op.inputs() if value in makers}
+        if op in found or sources <= found | early:
+            early.add(op)
+    rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.home_on(AXIS) or 0)}
+    wanted = [value for op in early if op in rising or op in chunked for value in op.results]
+    return found | ({main.ops[i] for i in needed(main, wanted)} & early)
+
+
+def _weights(main: Function, body: Sequence[Op], forward: set[Op]) -> set[Op]:
+    """Ops of the backward on which nothing of a micro-batch depends but sums over micro-batches.
+
+    A heavy op whose result needs heavy work still is no such op: it leads to other layers.
+    """
+    readers: dict[Value, set[Op]] = defaultdict(set)
+    for op in main.ops:
+        for value in op.inputs():
+            readers[value].add(op)
+    inside, found = set(body), set[Op]()
+    for op in reversed(body):
+        if op in forward or op.name == SEND:
+            continue
+        here = {reader for result in op.results for reader in readers[result]}
+        in_body = here & inside
+        light = all(kind_of(reader) is not Kind.HEAVY and reader.name != "call" for reader in in_body)
+        if in_body <= found and (light or (kind_of(op) is not Kind.HEAVY and op.name != "call")):
+            found.add(op)
+    return found
+
+
+def signature_on_workers(main: Function, schedule: Schedule) -> Function:
+    """`main` without its ops, its parameters and results on the workers that run their stages."""
+    same = {value: _on_worker(value, schedule) for value in (*main.params, *main.results)}
+    params, results = tuple(same[value] for value in main.params), tuple(same[value] for value in main.results)
+    return replace(main, params=params, ops=(), results=results)
+
+
+def _on_worker(value: Value, schedule: Schedule) -> Value:
+    return Value(_type_on_worker(value.type, schedule), value.name)
+
+
+def _type_on_worker(tensor: TensorType, schedule: Schedule) -> TensorType:
+    stage = tensor.layout.home_on(AXIS)
+    return tensor if stage is None else tensor.with_layout(tensor.layout.with_home(AXIS, schedule.homes[stage]))
+
+
+def on_workers(timed: Timed, schedule: Schedule) -> Timed:
+    """Homes are the workers that run the stages; what need not move is not sent."""
+    same: dict[Value, Value] = {}
+    ops: list[Op] = []
+    phases: list[Phase] = []
+
+    @cache
+    def type_on_worker(tensor: TensorType) -> TensorType:
+        return _type_on_worker(tensor, schedule)
+
+    def placed(value: Value) -> Value:
+        if value not in same:
+            same[value] = Value(type_on_worker(value.type), value.name)
+        return same[value]
+
+    function = timed.function
+    params = tuple(map(placed, function.params))
+    for op, phase in zip(function.ops, timed.phases, strict=True):
+        if op.name == SEND:
+            (source,), (target,) = tuple(op.inputs()), op.results
+            if placed(source).type.layout.home == placed(target).type.layout.home:
+                same[target] = same[source]
+                continue
+        results = tuple(map(placed, op.results))
+        ops.append(replace(op.with_operands(same), results=results))
+        phases.append(phase)
+    function = replace(function, params=params, ops=tuple(ops), results=tuple(map(placed, function.results)))
+    axes = tuple((axis, len(schedule.workers) if axis == AXIS else size) for axis, size in timed.mesh.axes)
+    return Timed(function, Mesh(axes), tuple(phases))

@@ -1,0 +1,293 @@
+"""Put the axis `ep` into a module: the experts of a mixture are split, and tokens meet them where they are.
+
+Outside of the experts the rows of the batch are split, as `dp` would. Each rank is given all tokens, multiplies those
+that its experts were chosen for, and what it has of each token's sum is added to that of the others: a gather and a
+scattered sum by conversion, with no size that depends on values and no expert run on a token that did not choose it.
+
+Between the two products of an expert a row is at home on one rank alone. That is said by a leading dim of blocks, one
+per rank, in which a row is zero in all blocks but its own; it may go through any op that treats elements alike, since
+a product reads of each block only the rows that belong to it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import Layout, State
+from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
+from moaic.ir.types import TensorType
+from moaic.passes.sharding.data_parallel import batch_size, carriers
+from moaic.passes.sharding.partitioner import Annotated, Axis
+from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.problem import weight_values
+from moaic.passes.sharding.solver.strategy_sets import Possible, possible
+from moaic.passes.sharding.split_reductions import take_apart
+from moaic.passes.sharding.tensor_parallel import alternatives, solved
+
+PRODUCT, GRADIENT = "moai.grouped_mm", "moai.grouped_outer"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitExperts:
+    name: ClassVar[str] = "ep"
+    summary: ClassVar[str] = "split experts and the batch"
+    ranks: int = 2
+    prices: Prices = Prices()
+
+    def apply(self, module: Module) -> Module:
+        return follow_experts(module, Axis(self.name, self.ranks), self.prices).module
+
+
+def follow_experts(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
+    """`module` with its experts split over `axis`; raises Diagnostic where there are none, or not as many as divide."""
+    _check(module, axis)
+    module, found = take_apart(in_blocks(module, axis.size), axis, _possible)
+    return solved(module, axis, _used(found), prices or Prices(), inputs_split=True)
+
+
+def experts_of(module: Module) -> list[int]:
+    """How many experts each product chooses from."""
+    return [matrices_of(op).type.shape[0] for op in _grouped(module)]
+
+
+def matrices_of(op: Op) -> Value:
+    """The matrices that a product reads, or of which it makes the gradient."""
+    if op.name == GRADIENT:
+        return op.results[0]
+    matrices = op.operands[1]
+    assert isinstance(matrices, Value)
+    return matrices
+
+
+def _grouped(module: Module) -> list[Op]:
+    return [op for function in module.functions for op in function.ops if op.name in (PRODUCT, GRADIENT)]
+
+
+def _check(module: Module, axis: Axis) -> None:
+    counts = experts_of(module)
+    asked = f"{axis.name}={axis.size}"
+    if not counts:
+        raise Diagnostic(f"{asked} splits experts, and @{module.main.name} has none")
+    if any(count % axis.size for count in counts):
+        would = [f"{axis.name}={n}" for n in range(2, min(counts) + 1) if all(count % n == 0 for count in counts)]
+        raise Diagnostic(f"{asked} does not divide {min(counts)} experts{alternatives(would)}")
+
+
+def _possible(module: Module, axis: Axis) -> Possible:
+    """Experts are split, and rows of the batch; other weights stay whole."""
+    alone = possible(module, axis, _of_experts)
+    weights = weight_values(module) - {value for value, states in alone.splits.items() if states}
+
+    def seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+        yield from _of_experts(module, axis)
+        yield from _of_batch(module, axis)
+
+    return possible(module, axis, seeds, lambda _: weights)
+
+
+def _of_experts(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+    for op in _grouped(module):
+        matrices = matrices_of(op)
+        yield matrices, (0, matrices.type.shape[0] // axis.size)
+
+
+def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+    """Rows within what other axes have left of the batch, if they divide."""
+    rows, parts = batch_size(module.main), module.mesh.ranks * axis.size
+    if rows % parts == 0:
+        carrying = carriers(module.main)
+        yield from ((value, (0, rows // parts)) for value in module.main.params if value in carrying)
+
+
+def _used(found: Possible) -> Possible:
+    """`found` with every heavy op split that can be, and products of experts by the experts alone."""
+    strategies = dict(found.strategies)
+    for op, choices in found.strategies.items():
+        if op.name in (PRODUCT, GRADIENT):
+            at = [*op.inputs(), *op.results].index(matrices_of(op))
+            strategies[op] = tuple(s for s in choices if (*s.operands, *s.results)[at][:1] == (0,))
+        elif kind_of(op) is Kind.HEAVY:
+            strategies[op] = choices[:-1] or choices
+    return replace(found, strategies=strategies)
+
+
+# Blocks.
+
+
+def in_blocks(module: Module, blocks: int) -> Module:
+    """`module` with a dim of blocks on what lies between the products of experts."""
+    blocked = _Blocked(module).find()
+    return Module(tuple(_written(function, blocks, blocked) for function in module.functions), module.mesh)
+
+
+class _Blocked:
+    """The values that can have the dim: made by products of experts, read by nothing but such products in the end."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.same: dict[Value, list[Value]] = defaultdict(list)
+        self.readers: dict[Value, list[Op]] = defaultdict(list)
+        self.maker: dict[Value, Op] = {}
+        self.ends = set(module.main.results)
+        for function in module.functions:
+            for op in function.ops:
+                for value in op.inputs():
+                    self.readers[value].append(op)
+                self.maker.update(dict.fromkeys(op.results, op))
+                if op.name == "call":
+                    callee = module.function(op.callee)
+                    self._tie(list(op.inputs()), callee.params)
+                    self._tie(op.results, callee.results)
+
+    def _tie(self, outside: Sequence[Value], inside: Sequence[Value]) -> None:
+        for one, other in zip(outside, inside, strict=True):
+            self.same[one].append(other)
+            self.same[other].append(one)
+
+    def find(self) -> set[Value]:
+        found = self._reached()
+        waiting = list(found)
+        while waiting:
+            value = waiting.pop()
+            if value in found and not self._can(value, found):
+                found.discard(value)
+                waiting += self._neighbors(value)
+        return found
+
+    def _reached(self) -> set[Value]:
+        """What follows from products of experts by ops that treat elements alike."""
+        found: set[Value] = set()
+        waiting = [result for op in _grouped(self.module) if op.name == PRODUCT for result in op.results]
+        while waiting:
+            value = waiting.pop()
+            if value not in found:
+                found.add(value)
+                waiting += self.same[value]
+                waiting += [result for op in self.readers[value] if _treats_alike(op) for result in op.results]
+        return found
+
+    def _neighbors(self, value: Value) -> Iterator[Value]:
+        yield from self.same[value]
+        if value in self.maker:
+            yield from self.maker[value].inputs()
+            yield from self.maker[value].results
+        for op in self.readers[value]:
+            yield from op.results
+
+    def _can(self, value: Value, found: set[Value]) -> bool:
+        if value in self.ends or any(other not in found for other in self.same[value]):
+            return False
+        maker = self.maker.get(value)
+        if maker is not None and maker.name != "call" and maker.name != PRODUCT:
+            if any(result not in found for result in maker.results):
+                return False
+            if not any(operand in found for operand in maker.inputs()):
+                return False
+        return all(self._may_read(op, value, found) for op in self.readers[value])
+
+    def _may_read(self, op: Op, value: Value, found: set[Value]) -> bool:
+        if op.name == "call":
+            return True
+        if op.name in (PRODUCT, GRADIENT):
+            return value in list(op.inputs())[: 1 if op.name == PRODUCT else 2]
+        return _treats_alike(op) and all(result in found for result in op.results)
+
+
+_ALONG = frozenset({"aten.slice.Tensor", "aten.cat", "aten.split_with_sizes", "aten.split.Tensor"})
+"""Ops that take rows apart or put them together along a dim that they name."""
+
+
+def _treats_alike(op: Op) -> bool:
+    """Whether the op does the same to every row, and a further dim before them changes nothing."""
+    if op.name in _ALONG:
+        return attr_int(op, "dim") % len(op.results[0].type.shape) > 0
+    if kind_of(op) is not Kind.LIGHT or attr_ints(op, "dim") or "size" in op.attrs or len(op.results) != 1:
+        return False
+    rule = rule_of(op)
+    (result,) = rule.results
+    aligned = ((dims, result[len(result) - len(dims) :]) for dims in rule.operands)
+    return not rule.whole and all(a in ((), b) for dims, same in aligned for a, b in zip(dims, same, strict=True))
+
+
+def _written(function: Function, blocks: int, blocked: set[Value]) -> Function:
+    def renewed(value: Value) -> Value:
+        return Value(_leading(value.type, blocks), value.name) if value in blocked else value
+
+    new = {value: renewed(value) for value in function.values()}
+    writer = _Writer(blocks, blocked, new)
+    return replace(
+        function,
+        params=tuple(new[value] for value in function.params),
+        ops=tuple(each for op in function.ops for each in writer.written(op)),
+        results=tuple(new[value] for value in function.results),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes the ops of one function out with the dim of blocks."""
+
+    blocks: int
+    blocked: set[Value]
+    new: Mapping[Value, Value]
+
+    def written(self, op: Op) -> Iterator[Op]:
+        if op.name == PRODUCT:
+            yield from self._product(op)
+        elif op.name == GRADIENT:
+            yield from self._gradient(op)
+        else:
+            attrs = op.attrs
+            if op.name in _ALONG and op.results[0] in self.blocked:
+                attrs = {**attrs, "dim": attr_int(op, "dim") % len(op.results[0].type.shape) + 1}
+            results = tuple(self.new[value] for value in op.results)
+            yield replace(op.with_operands(self.new), results=results, attrs=attrs)
+
+    def _product(self, op: Op) -> Iterator[Op]:
+        x, weight, ids = op.inputs()
+        (result,) = op.results
+        if x not in self.blocked and result not in self.blocked:
+            yield op.with_operands(self.new)
+            return
+        read = self._shared(x)
+        yield from read.ops
+        made = Value(_leading(result.type, self.blocks), result.name)
+        if result in self.blocked:
+            made = self.new[result]
+        yield replace(op, operands=(read.value, self.new[weight], self.new[ids]), results=(made,))
+        if result not in self.blocked:
+            yield Op("aten.sum.dim_IntList", (made,), (result,), {"dim": (0,), "keepdim": False}, op.loc)
+
+    def _gradient(self, op: Op) -> Iterator[Op]:
+        grad, x, ids = op.inputs()
+        if grad not in self.blocked and x not in self.blocked:
+            yield op.with_operands(self.new)
+            return
+        one, other = self._shared(grad), self._shared(x)
+        yield from (*one.ops, *other.ops)
+        yield replace(op, operands=(one.value, other.value, self.new[ids]))
+
+    def _shared(self, value: Value) -> _Shared:
+        """A value as all blocks share it."""
+        if value in self.blocked:
+            return _Shared(self.new[value])
+        seen = Value(_leading(value.type, 1), value.name)
+        return _Shared(seen, (Op("aten.view", (value,), (seen,), {"size": seen.type.shape}),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    value: Value
+    ops: tuple[Op, ...] = ()
+
+
+def _leading(kind: TensorType, size: int) -> TensorType:
+    """The type with one dim more before the others."""
+    splits = tuple(replace(split, dim=split.dim + 1) for split in kind.layout.splits)
+    layout: Layout = replace(kind.layout, splits=splits)
+    return TensorType(kind.dtype, (size, *kind.shape), layout)

@@ -1,0 +1,1 @@
+"""The layout solver: strategies per op, their costs, and an integer program that chooses among them."""

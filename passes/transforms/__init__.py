@@ -1,0 +1,1 @@
+"""Rewrites that know nothing of meshes."""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.passes.build import Builder
+from moaic.passes.config import Config, Request
+from moaic.passes.estimate.lower_bound import Alone, Bounds
+from moaic.passes.estimate.memory import FusedFunctions, fused_functions, memory_of
+from moaic.passes.estimate.step_time import function_seconds, predict
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.solver.costs import prices_of
+from moaic.planner.candidates import candidates
+from tests.passes.steps import dense, machine
+
+
+class Prices:
+    """What plans of a step take."""
+
+    def __init__(self, step: Module, where: Machine) -> None:
+        self.builder = Builder(step, prices_of(where))
+        self.machine = where
+        self.fused: FusedFunctions = fused_functions()
+
+    def of(self, config: Config) -> Alone:
+        plan: Plan = self.builder.build(config)
+        prediction = predict(plan, self.machine, function_seconds(self.machine, self.fused))
+        return Alone(prediction.seconds.value, memory_of(plan, self.fused))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers"),
+    [((64, 16, 32), 2), pytest.param((4096, 64, 256), 4, marks=pytest.mark.exact)],
+    ids=["small", "large"],
+)
+def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers: int) -> None:
+    step, where = dense(*sizes), machine(workers=workers)
+    prices = Prices(step, where)
+    bounds = Bounds({each: prices.of(each) for each in (Config(), Config(recompute="full"))})
+    compared = 0
+    for config in candidates(step, workers, Request()):
+        try:
+            found = prices.of(config)
+        except Diagnostic:
+            continue
+        compared += 1
+        assert bounds.seconds(config) <= found.seconds * 1.0001, config
+        assert bounds.nbytes(config) <= found.memory.peak, config
+    assert compared > 20
+
+
+def test_what_is_not_known_bounds_nothing() -> None:
+    assert (Bounds({}).seconds(Config(dp=2)), Bounds({}).nbytes(Config(dp=2))) == (0.0, 0)
+
+
+def test_a_pipeline_of_few_micro_batches_waits() -> None:
+    prices = Prices(dense(), machine())
+    bounds = Bounds({Config(): prices.of(Config())})
+    half, piped = (bounds.seconds(config) for config in (Config(dp=2), Config(pp=2, micro_batches=2)))
+    assert piped == pytest.approx(1.5 * half)

@@ -1,0 +1,134 @@
+"""What a step follows of a plan that it cannot follow whole, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from moaic import planning
+from moaic.capture.pieces import Model, Piece
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Location, Module
+from moaic.passes.config import Config
+from moaic.planner.bend import followed, let_go
+from moaic.planner.request import parse_request
+from moaic.planner.worker import Here
+from tests.passes.steps import dense, evaluation, machine, normalized
+
+
+@pytest.mark.parametrize(
+    ("step", "asked", "kept"),
+    [
+        (dense(), "dp=2,tp=2,micro_batches=2,recompute=full", "dp=2,tp=2,micro_batches=2,recompute=full"),
+        (dense(rows=5), "dp=2,tp=2", "tp=2"),
+        (dense(rows=5), "dp=2,micro_batches=2,recompute=full", "recompute=full"),
+        (dense(rows=6), "dp=2,micro_batches=2", "dp=2"),
+        (dense(rows=6), "dp=4,distribute_param=step", "distribute_param=step"),
+        (dense(rows=5), "dp=2,distribute_param=step,distribute_low_prec_param=true", ""),
+        (dense(rows=5), "pp=2,micro_batches=2,schedule=gpipe", "pp=2,schedule=gpipe"),
+        (dense(), "cp=2,dp=2", "dp=2"),
+        (dense(), "ep=2,tp=2", "tp=2"),
+        (dense(), "loss_chunks=2,dp=2", "dp=2"),
+        (dense(width=3, hidden=5), "tp=2,micro_batches=2", "micro_batches=2"),
+        (normalized(), "dp=2,micro_batches=4", "dp=2"),
+        (evaluation(rows=3), "dp=2,distribute_param=step", "distribute_param=step"),
+    ],
+)
+def test_what_is_possible_is_kept(step: Module, asked: str, kept: str) -> None:
+    assert followed(step, machine(4), parse_request(asked)) == parse_request(kept)
+
+
+def test_what_is_let_go_is_said_as_it_was_asked_for() -> None:
+    asked = parse_request("micro_batches=2,dp=2,distribute_low_prec_param=true")
+    assert let_go(asked, parse_request("dp=2")) == "micro_batches=2,distribute_low_prec_param=true"
+
+
+class Alone(Here):
+    """The planner's processes, of which there are none."""
+
+    turn = nullcontext()
+    progress: Callable[[int, int], None] | None = None
+
+    def rest(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def passed(*_: object) -> None:
+        pass
+
+    face = SimpleNamespace(explain_shortage=passed)
+    pool = Alone()
+    monkeypatch.setattr(planning, "_pool", lambda: pool)
+    monkeypatch.setattr(planning, "this_machine", machine)
+    monkeypatch.setattr(planning, "cache_folder", passed)
+    monkeypatch.setattr(
+        planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=passed), accelerator=lambda: face)
+    )
+
+
+def planned(step: Module, asked: str, piece: Piece) -> Config:
+    return planning.Planning(parse_request(asked), piece).plan(step).config
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_the_first_whole_graph_is_refused_what_it_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
+    piece = Piece()
+    for rows in (5, 3):
+        with pytest.raises(Diagnostic, match=f"dp=2 does not divide a batch of {rows}"):
+            planned(dense(rows), "dp=2", piece)
+    assert not said(caplog)
+
+
+def test_later_batches_bend_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    piece = Piece()
+    assert [planned(dense(rows), "dp=2", piece).dp for rows in (8, 5, 4, 3)] == [2, 1, 2, 1]
+    (line,) = said(caplog)
+    assert line.startswith("A later batch cannot follow dp=2 and runs under ")
+    assert line.endswith(", with the same result: dp=2 does not divide a batch of 5: 1 would")
+
+
+def test_an_evaluation_is_no_proof_that_training_can_follow() -> None:
+    piece = Piece()
+    assert planned(evaluation(rows=3), "dp=2", piece).dp == 1
+    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 5"):
+        planned(dense(rows=5), "dp=2", piece)
+
+
+def test_a_piece_bends_and_names_its_place_and_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+    piece = Piece(is_whole=False)
+    assert [planned(_at("eyes.py", 7, dense(1)), "dp=2", piece).dp for _ in range(2)] == [1, 1]
+    assert planned(_at("eyes.py", 9, dense(1)), "dp=2", piece).dp == 1
+    assert planned(_at("eyes.py", 11, dense(8)), "dp=2", piece).dp == 2
+    first, second = said(caplog)
+    assert first.startswith("The graph at eyes.py:7 cannot follow dp=2 and runs under ")
+    assert first.endswith(", with the same result: the first tensor that it is given has 1 rows")
+    assert second.startswith("The graph at eyes.py:9 ")
+
+
+def test_what_no_batch_can_follow_is_refused_to_pieces_too() -> None:
+    later = Piece(Model(has_followed=True))
+    for piece in (later, replace(later, is_whole=False)):
+        with pytest.raises(Diagnostic, match="dp=3 needs 3 workers, there are 2"):
+            planned(dense(rows=1), "dp=3", piece)
+
+
+def test_a_variant_that_cannot_have_the_first_ones_plan_bends(caplog: pytest.LogCaptureFixture) -> None:
+    steps = planning.Planning(parse_request("dp=2"), Piece())
+    assert [steps.plan(dense(rows)).config.dp for rows in (8, 5, 8)] == [2, 1, 2]
+    assert len(said(caplog)) == 1
+
+
+def _at(file: str, line: int, step: Module) -> Module:
+    place = Location(file, line, "", "forward")
+    main = replace(step.main, ops=tuple(replace(op, loc=place) for op in step.main.ops))
+    return Module((*step.functions[:-1], main), step.mesh)

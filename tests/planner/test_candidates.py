@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from moaic.ir.errors import Diagnostic
+from moaic.passes.config import Config, Request, simplicity
+from moaic.planner.candidates import candidates, relaxed
+from moaic.planner.request import parse_request
+from tests.passes.steps import dense, evaluation
+
+
+def test_one_worker_has_no_mesh_and_no_distribution() -> None:
+    found = candidates(dense(), 1, Request(recompute="saved"))
+    assert found == [Config(micro_batches=n) for n in (1, 2, 4, 8)]
+
+
+def test_two_workers_take_every_mesh_and_level() -> None:
+    found = candidates(dense(), 2, Request(micro_batches=1, recompute="saved"))
+    levels = [Config(dp=2, distribute_param=level) for level in ("none", "optimizer", "step", "use")]
+    assert sorted(found) == sorted([Config(), Config(tp=2), *levels])
+
+
+def test_all_on_one_device_and_simple_plans_come_first() -> None:
+    found = candidates(dense(), 4, Request())
+    assert found[0] == Config()
+    assert found == sorted(found, key=simplicity)
+    assert len(found) == len(set(found))
+
+
+def test_meshes_of_fewer_ranks_than_workers_are_among_them() -> None:
+    found = candidates(dense(), 6, Request(recompute="saved", distribute_param="none", micro_batches=1))
+    assert {(config.dp, config.tp) for config in found} == {
+        *((1, 1), (1, 2), (1, 3), (1, 4), (1, 6)),
+        *((2, 1), (2, 2), (2, 3)),
+        (4, 1),
+    }
+
+
+def test_micro_batches_divide_what_a_rank_has() -> None:
+    found = candidates(dense(rows=12), 2, Request(dp=2, recompute="saved", distribute_param="none"))
+    assert [config.micro_batches for config in found] == [1, 2]
+
+
+def test_a_small_odd_batch_can_go_row_by_row() -> None:
+    found = candidates(dense(rows=6), 1, Request(recompute="saved"))
+    assert [config.micro_batches for config in found] == [1, 2, 6]
+
+
+def test_more_micro_batches_than_anybody_wants_are_made_only_if_asked_for() -> None:
+    found = candidates(dense(rows=4096), 1, Request(recompute="saved"))
+    assert [config.micro_batches for config in found] == [1, 2, 4, 8, 16, 32, 64]
+    assert candidates(dense(rows=4096), 1, Request(micro_batches=128, recompute="saved")) == [Config(micro_batches=128)]
+
+
+def test_evaluation_has_nothing_to_recompute_or_to_distribute() -> None:
+    found = candidates(evaluation(), 2, Request(micro_batches=1))
+    assert sorted(found) == sorted([Config(), Config(dp=2), Config(tp=2)])
+
+
+def test_evaluation_keeps_to_the_level_of_training() -> None:
+    found = candidates(evaluation(rows=3), 2, Request(distribute_param="step"))
+    assert {config.distribute_param for config in found} == {"step"}
+
+
+def test_a_request_for_everything_leaves_one() -> None:
+    request = parse_request("dp=2,tp=2,micro_batches=2,recompute=full,distribute_param=use")
+    assert candidates(dense(), 4, request) == [Config(2, 2, 2, "full", "use")]
+
+
+@pytest.mark.parametrize(
+    ("workers", "request_text", "message"),
+    [
+        (2, "dp=3", "dp=3 needs 3 workers, there are 2"),
+        (1, "tp=2", "tp=2 needs 2 workers, there is 1"),
+        (2, "dp=2,tp=2", "dp=2 with tp=2 needs 4 workers, there are 2"),
+        (2, "micro_batches=3", "micro_batches=3 does not divide a batch of 8: 1, 2, 4 or 8 would"),
+        (4, "dp=3", "dp=3 does not divide a batch of 8: 1, 2 or 4 would"),
+        (2, "dp=2,micro_batches=8", "with dp=2, micro_batches of 1, 2 or 4 would"),
+        (2, "dp=1,distribute_param=step", "dp=1 leaves no one to share with"),
+        (2, "tp=2,distribute_param=use", "with tp=2 needs 4 workers, there are 2"),
+        (2, "distribute_param=step,micro_batches=8", "no dp from 2 to 2 divides a batch of 8 in 8 micro-batches"),
+        (2, "distribute_param=none,distribute_low_prec_param=true", "distribute_param=none gathers none"),
+    ],
+)
+def test_an_impossible_request_says_why(workers: int, request_text: str, message: str) -> None:
+    with pytest.raises(Diagnostic) as raised:
+        candidates(dense(), workers, parse_request(request_text))
+    assert message in raised.value.message
+
+
+def test_a_batch_of_no_rows_is_not_split() -> None:
+    assert {(config.dp, config.micro_batches) for config in candidates(evaluation(rows=0), 2, Request())} == {(1, 1)}
+    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 0: 1 would"):
+        candidates(evaluation(rows=0), 2, Request(dp=2))
+
+
+def test_evaluation_of_a_last_batch_may_be_split_otherwise() -> None:
+    request = Request(dp=2, micro_batches=2, distribute_param="step")
+    assert relaxed(evaluation(rows=4), request) == request
+    assert relaxed(evaluation(rows=3), request) == Request(distribute_param="step")
+    assert relaxed(dense(rows=3), request) == request

@@ -1,0 +1,45 @@
+"""Models that are compiled in several threads plan one after another: the planner's processes know one step."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from moaic import planning
+from moaic.capture.pieces import Piece
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes.config import Request
+from moaic.planner import search
+from moaic.planner.worker import Here
+from moaic.planner_pool import ProcessPool
+from tests.passes.steps import dense, machine
+
+REQUEST = Request(recompute="saved")
+
+
+def test_steps_planned_in_threads_get_the_plans_that_they_get_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(2)
+    face = SimpleNamespace(explain_shortage=_taken)
+    monkeypatch.setattr(planning, "_pool", lambda: pool)
+    monkeypatch.setattr(planning, "this_machine", machine)
+    monkeypatch.setattr(planning, "cache_folder", _taken)
+    monkeypatch.setattr(
+        planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=_taken), accelerator=lambda: face)
+    )
+    steps = [dense(), dense(256, 256, 256), dense(rows=4096, width=64), dense(rows=16)]
+    alone = [search.search(step, machine(), REQUEST, pool=Here()).plan for step in steps]
+    with ThreadPoolExecutor(len(steps)) as threads:
+        found = list(threads.map(_planned, steps))
+    pool.close()
+    assert found == [render(plan.programs.joint) for plan in alone]
+
+
+def _planned(step: Module) -> str:
+    return render(planning.Planning(REQUEST, Piece()).plan(step).programs.joint)
+
+
+def _taken(*plan: object) -> None:
+    pass
