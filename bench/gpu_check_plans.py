@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from gpu_findings import Check, Finding, LeftOut, Task, parser, task_of
 
-from moaic.runtime.gpus import usable
+from moaic.runtime.host.gpus import usable
 from tests.exact.float8 import beside_torchao, is_computed_here
 from tests.exact.models import EXAMPLES
 from tests.exact.training import (

@@ -115,7 +115,7 @@ class Trainer:
 
 def repeated_steps() -> int:
     """Runs of programs that recordings stood for, on the one worker."""
-    from moaic.runtime import session
+    from moaic.runtime.controller import session
 
     (worker,) = session.accelerator().stats().workers
     return sum(program.repeated for program in worker.programs.values())

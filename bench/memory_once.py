@@ -23,8 +23,8 @@ from moaic.ir.verify import load
 from moaic.passes.estimate.memory import bytes_of, fused_functions, program_peak
 from moaic.passes.estimate.per_rank import held
 from moaic.passes.lowering.programs import lower
-from moaic.runtime import session
-from moaic.runtime.threads import cores
+from moaic.runtime.controller import session
+from moaic.runtime.host.cores import cores
 
 INDUCTOR = "inductor"
 """The way of `torch.compile` as it is; every other way is a plan of moaic."""

@@ -22,7 +22,7 @@ from moaic.ir.graph import Module
 from moaic.passes.config import Config, Recompute
 from moaic.passes.registry import run_passes
 from moaic.planner.worker import Compiler
-from moaic.runtime.targets import TARGETS
+from moaic.runtime.host.gpu_specs import TARGETS
 
 ROWS: Final = Path(__file__).parent / "published.csv"
 

@@ -17,7 +17,7 @@ from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND
 from moaic.ir.parser import parse
 from moaic.passes.estimate.simulate import simulate
-from moaic.runtime.trace import Span, decoded
+from moaic.runtime.protocol.span import Span, decoded
 
 Step = Mapping[int, Sequence[Span]]
 """What each worker did of one program, once."""

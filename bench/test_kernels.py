@@ -17,7 +17,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
+from moaic.runtime.kernels.fused import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.operators import target_of
 from moaic.runtime.kernels.registry import KERNELS, Shape
@@ -163,7 +163,7 @@ def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     """Inductor's version draws the same numbers: it is what moaic compiles today."""
     from moaic.ir.graph import Op, Value
     from moaic.ir.types import TensorType
-    from moaic.runtime.to_fx import run_op
+    from moaic.runtime.codegen.lower_to_fx import run_op
 
     key, p = torch.tensor([7, 11], device=device), 0.1
     op = Op("moai.rand", (Value(TensorType("i64", (2,))),), (Value(TensorType("f32", shape)),), {})

@@ -15,7 +15,7 @@ from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.planner.search import Fates, search
 from moaic.planner_pool import ProcessPool
-from moaic.runtime.targets import target_of
+from moaic.runtime.host.gpu_specs import target_of
 
 LLAMA_8B = {
     "hidden_size": 4096,

@@ -110,7 +110,7 @@ def stepper(args: Any, model: Any, device: str, rank: int) -> tuple[Callable[[Ma
 
 def traced(train: Callable[[int], Any]) -> list[dict[int, list[Any]]]:
     """What each worker did in each of a few steps."""
-    from moaic.runtime import session
+    from moaic.runtime.controller import session
 
     accelerator = session.accelerator()
     accelerator.trace(on=True)

@@ -162,12 +162,12 @@ Compute is compiled by Inductor. The kernels in `runtime/kernels/` do in one pas
 is for those GPUs and sizes on which it was measured to be faster than Inductor's version: the table says by how much.
 What nobody has measured on a GPU is off there. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
 
-`runtime/kernels/rewrite.py` puts kernels where the ops of a function are what they stand for, forward and backward: in
-the loss of a plan and in its layers, whose backward makes again what is cheap to make. `merge` and `exchange` do what
-stands between functions. Three kernels have no place yet. PyTorch's own AdamW takes many tensors in one launch, and so
-does its packing, which keeps their type as our sums do; the numbers of our dropout are made by Inductor in the kernels
-around them. A loss over a vocabulary that ranks share stays ops, too: what ranks tell each other lies between
-functions.
+`runtime/kernels/patterns/rewrite.py` puts kernels where the ops of a function are what they stand for, forward and
+backward: in the loss of a plan and in its layers, whose backward makes again what is cheap to make. `merge` and
+`exchange` do what stands between functions. Three kernels have no place yet. PyTorch's own AdamW takes many tensors in
+one launch, and so does its packing, which keeps their type as our sums do; the numbers of our dropout are made by
+Inductor in the kernels around them. A loss over a vocabulary that ranks share stays ops, too: what ranks tell each
+other lies between functions.
 
 Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
 shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
@@ -175,8 +175,8 @@ shapes, element types and strides against float64, and compile it for each of th
 
 
 def kernels_page() -> str:
+    from moaic.runtime.host.gpu_specs import TARGETS
     from moaic.runtime.kernels.registry import KERNELS, measured
-    from moaic.runtime.targets import TARGETS
 
     gpus = [f"{target.device} (`{target.name}`)" for target in TARGETS.values()]
     rows = [

@@ -16,8 +16,8 @@ from moaic.ir.graph import Function, Module
 from moaic.kernels import called_in, program_of
 from moaic.passes.perf.fusion import Fused, fuse
 from moaic.passes.registry import run_passes
-from moaic.runtime.absent_gpu import Generated, generated
-from moaic.runtime.targets import TARGETS, Target
+from moaic.runtime.codegen.cross_compile import Generated, generated
+from moaic.runtime.host.gpu_specs import TARGETS, Target
 
 PAGE = Path(__file__).with_name("kernels.md")
 

@@ -17,7 +17,7 @@ from moaic.guide import Question, answers, head, row
 from moaic.passes.perf.machine import Machine, from_text
 from moaic.planner.request import parse_request
 from moaic.planner_pool import ProcessPool
-from moaic.runtime.threads import cores
+from moaic.runtime.host.cores import cores
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -25,10 +25,10 @@ from moaic.planner import log
 from moaic.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
 from moaic.precision import PRECISION, float8_recipe, takes_precision
 from moaic.report import Report
-from moaic.runtime import session
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, row_major, whole
-from moaic.runtime.schema import DTYPE_NAMES
+from moaic.runtime.controller import session
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer, row_major, whole
+from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.step import Call, Key, Step
 
 

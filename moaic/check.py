@@ -22,9 +22,9 @@ from moaic.passes.config import Config, Request
 from moaic.passes.lowering.programs import Programs, lower
 from moaic.passes.transforms.to_float64 import promote
 from moaic.planner.candidates import candidates
+from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.interpreter import run_function, run_ranks
 from moaic.runtime.rounding import rounding_by_shape
-from moaic.runtime.schema import DTYPES
 
 TOLERANCE = 1e-10
 """Largest distance from the step's result in float64, relative to its largest element."""

@@ -16,10 +16,10 @@ from moaic.ir.printer import render
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.passes.lowering.plan import Plan
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import whole
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import whole
+from moaic.runtime.controller.launch import launch
 from moaic.runtime.interpreter import run_function
-from moaic.runtime.launch import launch
 from moaic.step import Step as Running
 
 TOLERANCE = 1e-4

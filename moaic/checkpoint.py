@@ -24,9 +24,9 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.futures import Future
 
 from moaic.device.handles import is_ours, view_of
-from moaic.runtime import session
-from moaic.runtime.buffer import Buffer
-from moaic.runtime.files import Box, Source
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import Buffer
+from moaic.runtime.protocol.boxes import Box, Source
 
 State = Mapping[str, Any]
 

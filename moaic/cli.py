@@ -232,7 +232,7 @@ def _run(chosen: argparse.Namespace) -> int:
 def _kernels(chosen: argparse.Namespace) -> int:
     from moaic import kernels
     from moaic.made_kernels import MadeKernels
-    from moaic.runtime.targets import target_of
+    from moaic.runtime.host.gpu_specs import target_of
 
     target = target_of(chosen.target)
     made = list(kernels.made_of(kernels.program_of(read(chosen.file)), target))
@@ -245,7 +245,7 @@ def _kernels(chosen: argparse.Namespace) -> int:
 
 def _check_ops(module: Module) -> None:
     """Raises Diagnostic for an op that is not torch's, nor ours."""
-    from moaic.runtime.schema import signature
+    from moaic.runtime.protocol.aten_schema import signature
 
     for _, op in _all_ops(module):
         if op.name not in OPS:
@@ -266,7 +266,7 @@ def _random_inputs(function: Function, seed: int) -> list[Tensor]:
     """A tensor per parameter; whole numbers are 0 and 1, which index anything that is worth indexing."""
     import torch
 
-    from moaic.runtime.schema import DTYPES
+    from moaic.runtime.dtypes import DTYPES
 
     generator = torch.Generator().manual_seed(seed)
     inputs: list[Tensor] = []
@@ -331,7 +331,7 @@ def _guide(chosen: argparse.Namespace) -> int:
     from moaic import gpu_machine
     from moaic.guide import Answer, answers, head, row, sources
     from moaic.planner_pool import ProcessPool
-    from moaic.runtime.threads import cores
+    from moaic.runtime.host.cores import cores
 
     question = _question(chosen)
     found: list[Answer] = []
@@ -380,7 +380,7 @@ def _machine(path: str | None) -> Machine:
 
         return this_machine()
     from moaic.passes.perf.machine import from_text
-    from moaic.runtime.targets import TARGETS
+    from moaic.runtime.host.gpu_specs import TARGETS
 
     if path != "-" and not Path(path).exists():
         raise Diagnostic(

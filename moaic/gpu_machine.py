@@ -12,8 +12,8 @@ from moaic.amount import amount, duration
 from moaic.ir.collectives import CARRYING
 from moaic.ir.errors import Diagnostic
 from moaic.passes.perf.machine import Link, Machine, MadeKernel, Number, Source, sent_share
-from moaic.runtime.memory import USABLE
-from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS, Target, target_of
+from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
+from moaic.runtime.host.memory import USABLE
 
 LATENCY: Final = Number(20e-6)
 """Seconds in which a collective begins on the GPUs of one host. Assumed."""

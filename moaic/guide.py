@@ -24,8 +24,8 @@ from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
 from moaic.planner.search import Selection, search
 from moaic.planner.worker import Pool
-from moaic.runtime.flavors import GIB, Host
-from moaic.runtime.folders import write_whole
+from moaic.runtime.host.flavors import GIB, Host
+from moaic.runtime.host.folders import write_whole
 
 HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
 

@@ -14,9 +14,9 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.local import localize
 from moaic.passes.lowering.programs import lower
 from moaic.passes.perf.structural_hash import key_of
-from moaic.runtime.absent_gpu import Generated, generated
-from moaic.runtime.gpu_binary import Binary, compiled
-from moaic.runtime.targets import LAUNCH_SECONDS, Target
+from moaic.runtime.codegen.cross_compile import Generated, generated
+from moaic.runtime.codegen.triton_aot import Binary, compiled
+from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,21 @@ from moaic.ir.graph import Module
 from moaic.kernels import Row, called_in
 from moaic.passes.perf.machine import MadeKernel
 from moaic.passes.perf.structural_hash import key_of
-from moaic.runtime.absent_gpu import generated
-from moaic.runtime.folders import write_whole
-from moaic.runtime.targets import Target
+from moaic.runtime.codegen.cross_compile import generated
+from moaic.runtime.host.folders import write_whole
+from moaic.runtime.host.gpu_specs import Target
 
 MAKERS = (
-    *("absent_gpu.py", "attention.py", "grouped.py", "schema.py", "to_fx.py"),
-    *(f"kernels/{name}.py" for name in ("match", "operators", "registry", "rewrite", "rule", "tiles")),
-    *(f"kernels/{name}_rule.py" for name in ("gated", "layer_norm", "loss", "norm", "rotary")),
+    "codegen/cross_compile.py",
+    "codegen/gpu_attention.py",
+    "codegen/grouped_mm.py",
+    "codegen/lower_to_fx.py",
+    "protocol/aten_schema.py",
+    "dtypes.py",
+    "rng.py",
+    "kernels",
 )
-"""Of `runtime/`: what decides which kernels a function becomes, beside PyTorch and Triton."""
+"""Files and folders of `runtime/` that decide which kernels a function becomes, beside PyTorch and Triton."""
 
 Kernels = Mapping[str, tuple[MadeKernel, ...]]
 """Of functions by their keys."""
@@ -72,7 +77,8 @@ class MadeKernels:
 def fingerprint(target: Target) -> str:
     """Of all that decides which kernels a function becomes, but the function."""
     runtime = Path(__file__).parent / "runtime"
-    sources = [hashlib.sha256((runtime / name).read_bytes()).hexdigest() for name in MAKERS]
+    makers = [path for name in MAKERS for path in (sorted((runtime / name).rglob("*.py")) or [runtime / name])]
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in makers]
     facts = [_version("torch"), _version("triton"), repr(target), *sources]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 

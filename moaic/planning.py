@@ -32,13 +32,14 @@ from moaic.planner.request import parse_request, request_from
 from moaic.planner.search import NoPlanFits, Selection
 from moaic.planner_pool import ProcessPool
 from moaic.report import Report
-from moaic.runtime import session, words
-from moaic.runtime.flavors import flavors
-from moaic.runtime.gpus import usable
-from moaic.runtime.measure import measured, memory_per_worker
-from moaic.runtime.memory import USABLE
-from moaic.runtime.shortage import Shortage
-from moaic.runtime.threads import cores
+from moaic.runtime.controller import session
+from moaic.runtime.controller.calibrate import measured, memory_per_worker
+from moaic.runtime.host import env_flags
+from moaic.runtime.host.cores import cores
+from moaic.runtime.host.flavors import flavors
+from moaic.runtime.host.gpus import usable
+from moaic.runtime.host.memory import USABLE
+from moaic.runtime.protocol.shortage import Shortage
 from moaic.shortage import MIB, Need, Room, ways_out
 
 CAUTION = 0.7
@@ -51,7 +52,7 @@ REDUCE_OVERHEAD = "reduce-overhead"
 def compiles(options: Mapping[str, object]) -> bool:
     """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
     asked = options.get(COMPILE)
-    return words.says_yes(COMPILE, os.environ.get(words.COMPILE_VARIABLE, "true") if asked is None else asked)
+    return env_flags.says_yes(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
 
 
 def records(options: Mapping[str, object], mode: str | None = None) -> bool:
@@ -67,7 +68,9 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
     if mode == REDUCE_OVERHEAD:
         return True
     asked = options.get(CUDA_GRAPHS)
-    return words.says_yes(CUDA_GRAPHS, os.environ.get(words.GRAPHS_VARIABLE, "false") if asked is None else asked)
+    return env_flags.says_yes(
+        CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE, "false") if asked is None else asked
+    )
 
 
 def check_float8() -> None:

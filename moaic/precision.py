@@ -20,7 +20,7 @@ from torch import nn
 
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.words import NO, YES
+from moaic.runtime.host.env_flags import NO, YES
 
 PRECISION: Final = "precision"
 

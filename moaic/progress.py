@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TextIO
 
-from moaic.runtime.commands import Code
-from moaic.runtime.status import IDLE
+from moaic.runtime.host.status import IDLE
+from moaic.runtime.protocol.commands import Code
 
 CLEAR: Final = "\r\x1b[2K"
 

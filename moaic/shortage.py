@@ -11,7 +11,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.planner.memory_fit import Sized, least, model_bytes, rows_that_fit, smallest
 from moaic.planner.worker import Pool
-from moaic.runtime.flavors import Flavor
+from moaic.runtime.host.flavors import Flavor
 
 MIB = 1 << 20
 

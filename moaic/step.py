@@ -20,10 +20,10 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
 from moaic.passes.sharding.from_inputs import follow_resting
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, row_major
-from moaic.runtime.placement import Placement
-from moaic.runtime.promise import Promise
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer, row_major
+from moaic.runtime.controller.deferred_forward import Promise
+from moaic.runtime.protocol.placement import Placement
 
 Key = tuple[int, int]
 """Two words of a call: what its random ops draw from."""

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.errors import OutOfMemory
-from moaic.runtime.location import raised_at
+from moaic.runtime.controller.errors import OutOfMemory
+from moaic.runtime.controller.source_lines import raised_at
 
 FOR_PEOPLE: Final = (Diagnostic, OutOfMemory)
 """Errors whose message says all that a person can use."""

@@ -21,8 +21,8 @@ from moaic.ir.ops import SEND, Kind, kind_of
 from moaic.ir.ring import attention_of, is_ring
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.types import TensorType
-from moaic.runtime.schema import DTYPES
-from moaic.runtime.to_fx import last_uses, operand_of, run_op, run_ops
+from moaic.runtime.codegen.lower_to_fx import last_uses, operand_of, run_op, run_ops
+from moaic.runtime.dtypes import DTYPES
 
 PerRank = list[Tensor]
 """One rank's part of a value after the other."""

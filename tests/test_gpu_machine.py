@@ -21,7 +21,7 @@ from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import MadeKernel
 from moaic.planner.request import parse_request
 from moaic.planner.worker import Here
-from moaic.runtime.targets import LAUNCH_SECONDS, TARGETS
+from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS
 from tests.passes.steps import dense
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

@@ -103,7 +103,7 @@ def test_one_file_reads_fx_and_one_writes_it() -> None:
         "moaic/capture/float8.py",
         "moaic/capture/ahead.py",
         "moaic/capture/op_by_op.py",
-        "runtime/to_fx.py",
+        "runtime/codegen/lower_to_fx.py",
     }
 
 

@@ -13,9 +13,9 @@ from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.parser import parse
 from moaic.ir.types import TensorType
-from moaic.runtime.compile import compile_function, compile_functions
+from moaic.runtime.codegen.compile import compile_function, compile_functions
+from moaic.runtime.codegen.lower_to_fx import Run, run_ops
 from moaic.runtime.interpreter import gather, put_digits, run_function, run_ranks, scatter, take_digit
-from moaic.runtime.to_fx import Run, run_ops
 
 # Raised by PyTorch's own modules when Inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

@@ -17,8 +17,8 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.kernels import Made, Row, lines, made_of, program_of, summary
 from moaic.made_kernels import MadeKernels
-from moaic.runtime import absent_gpu
-from moaic.runtime.targets import TARGETS, target_of
+from moaic.runtime.codegen import cross_compile
+from moaic.runtime.host.gpu_specs import TARGETS, target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
@@ -164,7 +164,7 @@ def test_an_unknown_target_is_refused_by_name(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_pytorch_that_lacks_what_is_needed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absent_gpu, "NEEDED", ("torch._inductor.scheduler:has_no_such_thing",))
+    monkeypatch.setattr(cross_compile, "NEEDED", ("torch._inductor.scheduler:has_no_such_thing",))
     program = program_of(load(PLAN))
     with pytest.raises(Diagnostic, match=r"has no torch\._inductor\.scheduler\.has_no_such_thing, by which kernels"):
         list(made_of(program, TARGETS["sm_90"]))

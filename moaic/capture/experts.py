@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moaic.runtime import grouped
+from moaic.runtime.codegen import grouped_mm
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
 
 def _product(experts: Any, x: Tensor, name: str, ids: Tensor) -> Tensor:
     matrices: Tensor = getattr(experts, name)
-    out = grouped.grouped_mm(x, matrices.transpose(1, 2) if experts.is_transposed else matrices, ids)
+    out = grouped_mm.grouped_mm(x, matrices.transpose(1, 2) if experts.is_transposed else matrices, ids)
     if not experts.has_bias:
         return out
     bias: Tensor = getattr(experts, f"{name}_bias")

@@ -29,7 +29,8 @@ from moaic.ir.ops import CHECKED, SCALED_MM, check_known
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.transforms.cse import once
 from moaic.passes.transforms.dce import live
-from moaic.runtime.schema import DTYPE_NAMES, NAMESPACES, Signature, op_name, signature_of
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.protocol.aten_schema import NAMESPACES, Signature, op_name, signature_of
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.needed import needed
 from moaic.ir.ops import OPS, Kind, kind_of
 from moaic.ir.types import FLOATING
-from moaic.runtime.to_fx import CPU, operand_of, run_op
+from moaic.runtime.codegen.lower_to_fx import CPU, operand_of, run_op
 
 LIMIT: Final = 2**22
 """Elements of a value that are computed one by one: those of the mask of 2,048 tokens."""

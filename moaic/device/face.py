@@ -35,7 +35,7 @@ def _lazy_init() -> None:
 
 def _accelerator() -> Any:
     _lazy_init()
-    from moaic.runtime import session
+    from moaic.runtime.controller import session
 
     return session.accelerator()
 
@@ -95,7 +95,7 @@ def get_device_name(device: Any = None) -> str:
 def get_device_capability(device: Any = None) -> dict[str, Any]:
     """The element types that tensors of the device may have."""
     _check(device)
-    from moaic.runtime.schema import DTYPE_NAMES
+    from moaic.runtime.dtypes import DTYPE_NAMES
 
     return {"supported_dtypes": set(DTYPE_NAMES)}
 
@@ -129,7 +129,7 @@ def synchronize(device: Any = None) -> None:
 
 def set_flavor(flavor: int | str) -> None:
     """Choose a flavor by its name, or the number of workers; only before the first computation."""
-    from moaic.runtime import session
+    from moaic.runtime.controller import session
 
     session.SESSION.set_flavor(flavor)
 

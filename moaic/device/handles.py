@@ -16,9 +16,9 @@ import torch
 
 from moaic.device import torch_private
 from moaic.device.autoload import register
-from moaic.runtime import session
-from moaic.runtime.buffer import Buffer, View
-from moaic.runtime.schema import DTYPE_NAMES, DTYPES
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import Buffer, View
+from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 
 register()  # the backend and the hooks come here first where the name has waited for a use
 

@@ -16,8 +16,8 @@ from moaic.device import host, overlap, torch_private
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
 from moaic.device.signature import Kind, Signature
 from moaic.device.trial import trial_of
-from moaic.runtime import session
-from moaic.runtime.buffer import View
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import View
 
 Kernel = Callable[..., Any]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moaic.device.handles import dtype_name
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, row_major
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer, row_major
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from moaic.device.signature import signature_of
 from moaic.device.storages import settle
 from moaic.device.transfer import overwrite, plain, to_device, to_host
 from moaic.device.views import KERNELS as VIEWS
-from moaic.runtime import session
-from moaic.runtime.buffer import row_major
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import row_major
 
 aten: Final[Any] = torch.ops.aten
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from moaic.runtime import session
-from moaic.runtime.trace import Span
+from moaic.runtime.controller import session
+from moaic.runtime.protocol.span import Span
 
 Event = dict[str, Any]
 """One event of a Chrome trace."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from moaic.device import torch_private
-from moaic.runtime.schema import op_name
+from moaic.runtime.protocol.aten_schema import op_name
 
 
 class Kind(IntEnum):

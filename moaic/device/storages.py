@@ -13,9 +13,9 @@ import torch
 from moaic.device import face
 from moaic.device.early import NAME
 from moaic.device.handles import dtype_name, new_storage
-from moaic.runtime import session
-from moaic.runtime.buffer import Buffer, whole
-from moaic.runtime.schema import DTYPES
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import Buffer, whole
+from moaic.runtime.dtypes import DTYPES
 
 
 class Bytes:

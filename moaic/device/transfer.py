@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moaic.device.handles import extent, geometry_of, new_tensor, place, view_of
-from moaic.runtime import session
+from moaic.runtime.controller import session
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from moaic.device.signature import Signature
-from moaic.runtime import session
-from moaic.runtime.gpus import CPU
+from moaic.runtime.controller import session
+from moaic.runtime.host.gpus import CPU
 
 Trial = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], None]
 

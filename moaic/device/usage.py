@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final
 
-from moaic.runtime import session
+from moaic.runtime.controller import session
 
 
 class Peak:

@@ -11,7 +11,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request
 from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
-from moaic.runtime.words import says_yes
+from moaic.runtime.host.env_flags import says_yes
 
 COMPILE: Final = "compile"
 CUDA_GRAPHS: Final = "cuda_graphs"

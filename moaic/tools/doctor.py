@@ -17,14 +17,14 @@ from pathlib import Path
 
 from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import current, current_flavor
-from moaic.runtime.flavors import GIB, flavors
-from moaic.runtime.folders import config_folder, runtime_folder, state_folder
-from moaic.runtime.gpus import built_for, usable, variable
-from moaic.runtime.memory import data_limit, free_bytes, host_bytes
-from moaic.runtime.threads import cores, share_out
-from moaic.runtime.version import VERSION
-from moaic.runtime.words import may_compile
+from moaic.runtime.host.cores import cores, share_out
+from moaic.runtime.host.env_flags import may_compile
+from moaic.runtime.host.flavors import GIB, flavors
+from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
+from moaic.runtime.host.gpus import built_for, usable, variable
+from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
+from moaic.runtime.host.selection import current, current_flavor
+from moaic.runtime.host.version import VERSION
 
 OLDEST_PYTHON = (3, 11)
 

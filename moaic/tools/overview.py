@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moaic.ir.layout import Mesh
-from moaic.runtime.choice import choice
-from moaic.runtime.flavors import flavors, named
-from moaic.runtime.jobs import Entry, jobs, status_of
-from moaic.runtime.threads import cores, share_out
+from moaic.runtime.host.cores import cores, share_out
+from moaic.runtime.host.flavors import flavors, named
+from moaic.runtime.host.jobs import Entry, jobs, status_of
+from moaic.runtime.host.selection import choice
 from moaic.tools.usage import cpu_shares, memory, temperature
 
 

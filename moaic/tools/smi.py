@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import choice, current, keep
-from moaic.runtime.flavors import flavors, named
-from moaic.runtime.jobs import Entry, jobs
-from moaic.runtime.version import VERSION
+from moaic.runtime.host.flavors import flavors, named
+from moaic.runtime.host.jobs import Entry, jobs
+from moaic.runtime.host.selection import choice, current, keep
+from moaic.runtime.host.version import VERSION
 from moaic.tools.command import answered
 from moaic.tools.overview import Accelerator, Job, Worker, overview
 from moaic.tools.switch_model import numbered, picked

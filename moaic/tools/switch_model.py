@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import choice, current, keep
-from moaic.runtime.flavors import Flavor, flavors, named, startable
+from moaic.runtime.host.flavors import Flavor, flavors, named, startable
+from moaic.runtime.host.selection import choice, current, keep
 from moaic.tools.command import answered
 
 

@@ -38,7 +38,7 @@ def memory(pids: Sequence[int]) -> dict[int, int]:
 def is_worker(pid: int) -> bool:
     """Whether a process is a worker still, and not one that has got its number since."""
     try:
-        return b"moaic.runtime.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"moaic.runtime.worker.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
 

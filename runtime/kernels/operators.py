@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.kernels import cross_entropy, gated, norm, rotary
+from moaic.runtime.kernels.fused import cross_entropy, gated, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.tiles import tile_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-from moaic.runtime.kernels import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
+from moaic.runtime.kernels.fused import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Program, Tile
 
 Shape = tuple[int, ...]

@@ -26,8 +26,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.planner.request import parse_request
+from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.interpreter import run_function
-from moaic.runtime.schema import DTYPES
 from tests.architectures.tiny import Batch, made, model_of, without_dropout
 
 PLANS: Mapping[str, tuple[str, int]] = {

@@ -16,8 +16,8 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.interpreter import run_function
-from moaic.runtime.schema import DTYPES
 
 sys.path.insert(0, str(Path(__file__).parent))
 

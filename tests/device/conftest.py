@@ -26,7 +26,7 @@ def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Which accelerator stands behind the device."""
     if request.param == "strict":
         engine = Engine()
-        monkeypatch.setattr("moaic.runtime.session.accelerator", lambda: engine)
+        monkeypatch.setattr("moaic.runtime.controller.session.accelerator", lambda: engine)
     torch.manual_seed(0)
     face.init()
     yield request.param

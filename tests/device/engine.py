@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from moaic.runtime.buffer import Buffer, View
-from moaic.runtime.operation import read_as
-from moaic.runtime.schema import DTYPES, signature
-from moaic.runtime.statistics import Statistics, WorkerStatistics
+from moaic.runtime.controller.buffer import Buffer, View
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.protocol.aten_schema import signature
+from moaic.runtime.protocol.operation import read_as
+from moaic.runtime.protocol.statistics import Statistics, WorkerStatistics
 
 
 class Engine:

@@ -88,7 +88,7 @@ def test_a_graph_without_operands_may_be_the_first_use_of_the_device() -> None:
 def test_workers_alone_parse_the_text_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has made it."""
     parsed: list[str] = []
-    monkeypatch.setattr("moaic.runtime.accelerator.parse", parsed.append)
+    monkeypatch.setattr("moaic.runtime.controller.accelerator.parse", parsed.append)
     assert gradient(compiled(torch.neg), torch.ones(2, device="moai")).tolist() == [2.0, 2.0]
     assert not parsed
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moaic.device.handles import tensor_of, view_of
 from moaic.device.host import HostWarning
-from moaic.runtime import session
+from moaic.runtime.controller import session
 
 pytestmark = pytest.mark.usefixtures("accelerator")
 

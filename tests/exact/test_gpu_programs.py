@@ -23,13 +23,13 @@ from moaic.ir.printer import render
 from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.runtime import recording
-from moaic.runtime.arrange import Step, arranged, as_written
-from moaic.runtime.execute import Program
-from moaic.runtime.group_transport import GroupTransport
-from moaic.runtime.physical import Result, Run
-from moaic.runtime.schema import DTYPES
-from moaic.runtime.station import Station
+from moaic.runtime.comm.device_backend import Result, Run
+from moaic.runtime.comm.process_group_transport import GroupTransport
+from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.worker import cuda_graph
+from moaic.runtime.worker.overlap_and_bucket import Step, arranged, as_written
+from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES, MIXTURE
 from tests.runtime.rings import Ring
@@ -158,14 +158,14 @@ def run_on(station: Station, module: Module, *, recorded: bool = False) -> None:
         # Which kernels attention gets depends on the GPU.
         patch.setattr(torch.cuda, "get_device_capability", h100)
         # Tensors without data have no addresses, and count what uses them otherwise.
-        patch.setattr(recording, "is_shared", unshared)
+        patch.setattr(cuda_graph, "is_shared", unshared)
         patch.setattr(torch.Tensor, "data_ptr", without_address)
         noted: list[int] = []
         program = Program(render(module), station, compiled=False, recorded=recorded, note=noted.append)
         roles = [main.param_role(index).kind for index in range(len(main.params))]
         inputs = [held(param) for param, role in zip(main.params, roles, strict=True) if role != "key"]
         wanted, key = [True] * len(main.results), (1, 2) if "key" in roles else None
-        for _ in range(recording.SETTLED + 1 if recorded else 0):
+        for _ in range(cuda_graph.SETTLED + 1 if recorded else 0):
             program.run(inputs, key, wanted)
         noted.clear()
         found = program.run(inputs, key, wanted)

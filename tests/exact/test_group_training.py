@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.launch import launch
-from moaic.runtime.transport import Carrier
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.protocol.carrier import Carrier
 from tests.exact.models import EXAMPLES
 from tests.exact.training import Reference, Trainee, check_gradients, check_run
 
@@ -24,7 +24,7 @@ def trainee() -> Iterator[Trainee]:
     torch.compiler.reset()
     accelerator = Accelerator(launch(2, {"MOAI_COMPILE": "0"}, carrier=Carrier.GLOO))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moaic.runtime.session.accelerator", lambda: accelerator)
+        patch.setattr("moaic.runtime.controller.session.accelerator", lambda: accelerator)
         yield Trainee(EXAMPLES["llama"])
     accelerator.close()
 

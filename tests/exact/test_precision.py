@@ -21,8 +21,8 @@ from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.planner.request import parse_request
 from moaic.planning import request_of
+from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.interpreter import run_function
-from moaic.runtime.schema import DTYPES
 from tests.exact.models import EXAMPLES
 from tests.exact.training import PLANS, Batch, Call, Trainee, check, compiled, gradients
 

@@ -19,8 +19,8 @@ from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.printer import render_op
 from moaic.ir.types import TensorType
-from moaic.runtime.schema import DTYPE_NAMES
-from moaic.runtime.to_fx import run_op
+from moaic.runtime.codegen.lower_to_fx import run_op
+from moaic.runtime.dtypes import DTYPE_NAMES
 
 Shape = tuple[int, ...]
 Given = Tensor | None | list[Tensor | None]

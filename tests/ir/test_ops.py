@@ -19,8 +19,8 @@ from moaic.ir.local import asked_axes, localize, refit
 from moaic.ir.ops import OPS, Kind, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
 from moaic.ir.types import TensorType
-from moaic.runtime.tiles import assemble, local_part
-from moaic.runtime.to_fx import example, run_op, run_ops
+from moaic.runtime.codegen.lower_to_fx import example, run_op, run_ops
+from moaic.runtime.protocol.tensor_parts import assemble, local_part
 from tests.ir.op_cases import CASES, Case, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,8 +17,8 @@ from moaic.ir.ops import OPS, Kind, check_known, flops_of, kind_of, rule_of
 from moaic.ir.parser import parse
 from moaic.ir.rules import Dims, Rule, Strategy, fits, refine, rule_from_text
 from moaic.ir.types import TensorType
-from moaic.runtime.schema import op_name
-from moaic.runtime.tiles import assemble, cut, local_part
+from moaic.runtime.protocol.aten_schema import op_name
+from moaic.runtime.protocol.tensor_parts import assemble, cut, local_part
 
 PROFILE = settings(max_examples=100, derandomize=True, database=None, deadline=None)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from moaic.runtime.gpu_binary import Binary, ahead
+from moaic.runtime.codegen.triton_aot import Binary, ahead
+from moaic.runtime.host.gpu_specs import TARGETS, Target
 from moaic.runtime.kernels.launch import Program, Tile
 from moaic.runtime.kernels.registry import KERNELS
 from moaic.runtime.kernels.tiles import TILES, Cut
-from moaic.runtime.targets import TARGETS, Target
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """The compiler imports what warns of itself."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.kernels.registry import KERNELS, measured, worth_using
 from moaic.runtime.kernels.tiles import TILES, tile_of
-from moaic.runtime.targets import TARGETS
 
 MEASURED = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 0.8, (4096, 4096): 1.3}})
 

@@ -14,14 +14,14 @@ from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.verify import load
 from moaic.kernels import called_in, program_of
 from moaic.passes.registry import run_passes
-from moaic.runtime.absent_gpu import generated
-from moaic.runtime.kernels.match import Sight
+from moaic.runtime.codegen.cross_compile import generated
+from moaic.runtime.codegen.lower_to_fx import run_ops
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.gpu_specs import TARGETS
+from moaic.runtime.kernels.patterns.match import Sight
+from moaic.runtime.kernels.patterns.rewrite import RULES, measured_on, with_kernels, with_measured_kernels
+from moaic.runtime.kernels.patterns.rule import Rewrite, Rule
 from moaic.runtime.kernels.registry import KERNELS, Shape
-from moaic.runtime.kernels.rewrite import RULES, measured_on, with_kernels, with_measured_kernels
-from moaic.runtime.kernels.rule import Rewrite, Rule
-from moaic.runtime.schema import DTYPES
-from moaic.runtime.targets import TARGETS
-from moaic.runtime.to_fx import run_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
@@ -232,7 +232,7 @@ def test_what_nobody_measured_is_not_looked_for(llama: Function, monkeypatch: py
 
         return look
 
-    monkeypatch.setattr("moaic.runtime.kernels.rewrite.RULES", {name: (rule(name),) for name in RULES})
+    monkeypatch.setattr("moaic.runtime.kernels.patterns.rewrite.RULES", {name: (rule(name),) for name in RULES})
     norm = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 1.2}})
     assert with_measured_kernels(llama, "sm_80", {**KERNELS, "norm": norm}) is llama
     assert not looked

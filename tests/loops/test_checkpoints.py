@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 
 from moaic import checkpoint
 from moaic.ir.layout import Layout, Mesh, Split
-from moaic.runtime.files import boxes, parts
-from moaic.runtime.placement import Placement, everywhere, spread
+from moaic.runtime.protocol.boxes import boxes, parts
+from moaic.runtime.protocol.placement import Placement, everywhere, spread
 from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Trainee, compiled
 from tests.loops.compare import PLANS

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from moaic.device.mirrors import mirrored, same_bits
-from moaic.runtime import session
-from moaic.runtime.buffer import whole
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import whole
 from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Call, compiled
 from tests.loops.compare import Found, same, weights

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as checkpointing
 
 from moaic.device.handles import view_of
-from moaic.runtime.placement import alike
+from moaic.runtime.protocol.placement import alike
 from tests.exact.models import EXAMPLES, Answer
 from tests.exact.training import PLANS as OPTIONS
 from tests.exact.training import Call, compiled

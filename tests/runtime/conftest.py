@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.launch import launch
-from moaic.runtime.transport import Carrier
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.protocol.carrier import Carrier
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.buffer import Buffer, whole
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer, whole
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Script

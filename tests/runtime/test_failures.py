@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 START = """
 import os, signal, sys, threading, time
 import torch
-from moaic.runtime.session import accelerator
-from moaic.runtime.buffer import whole
+from moaic.runtime.controller.session import accelerator
+from moaic.runtime.controller.buffer import whole
 
 def up(tensor, dtype="f32"):
     buffer = device.buffer(dtype, tuple(tensor.shape))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import Choice, current_flavor, keep
-from moaic.runtime.cluster import listed_hosts
-from moaic.runtime.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.cluster import listed_hosts
+from moaic.runtime.host.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.selection import Choice, current_flavor, keep
 from tests.docs.blocks import ROOT, blocks
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_the_files_of_the_documentation_give_the_list_that_it_shows(person: Pers
 
 CHOSEN = """
 import torch
-from moaic.runtime.session import SESSION
+from moaic.runtime.controller.session import SESSION
 print(SESSION.accelerator().flavor, SESSION.flavor().name)
 """
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from moaic.runtime.threads import cores
+from moaic.runtime.host.cores import cores
 from moaic.tools.doctor import State, findings
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.choice import Choice, choice, current_flavor, keep, next_job
-from moaic.runtime.flavors import GIB, Host, asked_for, flavors, ladder, this_host
-from moaic.runtime.measure import memory_per_worker
-from moaic.runtime.memory import USABLE
+from moaic.runtime.controller.calibrate import memory_per_worker
+from moaic.runtime.host.flavors import GIB, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.memory import USABLE
+from moaic.runtime.host.selection import Choice, choice, current_flavor, keep, next_job
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -183,7 +183,7 @@ def test_the_planner_plans_against_the_flavors_memory() -> None:
 
 CHOSEN = """
 import torch
-from moaic.runtime.session import SESSION
+from moaic.runtime.controller.session import SESSION
 print(SESSION.accelerator().flavor, SESSION.flavor().name)
 """
 

@@ -13,7 +13,7 @@ from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.planner.search import NoPlanFits, search
 from moaic.planner.worker import Here
-from moaic.runtime.flavors import Flavor, this_host
+from moaic.runtime.host.flavors import Flavor, this_host
 from moaic.shortage import Need, Room, ways_out
 from tests.passes.steps import dense, machine
 
@@ -60,7 +60,7 @@ def test_a_batch_that_is_advised_fits() -> None:
 TRAIN = """
 import resource, sys, torch
 from pathlib import Path
-from moaic.runtime import session
+from moaic.runtime.controller import session
 
 FIXED = {"dp": 2, "micro_batches": 1, "recompute": "saved", "distribute_param": "none"}
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("moai")
@@ -129,8 +129,8 @@ def test_the_batch_that_is_advised_trains_under_the_limit(person: Person) -> Non
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from moaic.runtime import memory
-from moaic.runtime.session import accelerator
+from moaic.runtime.host import memory
+from moaic.runtime.controller.session import accelerator
 
 # The kernel counts there; what it counts cannot be had without having it kill.
 memory.GROUP_EVENTS = Path(sys.argv[0]).with_name("memory.events")

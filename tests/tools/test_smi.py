@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from moaic.runtime.flavors import flavors
-from moaic.runtime.jobs import begin, jobs
-from moaic.runtime.shared import Mailbox, create_memory
+from moaic.runtime.comm.shm_slots import Mailbox
+from moaic.runtime.host.flavors import flavors
+from moaic.runtime.host.jobs import begin, jobs
+from moaic.runtime.protocol.shared_memory import create_memory
 from moaic.tools.overview import Accelerator, Job, Worker, overview
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
@@ -37,7 +38,7 @@ step = torch.compile(model, backend="moai", options={"dp": 2})
 for _ in range(3):
     step(torch.ones(4, 8).to("moai")).sum().backward()
 torch.moai.synchronize()
-from moaic.runtime import session
+from moaic.runtime.controller import session
 workers = session.accelerator().stats().workers
 print(*(worker.pid for worker in workers), sum(worker.pss for worker in workers), flush=True)
 sys.stdin.read()
@@ -188,7 +189,7 @@ def test_reset_ends_what_runs(person: Person) -> None:
 
 STUBBORN = """
 import os, signal, sys, torch
-from moaic.runtime.session import accelerator
+from moaic.runtime.controller.session import accelerator
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 torch.ones(2).to("moai").sum().item()
 pids = [worker.pid for worker in accelerator().stats().workers]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from moaic.runtime.version import VERSION
+from moaic.runtime.host.version import VERSION
 from tests.runtime.test_failures import gone
 
 if TYPE_CHECKING:

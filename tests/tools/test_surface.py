@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from moaic import cli
-from moaic.runtime.version import VERSION
+from moaic.runtime.host.version import VERSION
 from moaic.tools import smi, switch_model
 
 KEPT = Path(__file__).with_name("surface.txt")

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moaic.runtime.kernels import cross_entropy
+from moaic.runtime.kernels.fused import cross_entropy
 from moaic.runtime.kernels.launch import Tile
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, spoiled
 

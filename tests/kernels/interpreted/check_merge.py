@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moaic.ir.graph import Op
-from moaic.runtime import ring
-from moaic.runtime.kernels import merge
+from moaic.runtime.kernels.fused import merge
 from moaic.runtime.kernels.launch import Tile
-from moaic.runtime.ring import Total, Turn
+from moaic.runtime.worker import ring_attention
+from moaic.runtime.worker.ring_attention import Total, Turn
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, spoiled
 
 TILE = Tile(rows=4, columns=32)
@@ -123,7 +123,7 @@ def check_the_total_of_a_ring_is_the_same_with_it(case: Case) -> None:
     totals = [Total.of(first, logs[0], logs[0]) for _ in range(2)]
     for total, tile in zip(totals, (None, TILE), strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ring, "tile_where_it_wins", partial(chosen, tile))
+            patch.setattr(ring_attention, "tile_where_it_wins", partial(chosen, tile))
             total.add(turn, turn.rows(more), turn.rows(logs[1]))
     for one, other in zip(*(total.finished(torch.float32) for total in totals), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moaic.runtime.kernels import norm
+from moaic.runtime.kernels.fused import norm
 from moaic.runtime.kernels.launch import Tile
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, shapes, spoiled
 

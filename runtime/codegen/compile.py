@@ -1,0 +1,143 @@
+"""A compute function made ready to run: op by op through torch, or compiled by Inductor.
+
+Inductor keeps its results on disk, found again by what the graph says: another process that compiles an equal function
+of equal local shapes with as many threads pays for the look-up alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.sums import overwritten
+from moaic.ir.types import TensorType
+from moaic.runtime.codegen.lower_to_fx import CPU, Run, add_in_place, run_ops, scatters, trace
+
+SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
+"""What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
+
+_OUTSIDE: Final = re.compile(r"index out of bounds: 0 <= .* < (\d+)")
+"""In the words of a kernel of Inductor's for CPUs: an index, and how many there are."""
+
+
+def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> Run:
+    """A callable for `function`, whose types are local: from the parameters' tensors to the results', in order.
+
+    Parameters may have any strides; results of a compiled function are contiguous. A result may be (a view of) a
+    parameter or of another result, so whoever overwrites tensors in place must own them. Threads and the device are
+    those at the time of the call. No gradients are recorded.
+    """
+    (run,) = compile_functions([function], compiled=compiled, device=device)
+    return run
+
+
+def compile_functions(functions: Sequence[Function], *, compiled: bool, device: torch.device = CPU) -> list[Run]:
+    """A callable for each function. What is compiled together here is found again together."""
+    if not compiled:
+        return [_interpreted(function, device) for function in functions]
+    from moaic.runtime.codegen.inductor_cpp import Batch
+
+    batch = Batch()
+    with batch.collecting():
+        kernels = [_inductor(function, device) for function in functions]
+    batch.build()
+    return [_compiled(kernel) for kernel in kernels]
+
+
+def import_compiler() -> None:
+    """Imports what compiling needs."""
+    from torch import hub
+
+    # Else its progress bars start a thread, and whoever forks must have one alone.
+    hub.tqdm.monitor_interval = 0  # pyright: ignore[reportPrivateImportUsage]
+    for name in ("torch._inductor.compile_fx", "torch.fx.experimental.proxy_tensor"):
+        import_module(name)
+
+
+def warm_compiler() -> None:
+    """Fills the tables that the compiler makes when it is first used."""
+    from moaic.runtime.codegen.inductor_cpp import Batch
+
+    x, y = (Value(TensorType("f32", (64,))) for _ in range(2))
+    with Batch().collecting():
+        _inductor(Function("warm_up", (x,), (Op("aten.neg", (x,), (y,)),), (y,)), CPU)
+
+
+def precompile_headers() -> None:
+    """In a thread of its own: has the C++ compiler read once what all kernels include, which can take seconds."""
+    from moaic.runtime.codegen import inductor_cpp
+
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    inductor_cpp.precompile_headers()
+
+
+def _interpreted(function: Function, device: torch.device) -> Run:
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return run_ops(function, inputs, device)
+
+    return run
+
+
+def _compiled(kernel: Any) -> Run:
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
+        # The kernel lets go of each argument after its last use, if nobody else holds it.
+        inputs.clear()
+        try:
+            return list(kernel(arguments))
+        except RuntimeError as error:
+            if (same := _as_of_an_op(error)) is None:
+                raise
+            raise same from error
+
+    return run
+
+
+def _as_of_an_op(error: RuntimeError) -> Exception | None:
+    """What an assertion of a compiled kernel says, as the op says it: without lines of generated code."""
+    if outside := _OUTSIDE.search(str(error)):
+        return IndexError(f"index out of range: one is negative, or not below {outside[1]}")
+    return RuntimeError("ZeroDivisionError") if "ZeroDivisionError" in str(error) else None
+
+
+def _with_kernels(function: Function, device: torch.device) -> Function:
+    """With kernels of our own where they were measured to win on this GPU."""
+    if device.type != "cuda":
+        return function
+    from moaic.runtime.kernels.operators import target_of
+    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
+
+    return with_measured_kernels(function, target_of(device))
+
+
+def _inductor(function: Function, device: torch.device) -> Any:
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    from moaic.runtime.codegen.scatter_order import CACHE_TAG
+
+    function = _with_kernels(function, device)
+    compiler: Any = torch.compiler.config
+    tagged = compiler.patch(cache_key_tag=f"{compiler.cache_key_tag}{CACHE_TAG}")
+    with config.patch(dict(SETTINGS)), tagged, torch.no_grad():
+        graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()})
+        with tracing(TracingContext(fake_mode)), fake_mode:
+            joint_graph_passes(graph_module)
+            add_in_place(graph_module, overwritten(function))
+            output = graph_module.graph.output_node()
+            # Inductor may choose the strides of results unless they are said to be seen.
+            output.meta["user_visible_output_idxs"] = list(range(len(function.results)))
+            examples = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+            return compile_fx_inner(graph_module, examples, is_inference=True)

@@ -1,0 +1,300 @@
+"""Has Inductor write the kernels of a function for a GPU that is not here.
+
+The only room that knows how: tensors are fake, Inductor's questions about the device are answered from a table, and
+what it would do on the device itself (folding constants, benchmarking, loading) is left out. All of this is private to
+PyTorch, so what is relied on is looked for first, and a version that lacks it is named.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any, Final, cast
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function
+from moaic.ir.types import FLOAT8
+from moaic.runtime.codegen.lower_to_fx import trace
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.host.gpu_specs import Target
+
+GPU: Final = torch.device("cuda", 0)
+"""What PyTorch calls the device, AMD's too."""
+
+NEEDED: Final = (
+    "torch._inductor.compile_fx:_recursive_post_grad_passes",
+    "torch._inductor.debug:DebugContext",
+    "torch._inductor.fx_passes.joint_graph:joint_graph_passes",
+    "torch._inductor.graph:GraphLowering.codegen",
+    "torch._inductor.scheduler:has_triton",
+    "torch._inductor.ir:MultiOutput",
+    "torch._inductor.scheduler:ExternKernelSchedulerNode",
+    "torch._inductor.codegen.triton:TritonScheduling.define_kernel",
+    "torch._inductor.codecache:PyCodeCache.load",
+    "torch._inductor.runtime.hints:DeviceProperties.create",
+    "torch._inductor.runtime.triton_helpers:set_driver_to_gpu",
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_config",
+    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.can_statically_launch",
+    "torch.utils._triton:triton_hash_with_backend",
+    "torch.cuda:get_device_properties",
+    "torch.cuda:get_device_capability",
+    "torch.cuda:current_device",
+    "torch._decomp:decomposition_table",
+)
+"""Everything private that is used here, and by `gpu_binary` on what is made here, as `module:name`."""
+
+ATTENTION: Final = frozenset(
+    f"_scaled_dot_product_{kind}_attention{way}" for kind in ("flash", "efficient") for way in ("", "_backward")
+)
+
+PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+
+HEAVY: Final = PRODUCTS | ATTENTION | {"convolution", "convolution_backward"}
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A kernel of a function: Triton's, with its source, or a call into the maker's library, without."""
+
+    name: str
+    source: str | None
+    calls: int
+    """In one run of the function."""
+    ops: tuple[str, ...]
+    """The aten ops that it computes, each once."""
+    nbytes: float
+    """Read and written by one call."""
+    flops: float
+    """Of one call."""
+    heavy: str | None
+    """The element type of the matrix product that it is, if it is one."""
+
+
+def generated(function: Function, target: Target) -> list[Generated]:
+    """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
+    _check()
+    if not target.has_float8 and any(value.type.dtype in FLOAT8 for value in function.values()):
+        raise Diagnostic(
+            f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
+            hint="take another --target, or the plan of a step in bfloat16",
+        )
+    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
+
+    with _answering(target) as kernels:
+        return _counted(_lowered(with_measured_kernels(function, target.name), kernels))
+
+
+def _check() -> None:
+    """Whether this PyTorch is one that the room knows."""
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        raise Diagnostic(
+            "kernels for GPUs are compiled by Triton, which is not installed", hint="pip install 'moaic[gpu]'"
+        ) from None
+    for path in NEEDED:
+        module, _, names = path.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for name in names.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            raise Diagnostic(
+                f"PyTorch {torch.__version__} has no {module}.{names}, by which kernels are made for GPUs that are "
+                "not here",
+                hint="take a version of PyTorch between 2.11 and 2.15",
+            ) from None
+
+
+@contextmanager
+def _answering(target: Target) -> Generator[dict[Any, tuple[str, str]]]:
+    """Inductor believes that the target is there; for each scheduled node its kernel's name and source are noted."""
+    from torch import _decomp
+    from torch._inductor import config, scheduler
+    from torch._inductor.codegen import triton
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.utils import Placeholder
+    from torch.utils import _triton
+
+    kernels: dict[Any, tuple[str, str]] = {}
+    scheduling: Any = triton.TritonScheduling
+    define = scheduling.define_kernel
+
+    def noting(self: Any, source: str, schedule: Sequence[Any], *rest: Any, **more: Any) -> str:
+        name: str = define(self, source, schedule, *rest, **more)
+        for placeholder in (Placeholder.DESCRIPTIVE_NAME, Placeholder.KERNEL_NAME):
+            source = source.replace(str(placeholder), name)
+        kernels.update((node, (name, source)) for node in schedule)
+        return name
+
+    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 0)
+    answers: tuple[tuple[Any, str, Any], ...] = (
+        (DeviceProperties, "create", _always(_properties(target))),
+        (torch.cuda, "get_device_properties", _always(_as_torch_has_it(target, capability))),
+        (torch.cuda, "get_device_capability", _always(capability)),
+        (torch.cuda, "current_device", _always(0)),
+        (torch.version, "hip", "7.0" if target.backend == "hip" else None),
+        (scheduler, "has_triton", _always(True)),
+        (_triton, "triton_hash_with_backend", _always(target.name)),
+        (scheduling, "define_kernel", noting),
+    )
+    put: Mapping[Any, Any] = {torch.ops.aten._unsafe_masked_index_put_accumulate.default: _masked_put}
+    patch = cast("Callable[[dict[str, object]], Any]", config.patch)
+    with ExitStack() as stack:
+        for owner, name, answer in answers:
+            stack.enter_context(mock.patch.object(owner, name, answer))
+        stack.enter_context(mock.patch.dict(cast("dict[Any, Any]", _decomp.decomposition_table), put))
+        # Constants would be folded on the device.
+        stack.enter_context(patch({"joint_graph_constant_folding": False, "cpp_wrapper": False}))
+        yield kernels
+
+
+def _always(answer: object) -> Callable[..., Any]:
+    return lambda *_args, **_named: answer
+
+
+def _properties(target: Target) -> Any:
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    return DeviceProperties(
+        type=target.backend,
+        index=0,
+        multi_processor_count=target.multiprocessors,
+        cc=target.arch,  # pyright: ignore[reportArgumentType] AMD's is a word
+        major=target.arch // 10 if isinstance(target.arch, int) else 9,
+        regs_per_multiprocessor=target.registers,
+        max_threads_per_multi_processor=target.threads,
+        max_threads_per_block=1024,
+        warp_size=target.warp,
+    )
+
+
+def _as_torch_has_it(target: Target, capability: tuple[int, int]) -> Any:
+    return SimpleNamespace(
+        name=target.device,
+        major=capability[0],
+        minor=capability[1],
+        gcnArchName=str(target.arch),
+        multi_processor_count=target.multiprocessors,
+        regs_per_multiprocessor=target.registers,
+        max_threads_per_multi_processor=target.threads,
+        warp_size=target.warp,
+        shared_memory_per_block_optin=target.shared,
+        total_memory=target.memory,
+    )
+
+
+def _masked_put(x: Any, mask: Any, indices: Any, values: Any) -> Any:
+    """As torch decomposes it, without an operator for which a real device would have to be made the current one."""
+    kept = torch.ops.aten.where.ScalarOther(mask, values, 0)
+    return torch.ops.aten._unsafe_index_put(x, indices, kept, accumulate=True)
+
+
+def _lowered(function: Function, kernels: Mapping[Any, tuple[str, str]]) -> list[Generated]:
+    """What the nodes of Inductor's schedule became, in order; it writes into `kernels` as it goes."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    with torch.no_grad():
+        module, fake_mode = trace(function, GPU, select_decomp_table())
+        with tracing(TracingContext(fake_mode)), fake_mode, V.set_fake_mode(fake_mode):
+            joint_graph_passes(module)
+            passes: Any = compile_fx._recursive_post_grad_passes  # pyright: ignore[reportPrivateUsage]
+            passes(module, is_inference=True)
+            examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+            graph: Any = GraphLowering(
+                module, example_inputs=examples, shape_env=fake_mode.shape_env, is_inference=True
+            )
+            with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]), V.set_debug_handler(DebugContext()):
+                graph.run(*examples)
+                graph.codegen()
+                return [row for node in graph.scheduler.nodes if (row := _kernel(node, kernels)) is not None]
+
+
+def _kernel(node: Any, kernels: Mapping[Any, tuple[str, str]]) -> Generated | None:
+    """What one node of the schedule became; None for one that runs nothing."""
+    from torch._inductor.ir import MultiOutput
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+    parts: list[Any] = node.get_nodes()
+    name, source = next((kernels[part] for part in parts if part in kernels), ("", None))
+    if not name:
+        # Each of several results of a call is a node too.
+        if not isinstance(node, ExternKernelSchedulerNode) or isinstance(node.node, MultiOutput):
+            return None
+        name = str(parts[0].node.python_kernel_name or parts[0].node.op_overload)
+    origins: list[Any] = [origin for part in parts for origin in part.node.get_origins()]
+    computed = [origin for origin in dict.fromkeys(origins) if _flops(origin)]
+    products = [origin for origin in computed if _packet(origin) in HEAVY] if source is None else []
+    # What else such a call is said to come from, its operands were made of by other kernels; and these are said to come
+    # from it too.
+    computed = products or [origin for origin in computed if _packet(origin) not in ATTENTION]
+    return Generated(
+        name,
+        source,
+        1,
+        tuple(dict.fromkeys(_packet(origin) for origin in computed)),
+        float(node.get_read_write_buffers_sizes()),
+        sum(map(_flops, computed)),
+        _dtype(products[0]) if products else None,
+    )
+
+
+def _counted(rows: Sequence[Generated]) -> list[Generated]:
+    """Kernels that are called several times once, with the number of calls."""
+    found: dict[tuple[str, float, float], Generated] = {}
+    for row in rows:
+        key = (row.name, row.nbytes, row.flops)
+        calls = found[key].calls + 1 if key in found else 1
+        found[key] = replace(row, calls=calls)
+    return list(found.values())
+
+
+def _packet(node: Any) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _dtype(node: Any) -> str:
+    """Of what it multiplies."""
+    return DTYPE_NAMES[node.args[0].meta["val"].dtype]
+
+
+def _is_causal(node: Any) -> bool:
+    if _packet(node) not in ATTENTION:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    return bool(dict(zip(names, node.args, strict=False)).get("is_causal", False))
+
+
+def _example(value: Any) -> Any:
+    """The tensor that a node stands for; what is no node as it is."""
+    return value.meta["val"] if hasattr(value, "meta") else value
+
+
+def _flops(node: Any) -> float:
+    """Operations of an FX node: those of matrix products by their sizes, else one per element read or written."""
+    value: Any = node.meta.get("val")
+    if node.op != "call_function" or getattr(node.target, "is_view", False) or value is None:
+        return 0.0
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is not None:
+        given, named = tree_map(_example, (node.args, node.kwargs))
+        # Causal attention does half of the work; the registry counts all of it.
+        return float(count(*given, **named, out_val=value)) / (2 if _is_causal(node) else 1)
+    values: list[Any] = [each.meta["val"] for each in (*node.all_input_nodes, node)]
+    return float(max(prod(each.shape) for each in tree_leaves(values) if isinstance(each, Tensor)))

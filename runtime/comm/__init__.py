@@ -1,0 +1,1 @@
+"""Communication between workers: transports, the collectives they carry, moving values between layouts."""

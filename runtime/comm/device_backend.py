@@ -1,0 +1,262 @@
+"""The physical device of a worker: what is done otherwise on a GPU than on a CPU, in one place.
+
+It is handed to whoever makes tensors or asks for memory. No GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.host.gpus import CPU, narrowed
+from moaic.runtime.host.memory import data_bytes, free_bytes, proportional_bytes
+
+Result = TypeVar("Result")
+Run = Callable[[list[Tensor]], Result]
+
+BEHIND: Final = 2
+"""How many collectives a GPU may be behind what it computes: each keeps the memory of its operands."""
+
+
+class Physical(Protocol):
+    """One device, of which a worker makes all its tensors."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin(self) -> None:
+        """Makes it this process's device, before anything is made on it."""
+        ...
+
+    def room(self, size: int) -> Tensor:
+        """Memory of the host for so many bytes that are on their way to the device."""
+        ...
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host on the device; itself where that is the same."""
+        ...
+
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        """Begins what runs beside all that the device is told to compute from now on, and after all that it was told.
+
+        What comes back gives the result, and is called before anybody reads it.
+        """
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether it can do again what it was told once."""
+        ...
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether what it is told is written down and not done."""
+        ...
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """Does nothing of what `run` tells it; each call of what comes back does, on the memory of `run`'s result.
+
+        Raises RuntimeError where something cannot be recorded, or memory is short.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Returns once all that was begun here is done."""
+        ...
+
+    def resident(self) -> int:
+        """Bytes of the device's memory that this process has, shared ones by their share."""
+        ...
+
+    def apart(self) -> int:
+        """Bytes that tensors of this process take of a memory that is not the host's."""
+        ...
+
+    def taken(self) -> int:
+        """Bytes of the device's memory that are this process's alone."""
+        ...
+
+    def free(self) -> int:
+        """Bytes that this process can still get."""
+        ...
+
+    def peak(self) -> int:
+        """Most bytes that tensors took at a time, where the allocator counts them, else 0."""
+        ...
+
+    def forget_peak(self) -> None:
+        """The peak is what is taken now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """Cores of the host, and its memory."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(CPU)
+
+    def begin(self) -> None:
+        pass
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        result = run(operands)
+        return lambda: result
+
+    @property
+    def records(self) -> bool:
+        return False
+
+    @property
+    def is_recording(self) -> bool:
+        return False
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        raise RuntimeError("a CPU records nothing")
+
+    def synchronize(self) -> None:
+        pass
+
+    def resident(self) -> int:
+        return proportional_bytes("self")
+
+    def apart(self) -> int:
+        return 0
+
+    def taken(self) -> int:
+        return data_bytes("self")
+
+    def free(self) -> int:
+        return free_bytes()
+
+    def peak(self) -> int:
+        return 0
+
+    def forget_peak(self) -> None:
+        pass
+
+
+class Gpu:
+    """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
+
+    Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
+    """
+
+    def __init__(self, device: torch.device, sight: Mapping[str, str]) -> None:
+        """`sight` is what the environment has to say before the GPU is touched."""
+        self.device = device
+        self._sight = sight
+        self.is_recording = False
+        self._pools = WeakKeyDictionary[torch.cuda.CUDAGraph, int]()
+        """Per recording the bytes that the allocator keeps for it alone."""
+
+    def begin(self) -> None:
+        os.environ.update(self._sight)
+        torch.cuda.set_device(self.device)
+        # float32 is float32: PyTorch rounds it in convolutions, unless told, and in nothing else.
+        torch.backends.cudnn.allow_tf32 = False
+        # What is short and waited for goes before what the GPU computes.
+        self._side = torch.cuda.Stream(self.device, priority=-1)
+        self._behind: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy runs beside what the host does; the allocator keeps that memory until it is done.
+        staged = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return staged.to(self.device, non_blocking=True)
+
+    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+        if len(self._behind) == BEHIND:
+            self._wait_for(self._behind[0][0])
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            result = run([*operands])
+            done = torch.cuda.Event()
+            done.record(self._side)
+        # Kept from the stream that computes, to which this memory belongs; and shared, so that nobody overwrites it.
+        self._behind.append((done, [operand.detach() for operand in operands]))
+        return partial(self._finished, done, result)
+
+    def _finished(self, done: torch.cuda.Event, result: Result) -> Result:
+        """Memory of `result` belongs to the side stream, which waits for all its readers before it begins anything."""
+        self._wait_for(done)
+        return result
+
+    def _wait_for(self, done: torch.cuda.Event) -> None:
+        """Has what is computed from now on wait for one end, and so for all before it."""
+        torch.cuda.current_stream(self.device).wait_event(done)
+        while done in [each for each, _ in self._behind]:
+            self._behind.popleft()
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        assert not self._behind, "what was begun before would be waited for at each repetition"
+        graph, stream, idle = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device), self._idle()
+        self.is_recording = True
+        try:
+            # Threads of NCCL ask at any time how far their work is, which would end a recording of all threads.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = run()
+        finally:
+            self.is_recording = False
+            self._behind.clear()
+            # A recording that fails leaves the stream that it was made on.
+            torch.cuda.set_stream(stream)
+        self._pools[graph] = max(0, self._idle() - idle)
+        return graph.replay, result
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def resident(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
+
+    def apart(self) -> int:
+        return self.resident()
+
+    def taken(self) -> int:
+        return self.resident()
+
+    def free(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + self._idle() - sum(self._pools.values())
+
+    def _idle(self) -> int:
+        """Bytes that the allocator keeps and no tensor has."""
+        return torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def forget_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def physical_of(name: str) -> Physical:
+    """The device called `cpu` or `cuda:N`."""
+    if name == CPU:
+        return Processor()
+    index = int(name.removeprefix("cuda:"))
+    # Where each worker sees its own GPU alone, as the first, what one of them compiles is found by all.
+    sight = narrowed(index, os.environ)
+    return Gpu(torch.device("cuda", 0 if sight else index), sight)

@@ -1,0 +1,244 @@
+"""Collectives between workers over process groups of torch.distributed: NCCL or RCCL between GPUs, gloo over the host.
+
+A group of ranks has a process group of its own, made when it is first used: by then every rank of it is on its way
+there, as all ranks communicate in the order of one list. Backends only carry bytes. Sums are taken here, in the order
+of the group, because theirs follow their rings and trees: two groups that sum the same copies would not round alike.
+A sum sends what a ring's does: each rank gets one segment from all others and gives its sum to all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed
+
+from moaic.runtime.comm.device_backend import Physical
+from moaic.runtime.comm.pack import in_parts, put_together
+from moaic.runtime.comm.reshard import dense
+from moaic.runtime.comm.shm_slots import PeerLost
+from moaic.runtime.comm.transport import ONE_TURN, Digit, Group, summed
+from moaic.runtime.host.gpus import CPU
+from moaic.runtime.protocol.carrier import Carrier
+from moaic.runtime.protocol.wire import bytes_of
+
+TURN: Final = 64 << 20
+"""Bytes that are summed at a time: what a sum needs beside its operand."""
+
+PATIENCE: Final = timedelta(days=1)
+"""Whoever started the workers ends them when one is lost; a backend need not guess."""
+
+
+Maker = Callable[[Group], Any]
+"""Makes a process group, together with the other ranks of the group."""
+
+Alike = Callable[[Sequence[int], int], bool]
+"""Whether these ranks, who ask at the same time, have chosen as this one has: asked beside all groups."""
+
+
+class GroupTransport:
+    """The collectives of one worker."""
+
+    def __init__(
+        self, make: Maker, alike: Alike, physical: Physical, *, stages: bool, can_be_recorded: bool = False
+    ) -> None:
+        """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
+        self._make = make
+        self._alike = alike
+        self._physical = physical
+        self._stages = stages
+        self.can_be_recorded = can_be_recorded
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+
+    @property
+    def rooms(self) -> int:
+        # Two ranks that send to each other first would each wait for the other in the making of its own group.
+        return 0
+
+    @property
+    def runs_beside(self) -> bool:
+        return True
+
+    @property
+    def can_be_given_up(self) -> bool:
+        return False
+
+    def alike(self, group: Group, choice: int) -> bool:
+        return self._alike(group.others, choice)
+
+    def all_reduce(self, tensor: Tensor, group: Group) -> None:
+        flat = tensor.view(-1)
+        if flat.numel() * flat.element_size() <= ONE_TURN:
+            flat.copy_(summed(self._gathered(flat, group).unbind(0)))
+            return
+        most = TURN // flat.element_size()
+        for start in range(0, flat.numel(), most):
+            piece = flat.narrow(0, start, min(most, flat.numel() - start))
+            length = -(-piece.numel() // group.size)
+            segments = _padded(piece, group.size * length).view(group.size, length)
+            mine = summed(self._exchanged(segments, group).unbind(0))
+            piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
+
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        return summed(self._exchanged(in_parts(tensor, digit, group.size), group).unbind(0))
+
+    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+        return put_together(self._gathered(dense(tensor), group), digit)
+
+    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+        return put_together(self._exchanged(in_parts(tensor, given, group.size), group), taken)
+
+    def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
+        """An exchange with nothing for all ranks but one: nobody need know who is to send first."""
+
+        def run(given: list[Tensor]) -> list[Tensor]:
+            return [self._handed_on(tensor, group) for tensor in given]
+
+        return self._physical.beside(run, list(tensors))
+
+    def broadcast(self, tensor: Tensor, group: Group) -> None:
+        block = bytes_of(dense(tensor))
+        if not block.numel():
+            return
+        is_first = group.index == 0
+        carried = self._physical.room(block.numel()) if self._stages else block
+        if self._stages and is_first:
+            carried.copy_(block)
+        with _together():
+            work = self._group(group).broadcast([carried], _from_the_first())
+            if not is_first:
+                work.wait()
+        if is_first:
+            # What is kept shares the memory of `tensor`, so that nobody who asks takes it for unused.
+            self._sending.append((work, carried))
+            if not self._physical.is_recording:
+                self._forget_done()
+        elif self._stages:
+            block.copy_(carried)
+
+    def settle(self) -> None:
+        while self._sending:
+            work, _ = self._sending.popleft()
+            with _together():
+                work.wait()
+
+    def abandon(self) -> None:
+        self._sending.clear()
+
+    def _forget_done(self) -> None:
+        while self._sending and self._sending[0][0].is_completed():
+            work, _ = self._sending.popleft()
+            with _together():
+                # NCCL's holds the tensor until it is waited for.
+                work.wait()
+
+    def _gathered(self, mine: Tensor, group: Group) -> Tensor:
+        """What the ranks of the group have, each of the shape of `mine`, along a new first dim."""
+        whole = mine.new_empty(group.size, *mine.shape)
+        return self._carried(whole, mine, lambda out, given: self._group(group)._allgather_base(out, given))
+
+    def _exchanged(self, parts: Tensor, group: Group) -> Tensor:
+        """Gives part i along the first dim to rank i of the group; what each rank gave to this one."""
+        whole = torch.empty_like(parts)
+        return self._carried(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
+
+    def _handed_on(self, tensor: Tensor, group: Group) -> Tensor:
+        """Gives `tensor` to the next rank of the group; what the one before gave."""
+        taken, given = [0] * group.size, [0] * group.size
+        taken[group.before] = given[group.after] = tensor.numel() * tensor.element_size()
+
+        def start(out: Tensor, sent: Tensor) -> Any:
+            return self._group(group).alltoall_base(out, sent, taken, given)
+
+        return self._carried(torch.empty_like(tensor), tensor, start)
+
+    def _carried(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Tensor:
+        """`out`, filled by a collective of contiguous tensors."""
+        if not out.numel():
+            return out
+        theirs, mine = bytes_of(out), bytes_of(given)
+        landing = self._physical.room(theirs.numel()) if self._stages else theirs
+        with _together():
+            start(landing, mine.cpu() if self._stages else mine).wait()
+        if self._stages:
+            theirs.copy_(landing)
+        return out
+
+    def _group(self, group: Group) -> Any:
+        found = self._groups.get(group.ranks)
+        if found is None:
+            found = self._groups[group.ranks] = self._make(group)
+        return found
+
+
+def _padded(flat: Tensor, count: int) -> Tensor:
+    """Memory of `count` elements that begins with these."""
+    if flat.numel() == count:
+        return flat
+    padded = flat.new_zeros(count)
+    padded.narrow(0, 0, flat.numel()).copy_(flat)
+    return padded
+
+
+def _from_the_first() -> Any:
+    options = distributed.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    return options
+
+
+@contextmanager
+def _together() -> Generator[None]:
+    """What backends raise where a peer is gone is a consequence of that."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
+
+
+def group_transport(carrier: Carrier, store: int, alike: Alike, physical: Physical) -> GroupTransport:
+    """The transport over a backend; `store` is the descriptor of a file, empty at first, where all workers meet."""
+    # A path of this kind opens the file anew, so that its locks hold between workers.
+    stores: Any = distributed
+    meeting = stores.FileStore(f"/proc/self/fd/{store}")
+    meeting.set_timeout(PATIENCE)
+    make = _MAKERS[carrier]()
+
+    def made(group: Group) -> Any:
+        with _together():
+            return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
+
+    stages = carrier is Carrier.GLOO and physical.device.type != CPU
+    return GroupTransport(made, alike, physical, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
+
+
+def _gloo() -> Callable[[Any, int, int], Any]:
+    backend: Any = distributed.ProcessGroupGloo
+    # Nothing of it is to be reached from elsewhere.
+    device = backend.create_device(hostname="127.0.0.1")
+
+    def make(store: Any, rank: int, size: int) -> Any:
+        options = backend._Options()
+        options._devices, options._threads, options._timeout = [device], 1, PATIENCE
+        return backend(store, rank, size, options)
+
+    return make
+
+
+def _nccl() -> Callable[[Any, int, int], Any]:
+    # A build for CPUs has no such name.
+    backend: Any = vars(distributed)["ProcessGroupNCCL"]
+
+    def make(store: Any, rank: int, size: int) -> Any:
+        options = backend.Options(is_high_priority_stream=True)
+        options._timeout = PATIENCE
+        return backend(store, rank, size, options)
+
+    return make
+
+
+_MAKERS: Final = {Carrier.GLOO: _gloo, Carrier.NCCL: _nccl}

@@ -1,0 +1,101 @@
+"""What the controller holds in place of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.protocol.placement import Placement
+
+if TYPE_CHECKING:
+    from moaic.runtime.controller.deferred_forward import Promise
+
+
+class Buffer:
+    """One storage of the virtual accelerator; equal only to itself. Made by `Accelerator.buffer`.
+
+    The geometry is that of the storage's first tensor, strides in elements. While `place` is None nothing is on the
+    workers: the value is `host`, or `fill` everywhere, or undefined. With a `promise` the value is still to be made.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_bury",
+        "dtype",
+        "fill",
+        "geometry",
+        "host",
+        "id",
+        "place",
+        "promise",
+        "shape",
+        "strides",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        geometry: int,
+        bury: Callable[[int], None],
+    ) -> None:
+        """`geometry` numbers dtype, shape and strides together; `bury` is told the id in the end, from any thread."""
+        self.id = number
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.geometry = geometry
+        self.place: Placement | None = None
+        self.host: Tensor | None = None
+        self.fill: bool | int | float | None = None
+        self.promise: Promise | None = None
+        self._bury = bury
+
+    def __del__(self) -> None:
+        if self.place is not None:
+            self._bury(self.id)
+
+    def __repr__(self) -> str:
+        shape = ", ".join(str(size) for size in self.shape)
+        return f"Buffer({self.id}, {self.dtype}[{shape}])"
+
+
+class View(NamedTuple):
+    """A tensor of the device: a buffer seen through a geometry, offset and strides in elements of `dtype`."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    """As what the buffer's bytes are read; its own type but for a view that reinterprets them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the buffer's first tensor."""
+        buffer = self.buffer
+        is_first = not self.offset and self.shape == buffer.shape and self.strides == buffer.strides
+        return is_first and self.dtype is DTYPES[buffer.dtype]
+
+
+def whole(buffer: Buffer) -> View:
+    """The buffer's first tensor."""
+    return View(buffer, buffer.shape, buffer.strides, 0, DTYPES[buffer.dtype])
+
+
+@lru_cache(4096)
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))

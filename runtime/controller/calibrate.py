@@ -1,0 +1,343 @@
+"""Measures this machine's workers, all of them busy at once: arithmetic, memory, collectives. Takes seconds, done once.
+
+The numbers come out as JSON, which is what the planner reads: passes and runtime know nothing of each other. What is
+measured runs as programs like any other, through the accelerator, uncompiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from moaic.ir.graph import Attr, Function, Module, Op, Value
+from moaic.ir.layout import Layout, Mesh, Split
+from moaic.ir.ops import SCALED_MM
+from moaic.ir.printer import render
+from moaic.ir.types import TensorType
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.launch import carrier_for
+from moaic.runtime.host.cores import cores
+from moaic.runtime.host.flavors import Flavor
+from moaic.runtime.host.folders import write_whole
+from moaic.runtime.host.gpus import usable
+from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
+from moaic.runtime.protocol.carrier import Carrier
+
+VERSION: Final = 4
+"""Of what is measured and how."""
+
+AXIS: Final = "w"
+
+ROUNDS: Final = 3
+"""Beside the first, in which libraries and memory are made ready."""
+
+GPU_SCALE: Final = 8
+"""How much longer the dims of what is measured on a GPU are, so that its work takes longer than its launch. Assumed: no
+GPU has been measured yet."""
+
+KINDS: Final = ("compute", "communicate")
+
+BUSY: Final = 2.0
+"""Processes that want to run, per core, from which on measurements are not to be trusted for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One op, called `repeats` times on the same operands; `amount` is what one call does, in FLOPs or bytes."""
+
+    name: str
+    op: str
+    operands: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
+    amount: float
+    repeats: int
+    attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
+
+
+def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> str:
+    """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there.
+
+    What a machine under load let us measure serves until it is asked for at a quieter time.
+    """
+    path = None if folder is None else folder / f"machine-{_fingerprint(flavor)}.json"
+    is_busy = os.getloadavg()[0] > BUSY * cores()
+    if path is not None and path.exists():
+        known = path.read_text(encoding="utf-8")
+        if is_busy or not json.loads(known)["is_busy"]:
+            return known
+    text = json.dumps({**measure(accelerator, flavor), "is_busy": is_busy}, indent=1)
+    if path is not None:
+        _keep(path, text)
+    return text
+
+
+def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
+    """Runs every probe on all workers; of each the slowest worker counts."""
+    ranks = accelerator.flavor
+    mesh = Mesh(((AXIS, ranks),))
+    scale = GPU_SCALE if flavor.gpus else 1
+    has_float8 = all(gpu.has_float8 for gpu in usable(os.environ)[: flavor.gpus])
+    # A GPU computes light ops faster than it reads what they are given: they hide behind the traffic.
+    light = [] if flavor.gpus else _light()
+    probes = [*_arithmetic(scale, has_float8), *light, *_traffic(scale)]
+    programs = [render(_called(probe, mesh)) for probe in probes]
+    collectives = _collectives(ranks) if ranks > 1 else []
+    programs += [render(_moved(probe, mesh)) for probe in collectives]
+    seconds = _time(accelerator, programs)
+    rates = {
+        probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
+        for probe, spent in zip(probes, seconds, strict=False)
+    }
+    each = [
+        spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
+    ]
+    idle = _idle(accelerator)
+    return {
+        "name": _device(flavor),
+        "workers": ranks,
+        "memory": memory_per_worker(flavor, idle),
+        "idle": idle,
+        "bandwidth": _measured(rates.pop("bandwidth")),
+        # Measured without Inductor's wrapper around the kernel.
+        "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
+        "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
+        "links": _links(collectives, each, ranks),
+        "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
+    }
+
+
+def _time(accelerator: Accelerator, programs: Sequence[str]) -> list[dict[str, float]]:
+    """Seconds of each program on the slowest worker, in the best of a few rounds: others use the machine too."""
+    numbers = [accelerator.load(program, compiled=False) for program in programs]
+    inputs = [_inputs(accelerator, number) for number in numbers]
+    totals: list[dict[int, dict[str, float]]] = []
+    for _ in range(1 + ROUNDS):
+        for number, buffers in zip(numbers, inputs, strict=True):
+            accelerator.run(number, buffers, [None] * len(accelerator.program(number).results))
+        totals.append(_spent(accelerator, numbers))
+    rounds = list(pairwise(totals))
+    return [
+        {kind: min(after[number][kind] - before[number][kind] for before, after in rounds) for kind in KINDS}
+        for number in numbers
+    ]
+
+
+def _spent(accelerator: Accelerator, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
+    workers = accelerator.stats().workers
+    return {
+        number: {
+            "compute": max(worker.programs[number].compute for worker in workers),
+            "communicate": max(worker.programs[number].communicate for worker in workers),
+        }
+        for number in numbers
+    }
+
+
+def _inputs(accelerator: Accelerator, number: int) -> list[Any]:
+    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in accelerator.program(number).params]
+    for buffer in buffers:
+        accelerator.fill(buffer, 0.5)
+    return buffers
+
+
+def _called(probe: Probe, mesh: Mesh) -> Module:
+    """A program that calls a function of the probe's one op."""
+    inner = tuple(Value(kind) for kind in probe.operands)
+    made = tuple(Value(kind) for kind in probe.results)
+    function = Function("probe", inner, (Op(probe.op, inner, made, probe.attrs),), made)
+    params = tuple(Value(kind) for kind in probe.operands)
+    calls = [
+        Op("call", params, tuple(Value(kind) for kind in probe.results), {"callee": "probe"})
+        for _ in range(probe.repeats)
+    ]
+    return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
+
+
+def _moved(probe: Probe, mesh: Mesh) -> Module:
+    """A program of the probe's collective, each time on a fresh copy, which it may overwrite."""
+    (before,), (after,) = probe.operands, probe.results
+    inner, copy = Value(before), Value(before)
+    function = Function("copy", (inner,), (Op("aten.clone", (inner,), (copy,)),), (copy,))
+    param = Value(before)
+    ops: list[Op] = []
+    for _ in range(probe.repeats):
+        ops.append(Op("call", (param,), (Value(before),), {"callee": "copy"}))
+        ops.append(Op(probe.op, ops[-1].results, (Value(after),), {"axis": AXIS}))
+    return Module((function, Function("main", (param,), tuple(ops), ops[-1].results)), mesh)
+
+
+def _arithmetic(scale: int, has_float8: bool) -> list[Probe]:
+    return [
+        *(
+            _product(dtype, scale * size, repeats)
+            for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f64", 512, 1))
+        ),
+        *([_narrow_product(scale * 1024)] if has_float8 else []),
+        *_attention("f32", scale),
+        *_attention("bf16", scale),
+        _convolution(scale),
+    ]
+
+
+def _light() -> list[Probe]:
+    """What Inductor fuses is made of such ops."""
+    tile = TensorType("f32", (256, 256))
+    return [
+        Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), float(prod(tile.shape)), 100),
+        Probe("costly.f32", "aten.exp", (tile,), (tile,), float(prod(tile.shape)), 100),
+    ]
+
+
+def _product(dtype: str, size: int, repeats: int) -> Probe:
+    kind = TensorType(dtype, (size, size))
+    return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
+
+
+def _narrow_product(size: int) -> Probe:
+    narrow, made = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
+    scale = TensorType("f32", (1, 1))
+    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (made,), 2.0 * size**3, 1, {"dtype": "bf16"})
+
+
+def _attention(dtype: str, scale: int) -> list[Probe]:
+    batch, heads, rows, width = 2 * scale, 8, 256 * scale, 64
+    whole, sums = TensorType(dtype, (batch, heads, rows, width)), TensorType("f32", (batch, heads, rows))
+    scores = float(batch * heads * rows * rows)
+    # Causal attention does half of the work, as its FLOPs say.
+    attrs: dict[str, Attr] = {"is_causal": True, "scale": 0.125}
+    three = (whole, whole, whole)
+    return [
+        Probe(f"sdpa.{dtype}", "moai.sdpa", three, (whole, sums), 2 * scores * width, 1, attrs),
+        Probe(
+            f"sdpa_backward.{dtype}",
+            "moai.sdpa_backward",
+            (whole, *three, whole, sums),
+            three,
+            5 * scores * width,
+            1,
+            attrs,
+        ),
+    ]
+
+
+def _convolution(scale: int) -> Probe:
+    image, weight = TensorType("f32", (8 * scale, 64, 28, 28)), TensorType("f32", (64, 64, 3, 3))
+    one, none = (1, 1), (0, 0)
+    attrs: dict[str, Attr] = {"stride": one, "padding": one, "dilation": one, "output_padding": none}
+    attrs |= {"transposed": False, "groups": 1}
+    flops = 2.0 * 8 * scale * 28 * 28 * 64 * 64 * 9
+    return Probe("convolution.f32", "aten.convolution", (image, weight), (image,), flops, 1, attrs)
+
+
+def _traffic(scale: int) -> list[Probe]:
+    count = scale * scale * (4 << 20)
+    large, small = TensorType("f32", (count,)), TensorType("f32", (1,))
+    return [
+        Probe("bandwidth", "aten.neg", (large,), (large,), 2.0 * 4 * count, 4),
+        Probe("calls", "aten.neg", (small,), (small,), 1.0, 100),
+    ]
+
+
+def _collectives(ranks: int) -> list[Probe]:
+    """Each collective with little and with much; the amount is the bytes of its larger side."""
+    return [probe for rows, repeats in ((1, 10), (256, 2)) for probe in _collectives_of(rows * ranks, ranks, repeats)]
+
+
+def _collectives_of(rows: int, ranks: int, repeats: int) -> list[Probe]:
+    columns = 1024 * ranks
+    by_rows = Layout((Split(AXIS, 0, rows // ranks),))
+    by_columns = Layout((Split(AXIS, 1, columns // ranks),))
+    pending, whole = Layout(pending=(AXIS,)), Layout()
+    whole_bytes = 4.0 * rows * columns
+    kinds = [
+        ("all_reduce", pending, whole, whole_bytes),
+        ("reduce_scatter", pending, by_rows, whole_bytes),
+        ("all_gather", by_rows, whole, whole_bytes),
+        ("all_to_all", by_rows, by_columns, whole_bytes / ranks),
+    ]
+    shape = (rows, columns)
+    return [
+        Probe(
+            name,
+            f"moai.{name}",
+            (TensorType("f32", shape, before),),
+            (TensorType("f32", shape, after),),
+            amount,
+            repeats,
+        )
+        for name, before, after, amount in kinds
+    ]
+
+
+def _links(probes: Sequence[Probe], seconds: Sequence[float], ranks: int) -> dict[str, Any]:
+    """Latency and rate of each collective through its two points."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for probe, spent in zip(probes, seconds, strict=True):
+        points.setdefault(probe.name, []).append((probe.amount, spent))
+    return {name: _link(min(both), max(both), ranks) for name, both in points.items()}
+
+
+def _link(little: tuple[float, float], much: tuple[float, float], ranks: int) -> dict[str, Any]:
+    per_byte = max(much[1] - little[1], 0.05 * much[1]) / (much[0] - little[0])
+    latency = max(little[1] - little[0] * per_byte, 1e-6)
+    return {"latency": _measured(latency), "rate": _measured(1 / per_byte), "ranks": ranks}
+
+
+def _measured(value: float) -> list[Any]:
+    return [value, "measured"]
+
+
+def memory_per_worker(flavor: Flavor, idle: Mapping[str, int]) -> int:
+    """Bytes that one worker of a flavor can give to tensors: its share less what a worker holds beside them."""
+    share = int(USABLE * flavor.per_worker) - idle["pss"]
+    most = None if flavor.gpus else data_limit()
+    return share if most is None else min(share, int(USABLE * (most - idle["data"])))
+
+
+def _idle(accelerator: Accelerator) -> dict[str, int]:
+    """Bytes that the largest worker holds beside its tensors, and of private memory in all."""
+    workers = accelerator.stats().workers
+    return {
+        "pss": max(worker.pss - worker.bytes for worker in workers),
+        "data": max(data_bytes(worker.pid) for worker in workers),
+    }
+
+
+def _fingerprint(flavor: Flavor) -> str:
+    """Names the machine, as far as the numbers depend on it."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    size = [flavor.workers, flavor.memory]
+    facts: list[Any] = [VERSION, _device(flavor), cores(), size, torch.__version__, threads, data_limit()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _device(flavor: Flavor) -> str:
+    """What the workers compute on, by name."""
+    return ", ".join(gpu.name for gpu in usable(os.environ)[: flavor.gpus]) if flavor.gpus else _processor()
+
+
+def _processor() -> str:
+    """The model's name, with what of it matters for speed but is not in the name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    facts = dict(line.split(":", 1) for line in reversed(lines) if line.startswith(("model name", "flags", "cpu MHz")))
+    known = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = hashlib.sha256(known.get("flags", "").encode()).hexdigest()[:6]
+    return f"{known.get('model name', platform.processor() or platform.machine())} {flags}"
+
+
+def _keep(path: Path, text: str) -> None:
+    """A folder that cannot be written to is no reason to fail."""
+    with contextlib.suppress(OSError):
+        write_whole(path, text)

@@ -1,0 +1,63 @@
+"""The command log as a value: what was sent to the workers, and doing it again with fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor
+
+from moaic.runtime.protocol.wire import decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The commands of one message, requests left out, and the blocks that each worker got with them."""
+
+    sequence: int
+    """Number of the first command; commands are counted over the whole life of the workers."""
+    commands: tuple[Any, ...]
+    blocks: tuple[tuple[bytes | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """All that was asked of a number of workers, in order."""
+
+    workers: int
+    entries: tuple[Entry, ...] = ()
+
+    def encoded(self) -> bytes:
+        rows = [[entry.sequence, entry.commands, entry.blocks] for entry in self.entries]
+        return encode([self.workers, rows])
+
+    @staticmethod
+    def decoded(data: bytes) -> Log:
+        workers, rows = decode(data, frozen=True)
+        return Log(workers, tuple(Entry(*row) for row in rows))
+
+
+class Recorder:
+    """Writes a log. Uploads are kept for as long as it is recorded, so it is asked for, not always on."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers: Final = workers
+        self._entries: list[Entry] = []
+
+    def record(self, sequence: int, commands: Sequence[Any], blocks: Sequence[Sequence[Tensor | None]]) -> None:
+        """Takes down one message: its commands, and per worker its blocks."""
+        kept = tuple(tuple(None if block is None else block.numpy().tobytes() for block in row) for row in blocks)
+        self._entries.append(Entry(sequence, decode(encode(list(commands)), frozen=True), kept))
+
+    def log(self) -> Log:
+        return Log(self._workers, tuple(self._entries))
+
+
+Send = Callable[[Sequence[Any], Sequence[Sequence[bytes | None]]], None]
+
+
+def replay(log: Log, send: Send) -> None:
+    """Sends every entry again: `send` takes commands and per worker its blocks; the workers have done nothing yet."""
+    for entry in log.entries:
+        send(entry.commands, entry.blocks)

@@ -1,0 +1,381 @@
+"""Where an eager op runs: which operands must lie how, and how its results lie.
+
+An elementwise op runs on the parts that the workers hold; every other op runs on whole copies, on every worker that has
+them. What is decided depends on the op, the form of its arguments and how the operands lie, never on values, so it is
+decided once for each such case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Final, cast
+
+import torch
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.layout import Split
+from moaic.runtime.controller.buffer import Buffer, View
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.protocol.aten_schema import signature
+from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination
+from moaic.runtime.protocol.operation import ArgSpec, Geometry, positions
+from moaic.runtime.protocol.placement import Placement, alike, everywhere, sharing, tiles
+
+NARROW: Final = frozenset({"f16", "bf16"})
+
+NOT_ELEMENTWISE: Final = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
+"""List ops that reduce each of their tensors, by packet."""
+
+ALSO_ELEMENTWISE: Final = frozenset(
+    {
+        "copy_",
+        "copy",
+        "fill_",
+        "zero_",
+        "_to_copy",
+        "clone",
+        "masked_fill_",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "where",
+        "lerp",
+        "lerp_",
+        "detach_copy",
+        "alias_copy",
+        "nan_to_num",
+        "nan_to_num_",
+        "_fused_adam_",
+        "_fused_adamw_",
+        "_fused_sgd_",
+        "_fused_adagrad_",
+    }
+)
+"""Elementwise ops that torch does not mark as such, by packet."""
+
+
+@cache
+def is_elementwise(op: str) -> bool:
+    """Raises Diagnostic for a random op: workers would each draw their own numbers."""
+    overload = signature(op).overload
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
+    packet = str(overload._overloadpacket).split(".")[-1]  # pyright: ignore[reportPrivateUsage]
+    listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
+    return listed or torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
+
+
+@dataclass(slots=True)
+class Call:
+    """An op's arguments, taken apart: their form, the views and the scalars in them, in order."""
+
+    op: str
+    args: tuple[ArgSpec, ...]
+    kwargs: tuple[tuple[str, ArgSpec], ...]
+    views: list[View]
+    scalars: list[Any]
+
+
+def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Raises TypeError for what cannot be sent."""
+    views: list[View] = []
+    scalars: list[Any] = []
+    parts = tuple([_part(arg, views, scalars) for arg in args])
+    named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
+    if op in REDUCTIONS:
+        # How it runs depends on which dims it reduces, so these are part of its form.
+        values = iter(scalars)
+        parts = tuple([_literal(part, values) for part in parts])
+        named = tuple([(name, _literal(part, values)) for name, part in named])
+        scalars = []
+    return Call(op, parts, named, views, scalars)
+
+
+def _literal(part: ArgSpec, values: Iterator[Any]) -> ArgSpec:
+    if part == SCALAR:
+        return ("literal", next(values))
+    return ("literal", tuple([next(values) for _ in range(part[1])])) if part[0] == "scalars" else part
+
+
+VIEW: Final[ArgSpec] = ("view",)
+SCALAR: Final[ArgSpec] = ("scalar",)
+COMPLEX: Final[ArgSpec] = ("complex",)
+NOTHING: Final[ArgSpec] = ("literal", None)
+DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+
+def _part(arg: Any, views: list[View], scalars: list[Any]) -> ArgSpec:
+    kind = cast("type[Any]", type(arg))
+    if kind is View:
+        views.append(arg)
+        return VIEW
+    if kind is float or kind is int:
+        scalars.append(arg)
+        return SCALAR
+    if kind is list or kind is tuple or kind is torch.Size:
+        return _list_part(arg, views, scalars)
+    if arg is None or isinstance(arg, DROPPED):
+        return NOTHING
+    if kind is complex:
+        scalars += (arg.real, arg.imag)
+        return COMPLEX
+    if kind is bool or kind is str:
+        return ("literal", arg)
+    if kind is torch.dtype:
+        return ("dtype", DTYPE_NAMES[arg])
+    if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
+        return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
+    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
+
+
+def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> ArgSpec:
+    kinds: set[type[Any]] = {type(item) for item in items}
+    if kinds == {View}:
+        views.extend(items)
+        return ("views", len(items))
+    if kinds <= {int, float}:
+        scalars.extend(items)
+        return ("scalars", len(items))
+    return ("list", tuple([_part(item, views, scalars) for item in items]))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A view as far as a decision depends on it."""
+
+    shape: tuple[int, ...]
+    buffer_shape: tuple[int, ...]
+    dtype: str
+    geometry: Geometry | None
+    place: Placement | None
+    position: int
+    """Index in its list; -1 outside of lists."""
+    written: bool
+
+
+def operands(call: Call) -> tuple[Operand, ...]:
+    """The operands of `call`, in order."""
+    places = list(positions(call.op, call.args, call.kwargs))
+    return tuple(_operand(view, *place) for view, place in zip(call.views, places, strict=True))
+
+
+def _operand(view: View, position: int, written: bool) -> Operand:
+    buffer = view.buffer
+    return Operand(view.shape, buffer.shape, buffer.dtype, geometry_of(view), buffer.place, position, written)
+
+
+def geometry_of(view: View) -> Geometry | None:
+    """What a worker must know to see a view; None where it is the whole buffer."""
+    if view.is_whole:
+        return None
+    return Geometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How an op runs: how each operand must lie, on the ranks that use it, and how the results lie."""
+
+    required: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    combination: Combination | None = None
+    """How the results of parts become the results, if they are not these parts."""
+    kwargs: tuple[tuple[str, ArgSpec], ...] = ()
+    """What the op is told beside its arguments."""
+
+
+def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement | None, ...]:
+    """Where operands that lie nowhere yet are to be born, beside those that do; None for the others."""
+    decision = _decide([each for each in given if each.place is not None], op, given, workers, (None,))
+    return tuple(
+        required if each.place is None else None for each, required in zip(given, decision.required, strict=True)
+    )
+
+
+def decide(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer], workers: int) -> Decision:
+    """How an op runs on operands that all lie somewhere."""
+    reduced = _reduced(call, given, outputs) if call.op in REDUCTIONS else None
+    return reduced or _decide(given, call.op, given, workers, [buffer.shape for buffer in outputs])
+
+
+def _decide(
+    placed: Sequence[Operand],
+    op: str,
+    given: Sequence[Operand],
+    workers: int,
+    outputs: Sequence[tuple[int, ...] | None],
+) -> Decision:
+    is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
+    if is_elementwise(op) and is_spread:
+        decision = _in_parts(given, outputs)
+        if decision is not None:
+            return decision
+    there = _gathering_place(placed, workers)
+    return Decision((there,) * len(given), (there,) * len(outputs))
+
+
+def _gathering_place(placed: Sequence[Operand], workers: int) -> Placement:
+    """Where an op runs on whole values: where all of them are, or else everywhere."""
+    places = {each.place for each in placed if each.place is not None}
+    if len(places) == 1 and next(iter(places)).is_uncut:
+        return next(iter(places))
+    is_spread = any(not place.is_whole for place in places)
+    return everywhere(workers if is_spread else min((place.mesh.ranks for place in places), default=workers))
+
+
+def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None]) -> Decision | None:
+    """An elementwise op on parts, per list position; None if that cannot be."""
+    shared = [each for each in given if each.position < 0]
+    is_list = len(shared) < len(given)
+    if is_list and any(prod(each.shape) != 1 for each in shared):
+        return None
+    groups: dict[int, list[Operand]] = {}
+    for each in given:
+        groups.setdefault(each.position if is_list else 0, []).append(each)
+    groups.pop(-1, None)
+    targets = {position: _target(group) for position, group in groups.items()}
+    found = {position: target for position, target in targets.items() if target is not None}
+    if len(found) < len(targets):
+        return None
+    required: list[Placement] = []
+    for each in given:
+        if each.position < 0 and is_list:
+            required.append(_for_all(found.values()))
+            continue
+        place, shape = found[each.position if is_list else 0]
+        needed = _projected(place, shape, each.shape)
+        if each.geometry is not None and not needed.is_uncut:
+            return None
+        required.append(needed)
+    results = tuple(
+        found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found
+    )
+    if len(results) < len(outputs):
+        return None
+    return Decision(tuple(required), results)
+
+
+def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) -> Decision | None:
+    """A reduction of parts; None where there are none, or where the parts alone do not do."""
+    places = [each.place for each in given if each.place is not None]
+    if all(place.is_uncut for place in places) and len(set(places)) == 1:
+        return None
+    if any(each.place and each.geometry is not None and not each.place.is_uncut for each in given):
+        return None
+    arguments = _arguments(call)
+    order = arguments.get("ord", 2)
+    if any(place.layout.pending for place in places) or not isinstance(order, int | float) or order <= 0:
+        return None
+    if given[0].position < 0:
+        dims = _dims(arguments.get("dim"), len(given[0].shape))
+        kept, groups = _kept(places[0], dims, keep=bool(arguments.get("keepdim"))), ()
+        if len(kept.layout.splits) < len(places[0].layout.splits):
+            groups = sharing(kept)
+    else:
+        kept = everywhere(max(place.holders[-1] for place in places) + 1)
+        groups = (kept.holders,)
+    combination = Combination(
+        REDUCTIONS[call.op],
+        float(order),
+        groups,
+        tuple(_counting(place, groups) for place in places),
+        tuple(kept.layout.local_shape(buffer.shape, kept.mesh) for buffer in outputs),
+        tuple(buffer.dtype for buffer in outputs),
+    )
+    if not groups:
+        return Decision(tuple(places), (kept,) * len(outputs))
+    return Decision(tuple(places), (kept,) * len(outputs), combination, _widening(call, combination))
+
+
+def _widening(call: Call, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
+    """Has an op that rounds to 16 bits not do so before its parts are put together."""
+    names = [argument.name for argument in signature(call.op).arguments]
+    is_narrow = combination.by in WIDENED and any(dtype in NARROW for dtype in combination.dtypes)
+    if not is_narrow or "dtype" in names[: len(call.args)]:
+        return ()
+    return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
+
+
+def _arguments(call: Call) -> dict[str, Any]:
+    """The arguments that are no tensors, by name."""
+    names = [argument.name for argument in signature(call.op).arguments]
+    parts = [*zip(names, call.args, strict=False), *call.kwargs]
+    return {name: part[1] for name, part in parts if part[0] == "literal"}
+
+
+def _dims(given: Any, rank: int) -> frozenset[int]:
+    """The dims that are reduced; all of them where none is named."""
+    named: Sequence[int] = () if given is None else (given,) if isinstance(given, int) else given
+    return frozenset(dim % rank for dim in named if rank) or frozenset(range(rank))
+
+
+def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
+    """How the result of a reduction of `dims` lies: split as its operand is, as far as its dims are left."""
+    return place.with_splits(
+        tuple(
+            Split(split.axis, split.dim if keep else split.dim - sum(dim < split.dim for dim in dims), split.stride)
+            for split in place.layout.splits
+            if split.dim not in dims
+        )
+    )
+
+
+def _counting(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """One rank for each part of a value in each group."""
+    held = tiles(place)
+    first: dict[Any, int] = {}
+    for number, group in enumerate(groups):
+        for rank in group:
+            if rank < len(held) and held[rank] is not None:
+                first.setdefault((number, held[rank]), rank)
+    return tuple(sorted(first.values()))
+
+
+def serves(place: Placement, needed: Placement) -> bool:
+    """Whether what lies as `place` says can be used where `needed` is asked for."""
+    is_more = place.is_uncut and needed.is_uncut and set(needed.holders) <= set(place.holders)
+    return is_more or alike(place, needed)
+
+
+def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
+    """Whole for as many ranks as any position of the list needs."""
+    return everywhere(max(place.holders[-1] for place, _ in targets) + 1)
+
+
+def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | None:
+    """How the result of one position lies, and its shape: as the first operand that is split says."""
+    written = [each.shape for each in group if each.written]
+    shape = written[0] if written else _broadcast([each.shape for each in group])
+    placed = [each for each in group if each.place is not None]
+    leader = next((each for each in placed if each.place and not each.place.is_whole), None)
+    if leader is None:
+        ranks = min((each.place.mesh.ranks for each in placed if each.place), default=0)
+        return (everywhere(ranks), shape) if ranks else None
+    assert leader.place is not None
+    if leader.place.layout.pending or leader.geometry is not None:
+        return None
+    shift = len(shape) - len(leader.shape)
+    splits = tuple(Split(split.axis, split.dim + shift, split.stride) for split in leader.place.layout.splits)
+    if shift < 0 or any(leader.shape[split.dim - shift] != shape[split.dim] for split in splits):
+        return None
+    return leader.place.with_splits(splits), shape
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    longest = max(len(shape) for shape in shapes)
+    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
+
+
+def _projected(place: Placement, shape: tuple[int, ...], operand: tuple[int, ...]) -> Placement:
+    """How an operand must lie that is broadcast to `shape`, which lies as `place` says."""
+    shift = len(shape) - len(operand)
+    splits = tuple(
+        Split(split.axis, split.dim - shift, split.stride)
+        for split in place.layout.splits
+        if split.dim >= shift and operand[split.dim - shift] != 1
+    )
+    return place.with_splits(splits)

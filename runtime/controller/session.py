@@ -1,0 +1,120 @@
+"""The process-wide accelerator: made when it is first needed, ended with the process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.layout import Mesh
+from moaic.runtime.controller import startup_log
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.host.flavors import Flavor, asked_for
+from moaic.runtime.host.gpus import usable
+from moaic.runtime.host.jobs import Job, begin, jobs
+from moaic.runtime.host.selection import current, current_flavor
+
+OTHERS_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
+"""Variables by which people choose among GPUs; where there are none they choose nothing."""
+
+
+class Session:
+    """Holds the accelerator of this process, of which flavor it is, and what tools are told of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._accelerator: Accelerator | None = None
+        self._flavor: Flavor | None = None
+        self._job: Job | None = None
+        self._is_forked = False
+
+    def accelerator(self) -> Accelerator:
+        """The accelerator; workers start with the first call. Raises Diagnostic in a forked child."""
+        if self._is_forked:
+            raise Diagnostic(
+                "this process was forked from one that uses the accelerator, whose workers are the parent's alone",
+                hint="use the accelerator in the main process, and plain CPU tensors in loader processes",
+            )
+        with self._lock:
+            if self._accelerator is None:
+                self._start()
+            assert self._accelerator is not None
+            return self._accelerator
+
+    def is_running(self) -> bool:
+        return self._accelerator is not None
+
+    def flavor(self) -> Flavor:
+        """That the accelerator has, or would have. Raises Diagnostic where one is named that there is not."""
+        return current_flavor(os.environ) if self._flavor is None else self._flavor
+
+    def set_flavor(self, flavor: int | str) -> None:
+        """Chooses a flavor, or the number of workers, before there are any. Raises Diagnostic."""
+        wanted = asked_for(str(flavor), os.environ)
+        if self._accelerator is not None and wanted != self._flavor:
+            raise Diagnostic(
+                f"the accelerator already runs with {self._accelerator.flavor} workers",
+                hint="call torch.moai.set_flavor before the device is first used, or set MOAI_FLAVOR",
+            )
+        self._flavor = wanted
+
+    def planned(self, plan: str, mesh: Mesh) -> None:
+        """Has tools show the plan of the model that was planned last."""
+        if self._job is not None:
+            self._job.planned(plan, mesh.axes)
+
+    def close(self) -> None:
+        """Ends the workers, if there are any; tensors of the device are lost."""
+        if self._accelerator is not None and not self._is_forked:
+            self._accelerator.close()
+            if self._job is not None:
+                self._job.close()
+
+    def _start(self) -> None:
+        startup_log.requesting()
+        for variable in () if usable({}) else OTHERS_DEVICES & os.environ.keys():
+            startup_log.without_effect(variable, os.environ[variable])
+        flavor = self._flavor = self.flavor()
+        self._job = _begun(flavor)
+        workers = launch(flavor.workers, devices=flavor.devices)
+        startup_log.initializing()
+        accelerator = self._accelerator = Accelerator(workers)
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forked)
+        startup_log.follow(accelerator, self._job.number if self._job else None, self._ready)
+
+    def _ready(self, pids: list[int]) -> None:
+        if self._job is not None and self._accelerator is not None:
+            self._job.started(pids, self._accelerator.status_descriptor)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        if self._accelerator is not None:
+            self._is_forked = True
+            self._accelerator.abandon()
+            if self._job is not None:
+                self._job.abandon()
+
+
+def _begun(flavor: Flavor) -> Job | None:
+    """This program as a job; None where tools cannot be told, which is no reason not to train."""
+    number = current(os.environ)
+    try:
+        for other in jobs(os.environ):
+            if other.accelerator == number:
+                startup_log.shared_with(other.job, other.command, other.pid, number)
+        return begin(os.environ, number, flavor)
+    except (OSError, Diagnostic) as error:
+        startup_log.untracked(error)
+        return None
+
+
+SESSION: Final = Session()
+
+
+def accelerator() -> Accelerator:
+    """The accelerator of this process; workers start with the first call."""
+    return SESSION.accelerator()

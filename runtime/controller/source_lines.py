@@ -1,0 +1,109 @@
+"""Which line of the person's program asks for something."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from functools import cache
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, NamedTuple
+
+import torch
+
+NOWHERE: Final = -1
+"""Number of no line at all."""
+
+
+class Line(NamedTuple):
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Lines:
+    """Numbers for the lines that asked for something, so that commands can carry them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Line, int] = {}
+        self._lines: list[Line] = []
+
+    def here(self) -> int:
+        """The number of the line that the person's program is at. On autograd's threads: that of its `backward()`."""
+        frame = _persons(_own_frame() if _is_main() else _main_frame())
+        return NOWHERE if frame is None else self.number(Line(frame.f_code.co_filename, frame.f_lineno))
+
+    def number(self, line: Line) -> int:
+        number = self._numbers.get(line)
+        if number is None:
+            number = self._numbers[line] = len(self._lines)
+            self._lines.append(line)
+        return number
+
+    def line(self, number: int) -> Line | None:
+        return self._lines[number] if 0 <= number < len(self._lines) else None
+
+
+def _own_frame() -> FrameType:
+    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _main_frame() -> FrameType | None:
+    """Where the main thread is: a backward kernel runs on another thread while it waits inside `backward()`."""
+    identity = threading.main_thread().ident
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return None if identity is None else frames.get(identity)
+
+
+def _persons(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the person's own files; of anything but torch and moaic where there is none."""
+    fallback = None
+    while frame is not None:
+        kind = _kind(frame.f_code.co_filename)
+        if kind == "person":
+            return frame
+        if kind == "library" and fallback is None:
+            fallback = frame
+        frame = frame.f_back
+    return fallback
+
+
+def raised_at(trace: TracebackType | None) -> Line | None:
+    """The innermost line of the person's own files on the way to where an error was raised."""
+    found: Line | None = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        found = Line(file, trace.tb_lineno) if _kind(file) == "person" else found
+        trace = trace.tb_next
+    return found
+
+
+@cache
+def _kind(file: str) -> str:
+    """person, library (installed packages and Python's own), or inside (torch, moaic, generated code)."""
+    if file.startswith("<"):
+        return "person" if file.startswith(("<stdin", "<string", "<ipython")) else "inside"
+    path = Path(file).resolve()
+    if any(path.is_relative_to(folder) for folder in _inside()):
+        return "inside"
+    return "library" if any(path.is_relative_to(folder) for folder in _libraries()) else "person"
+
+
+@cache
+def _inside() -> tuple[Path, ...]:
+    runtime = Path(__file__).resolve().parents[1]
+    face = Path(__file__).absolute().parents[2]
+    packages = [face, *(entry.resolve() for entry in face.iterdir() if entry.is_symlink())]
+    return (Path(torch.__file__).resolve().parent, runtime, *(package.resolve() for package in packages))
+
+
+@cache
+def _libraries() -> tuple[Path, ...]:
+    return tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})

@@ -1,0 +1,72 @@
+"""What is said while the workers start, line by line in a form that people know; nothing waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.host.version import VERSION
+
+LOGGER = logging.getLogger("moaic")
+
+
+def requesting() -> None:
+    LOGGER.info("Requesting resources for MoAI Accelerator from the server...")
+
+
+def initializing() -> None:
+    LOGGER.info("Initializing the worker daemon for MoAI Accelerator")
+
+
+def shared_with(job: int, command: str, pid: int, accelerator: int) -> None:
+    LOGGER.info(
+        "Accelerator %d is also used by job %d (%s, pid %d): both share its cores and its memory. "
+        "`moai-smi device --add` gives you another accelerator, MOAI_ACCELERATOR=N selects it.",
+        accelerator,
+        job,
+        command,
+        pid,
+    )
+
+
+def without_effect(variable: str, value: str) -> None:
+    LOGGER.warning(
+        "%s=%s has no effect on the MoAI Accelerator: its flavor says how many workers it has. "
+        "`moai-switch-model` shows and switches flavors.",
+        variable,
+        value,
+    )
+
+
+def untracked(reason: object) -> None:
+    LOGGER.info("moai-smi will not show this program: %s", reason)
+
+
+def follow(accelerator: Accelerator, job: int | None, ready: Callable[[list[int]], None]) -> None:
+    """Says which workers connect, as they do; `ready` gets their processes in the end. Nobody waits for it."""
+    greetings = Greetings(accelerator.flavor, job, ready)
+    threading.Thread(target=accelerator.welcome, args=(greetings.heard,), name="startup", daemon=True).start()
+
+
+class Greetings:
+    """The workers that have said hello, counted."""
+
+    def __init__(self, workers: int, job: int | None, ready: Callable[[list[int]], None]) -> None:
+        self._pids = [0] * workers
+        self._job = job
+        self._ready = ready
+
+    def heard(self, rank: int, pid: int) -> None:
+        self._pids[rank] = pid
+        count, size = sum(map(bool, self._pids)), len(self._pids)
+        LOGGER.info("[%d/%d] Connecting to resources on the server (localhost, process %d)...", count, size, pid)
+        if count < size:
+            return
+        LOGGER.info("Establishing links to the resources...")
+        self._ready(self._pids)
+        LOGGER.info("MoAI Accelerator is ready to use.")
+        LOGGER.info("Moai Version: %s", VERSION)
+        if self._job is not None:
+            LOGGER.info("Moai Job ID: %d", self._job)

@@ -1,0 +1,51 @@
+"""The hosts of a cluster, as the person lists them in `cluster.toml`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.toml_tables import Table, read_tables
+
+EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One host: how many workers it is to have, and the bytes that these have together."""
+
+    name: str
+    workers: int
+    memory: int
+    is_here: bool
+    """Whether it is this host."""
+
+
+def listed_hosts(path: Path, memory: int) -> list[Listed]:
+    """In the order of the file; none where there is no file. Raises Diagnostic for a broken one.
+
+    `memory` are the bytes that this host has for workers.
+    """
+    found: list[Listed] = []
+    for table in read_tables(path, "host", EXAMPLE):
+        host = _listed(table, memory)
+        if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
+            raise Diagnostic(f"host `{host.name}` is there twice", table.place("name"))
+        found.append(host)
+    return found
+
+
+def _listed(table: Table, memory: int) -> Listed:
+    table.check_keys(("name", "workers", "memory"))
+    name = table.name()
+    is_here = _is_here(name)
+    return Listed(name, table.workers(), table.memory(memory if is_here else None), is_here)
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name is this host's: with or without its domain, as people write it."""
+    ours = os.uname().nodename
+    return name == "localhost" or name in (ours, ours.partition(".")[0]) or name.partition(".")[0] == ours

@@ -1,0 +1,1 @@
+"""The kernels themselves, one file each, with the same in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""Where kernels take the place of ops: patterns, and the rule of each kernel."""

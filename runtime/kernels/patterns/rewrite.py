@@ -1,0 +1,76 @@
+"""Ops of a function replaced by kernels of our own, where these were measured to win.
+
+Ops that nobody reads once a rule has replaced values are dropped. A rewrite is legal if its ops can be put in order,
+and if what the kernel is there to avoid is needed by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from moaic.ir.graph import Function
+from moaic.ir.needed import needed
+from moaic.ir.order import ops_in_order
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
+from moaic.runtime.kernels.patterns.match import Sight
+from moaic.runtime.kernels.patterns.rule import Rewrite, Rule
+from moaic.runtime.kernels.registry import KERNELS, Kernel, Shape, worth_using
+from moaic.runtime.kernels.tiles import tile_of
+
+Wins = Callable[[str, Shape, str], bool]
+"""Whether a kernel is worth using at a shape, for an element type in the IR's names."""
+
+RULES: Final[Mapping[str, Sequence[Rule]]] = {
+    "linear_cross_entropy": (loss_rule.forward_and_backward,),
+    "norm": (norm_rule.forward, norm_rule.backward, layer_norm_rule.forward, layer_norm_rule.backward),
+    "rotary": (rotary_rule.forward, rotary_rule.backward),
+    "gated": (gated_rule.backward, gated_rule.forward),
+}
+"""By kernel, in this order: the gradient of what a gate lets pass is itself something that a gate lets pass."""
+
+
+def measured_on(target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Wins:
+    """What the table of measured gains says of a GPU. They are of elements of 16 bits, and say nothing of others."""
+
+    def wins(name: str, shape: Shape, element: str) -> bool:
+        dtype = DTYPES[element]
+        is_known = dtype.itemsize == torch.bfloat16.itemsize and worth_using(kernels[name], target, shape)
+        return is_known and tile_of(name, target, shape, dtype) is not None
+
+    return wins
+
+
+def with_measured_kernels(function: Function, target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Function:
+    """`function`, of local types, with kernels that were measured to win on this GPU; no others are looked for."""
+    known = [name for name in RULES if kernels[name].gains.get(target)]
+    return with_kernels(function, measured_on(target, kernels), known)
+
+
+def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(RULES)) -> Function:
+    """`function`, of local types, with those of the named kernels that win."""
+    for rule in [rule for name, rules in RULES.items() if name in names for rule in rules]:
+        sight = Sight(function)
+        for anchor in [result for op in function.ops for result in op.results[:1]]:
+            op = sight.makers.get(anchor)
+            found = None if op is None else rule(sight, op)
+            if found is not None and wins(found.kernel, found.shape, found.element):
+                sight = Sight(_applied(sight.function, found) or sight.function)
+        function = sight.function
+    return function
+
+
+def _applied(function: Function, rewrite: Rewrite) -> Function | None:
+    """None where the rewrite is not legal."""
+    ops = ops_in_order(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
+    if ops is None:
+        return None
+    results = tuple(rewrite.instead.get(result, result) for result in function.results)
+    whole = replace(function, ops=ops, results=results)
+    live = needed(whole, results)
+    rest = replace(whole, ops=tuple(op for at, op in enumerate(ops) if at in live))
+    return None if {*rest.values()} & {*rewrite.gone} else rest

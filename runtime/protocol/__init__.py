@@ -1,0 +1,1 @@
+"""What crosses between controller and workers: commands, the wire, and the data that commands carry."""

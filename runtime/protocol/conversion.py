@@ -1,0 +1,38 @@
+"""How a value lies before and after it is moved between workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from moaic.ir.layout import Layout, Mesh, Split
+from moaic.runtime.protocol.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From one placement to another, of values of one type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    before: Placement
+    after: Placement
+
+    def encoded(self) -> list[Any]:
+        return [self.dtype, list(self.shape), _encode(self.before), _encode(self.after)]
+
+    @staticmethod
+    def decoded(data: Any) -> Conversion:
+        dtype, shape, before, after = data
+        return Conversion(dtype, tuple(shape), _decode(before), _decode(after))
+
+
+def _encode(place: Placement) -> list[Any]:
+    splits = [[split.axis, split.dim, split.stride] for split in place.layout.splits]
+    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.pending), place.layout.home]
+
+
+def _decode(data: Any) -> Placement:
+    axes, splits, pending, home = data
+    layout = Layout(tuple(Split(*split) for split in splits), tuple(pending), tuple((axis, at) for axis, at in home))
+    return Placement(Mesh(tuple((axis, size) for axis, size in axes)), layout)

@@ -1,0 +1,15 @@
+"""How an instruction of a program is named in messages."""
+
+from __future__ import annotations
+
+from moaic.ir.graph import Function
+
+
+def describe(main: Function, index: int) -> str:
+    """Names an instruction of a program by its op, its callee and where it comes from."""
+    if not 0 <= index < len(main.ops):
+        return "the beginning"
+    op = main.ops[index]
+    name = f"segment @{op.callee}" if op.name == "call" else op.name
+    place = f", from {op.loc.file}:{op.loc.line}" if op.loc.file else ""
+    return f"{name} (instruction {index + 1} of {len(main.ops)}{place})"

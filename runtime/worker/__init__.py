@@ -1,0 +1,1 @@
+"""A worker: one process per device, which runs eager ops and programs as the controller says."""

@@ -1,0 +1,70 @@
+"""Values between workers and files: each worker writes and reads the boxes of a value that it holds.
+
+What is written are ordinary tensors, saved by torch one after the other in one file per worker.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.protocol.boxes import Box, Sizes, Source
+
+
+def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+    """Writes boxes (buffer, where it begins here, its sizes) to a file; where in the file, and how long each is."""
+    written: list[tuple[int, int]] = []
+    with Path(path).open("wb") as file:
+        for buffer_id, local, sizes in items:
+            begin = file.tell()
+            box = _at(table[buffer_id], local, sizes).cpu()
+            # torch saves storages: a part of one would be saved with all of it.
+            is_all = box.is_contiguous() and box.untyped_storage().nbytes() == box.nbytes
+            torch.save(box if is_all else box.clone(memory_format=torch.contiguous_format), file)
+            written.append((begin, file.tell() - begin))
+        file.flush()
+        os.fsync(file.fileno())
+    return written
+
+
+def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[Source]) -> Tensor:
+    """A worker's part of a value, on the host, read from those sources that it needs."""
+    local = torch.empty(shape, dtype=DTYPES[dtype])
+    for source in sources:
+        found = [(box, common) for box in held if (common := _common(box, source)) is not None]
+        if not found:
+            continue
+        saved = _saved(source)
+        for box, (starts, sizes) in found:
+            inside = tuple(i + s - o for i, s, o in zip(source.inside, starts, source.starts, strict=True))
+            here = tuple(i + s - o for i, s, o in zip(box.local, starts, box.starts, strict=True))
+            _at(local, here, sizes).copy_(_at(saved, inside, sizes))
+    return local
+
+
+def _common(box: Box, source: Source) -> tuple[Sizes, Sizes] | None:
+    """Where the range begins, in the whole, that a box and a source share, and its sizes."""
+    pairs = list(zip(box.starts, box.sizes, source.starts, source.sizes, strict=True))
+    starts = tuple(max(one, other) for one, _, other, _ in pairs)
+    ends = tuple(min(one + size, other + length) for one, size, other, length in pairs)
+    sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    return (starts, sizes) if all(size > 0 for size in sizes) else None
+
+
+def _saved(source: Source) -> Tensor:
+    with Path(source.path).open("rb") as file:
+        file.seek(source.offset)
+        return cast("Tensor", torch.load(io.BytesIO(file.read(source.length)), map_location="cpu", weights_only=True))
+
+
+def _at(tensor: Tensor, starts: Sizes, sizes: Sizes) -> Tensor:
+    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        tensor = tensor.narrow(dim, start, size)
+    return tensor

@@ -1,0 +1,458 @@
+"""Programs on a worker: an instruction list over compiled functions, with collectives between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moaic.ir.collectives import ALL_REDUCE, CARRYING, COLLECTIVES
+from moaic.ir.graph import Function, Op, Value
+from moaic.ir.local import localize
+from moaic.ir.ops import SEND, attr_int
+from moaic.ir.parser import parse
+from moaic.ir.ring import is_ring
+from moaic.ir.sums import ACCUMULATE, overwritten
+from moaic.runtime.codegen.compile import compile_functions
+from moaic.runtime.codegen.lower_to_fx import last_uses
+from moaic.runtime.comm.device_backend import Physical
+from moaic.runtime.comm.reshard import Seat, is_shared, move, own, owned
+from moaic.runtime.comm.transport import Group
+from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.protocol.instruction_name import describe
+from moaic.runtime.protocol.tensor_parts import cut, join
+from moaic.runtime.worker.cuda_graph import Recorder, can_be_recorded
+from moaic.runtime.worker.overlap_and_bucket import arranged, as_written
+from moaic.runtime.worker.per_rank_order import own_order
+from moaic.runtime.worker.recv_buffers import Landings
+from moaic.runtime.worker.ring_attention import going_round
+
+Compute = Callable[[list[Tensor]], list[Any]]
+
+
+class Instruction(NamedTuple):
+    """Reads slots, of which it empties those that nobody reads again, and writes slots (-1: nobody reads that result).
+
+    The operands' list is the callee's to empty as it goes.
+    """
+
+    run: Compute
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    frees: tuple[int, ...]
+    awaits: tuple[int, ...]
+    """Slots that hold a collective on its way, which is waited for first."""
+    communicates: bool
+
+
+@dataclass(slots=True)
+class Record:
+    """What a program has cost one worker so far, in seconds."""
+
+    compile: dict[str, float] = field(default_factory=dict[str, float])
+    """By function."""
+    runs: int = 0
+    compute: float = 0.0
+    communicate: float = 0.0
+    """With the time spent waiting for others."""
+    last_run: float = 0.0
+    repeated: int = 0
+    """Runs that a recording stood for; what they computed and communicated is not told apart."""
+
+    def encoded(self) -> dict[str, Any]:
+        return {
+            "compile": self.compile,
+            "runs": self.runs,
+            "compute": self.compute,
+            "communicate": self.communicate,
+            "last_run": self.last_run,
+            "repeated": self.repeated,
+        }
+
+
+class Program:
+    """One rank's part of a program, compiled."""
+
+    def __init__(
+        self, text: str, station: Station, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
+    ) -> None:
+        """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none.
+
+        With `recorded` runs are repeated by recordings, where the device has such.
+        """
+        module = parse(text)
+        self.mesh = module.mesh
+        self.main = module.main
+        self.takes_part = station.rank < self.mesh.ranks
+        self.makes_gradients = bool(self.main.gradients)
+        self.record = Record()
+        self._note = note
+        # What is recorded must not be waited for.
+        self._clock = time.perf_counter if compiled or recorded else partial(_settled_clock, station.physical)
+        if not self.takes_part:
+            return
+        self._station = station
+        seat = Seat(self.mesh, station)
+        arrange = arranged(self.main, self.mesh) if station.transport.runs_beside else as_written(self.main)
+        at = self.mesh.coordinates(station.rank)
+        steps = own_order(arrange, self.mesh, at, station.transport.rooms)
+        self._numbers = [step.position for step in steps]
+        mine = [step.op for step in steps]
+        called = {op.callee for op in self.main.ops if op.name == "call"}
+        functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
+        own = {op.callee for op in mine if op.name == "call"}
+        kernels = _compile_all(functions, own, seat, self.record, compiled=compiled)
+        self._slots = {value: slot for slot, value in enumerate(self.main.values())}
+        self._instructions = list(
+            _instructions(replace(self.main, ops=tuple(mine)), seat, functions, kernels, self._slots)
+        )
+        self._results = [self._slots[result] for result in self.main.results]
+        self._params = len(self.main.params)
+        roles = [self.main.param_role(index).kind for index in range(self._params)]
+        self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
+        self._recorder = self._new_recorder(functions.values()) if recorded else None
+
+    def _new_recorder(self, functions: Iterable[Function]) -> Recorder | None:
+        communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
+        carries = self._station.transport.can_be_recorded or not communicates
+        possible = self._station.physical.records and carries and can_be_recorded(self.main, functions)
+        rank = self._station.rank
+        together = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
+        return Recorder(self.main, self._station, together, self._execute) if possible else None
+
+    def run(
+        self,
+        inputs: Sequence[Tensor | None],
+        key: Sequence[int] | None,
+        wanted: Sequence[bool],
+        *,
+        as_written: bool = False,
+    ) -> list[Tensor | None]:
+        """The results in order, each in memory of its own; None for those not wanted, or not held here.
+
+        So are the inputs None that this rank does not hold. With `as_written` no recording stands for the run.
+        """
+        operands = self._with_key(inputs, key)
+        del inputs
+        start = self._clock()
+        if self._recorder is None or as_written:
+            results = self._execute(operands, wanted)
+        else:
+            results = self._recorder.run(operands, wanted)
+            self.record.repeated = self._recorder.repeated
+        self.record.runs += 1
+        self.record.last_run = self._clock() - start
+        return results
+
+    def forget_recording(self) -> None:
+        """Gives back the memory that a recorded run keeps."""
+        if self.takes_part and self._recorder is not None:
+            self._recorder.forget()
+
+    def _execute(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        slots: list[Any] = [*operands, *[None] * (len(self._slots) - self._params)]
+        clock = self._clock
+        before = clock()
+        for index, instruction in zip(self._numbers, self._instructions, strict=True):
+            run, reads, writes, frees, awaits, communicates = instruction
+            self._note(index)
+            for slot in awaits:
+                slots[slot] = slots[slot]()
+            operands = [slots[slot] for slot in reads]
+            for slot in frees:
+                slots[slot] = None
+            results = run(operands)
+            del operands
+            for slot, result in zip(writes, results, strict=True):
+                if slot >= 0:
+                    slots[slot] = result
+            del results
+            now = clock()
+            if communicates:
+                self.record.communicate += now - before
+            else:
+                self.record.compute += now - before
+            before = now
+        self._station.transport.settle()
+        return self._finish(slots, wanted)
+
+    def what(self, index: int) -> str:
+        """Names an instruction, for messages."""
+        return describe(self.main, index)
+
+    def label(self, index: int) -> tuple[str, str]:
+        """Name and kind of an instruction, for a trace."""
+        op = self.main.ops[index]
+        return op.callee if op.name == "call" else op.name, "communicate" if _communicates(op) else "compute"
+
+    def _with_key(self, inputs: Sequence[Tensor | None], key: Sequence[int] | None) -> list[Tensor | None]:
+        rest = iter(inputs)
+        return [self._key(key) if index in self._keys else next(rest) for index in range(self._params)]
+
+    def _key(self, key: Sequence[int] | None) -> Tensor:
+        return self._station.physical.taken_in(torch.tensor(key, dtype=torch.int64))
+
+    def _finish(self, slots: list[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Takes the results out; what shares memory with anything else, or with a larger whole, is copied."""
+        for slot in dict.fromkeys(self._results):
+            if callable(slots[slot]):
+                slots[slot] = slots[slot]()
+        taken: list[Tensor | None] = [
+            slots[slot] if want else None for slot, want in zip(self._results, wanted, strict=True)
+        ]
+        given = set(range(self._params))
+        seen: set[int] = set()
+        slots.clear()
+        for index, slot in enumerate(self._results):
+            tensor = taken[index]
+            if tensor is not None and (slot in given or slot in seen or not _is_compact(tensor)):
+                taken[index] = own(tensor)
+            seen.add(slot)
+        return taken
+
+
+def _settled_clock(physical: Physical) -> float:
+    """The time once all is done that was begun: what is measured is not compiled, and runs on a GPU behind our back."""
+    physical.synchronize()
+    return time.perf_counter()
+
+
+def _communicates(op: Op) -> bool:
+    return op.name == SEND or op.name in COLLECTIVES
+
+
+def _is_compact(tensor: Tensor) -> bool:
+    """Whether the tensor is all there is in its memory, and the only one there."""
+    bytes_needed = tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
+
+
+def _compile_all(
+    functions: Mapping[str, Function], own: Set[str], seat: Seat, record: Record, *, compiled: bool
+) -> dict[str, Compute]:
+    """Compiles the functions that are this rank's own.
+
+    First its share of all, whosever they are; what others compiled is then found in the cache on disk.
+    """
+    kernels: dict[str, Compute] = {}
+
+    def build(names: Sequence[str]) -> None:
+        start = time.perf_counter()
+        device = seat.station.device
+        runs = compile_functions([functions[name] for name in names], compiled=compiled, device=device)
+        kernels.update(zip(names, runs, strict=True))
+        record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
+
+    if not compiled:
+        build([name for name in functions if name in own])
+        return kernels
+    shares = _shares(functions, seat.mesh.ranks)
+    if mine := shares.pop(seat.rank):
+        build(mine)
+    if shares:
+        # Nobody goes on before all are here, from where they can be called back.
+        seat.transport.alike(Group.of(range(seat.mesh.ranks), seat.rank), 0)
+    for share in shares:
+        # What was compiled together is found together.
+        if not own.isdisjoint(share):
+            build(share)
+    return kernels
+
+
+def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
+    """What each rank is to compile: about the same number of ops."""
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    ops = [0] * ranks
+    for name in sorted(functions, key=lambda name: -len(functions[name].ops)):
+        rank = ops.index(min(ops))
+        shares[rank].append(name)
+        ops[rank] += len(functions[name].ops)
+    return shares
+
+
+def _instructions(
+    main: Function,
+    seat: Seat,
+    functions: Mapping[str, Function],
+    kernels: Mapping[str, Compute],
+    slots: Mapping[Value, int],
+) -> Iterator[Instruction]:
+    params = set(main.params)
+    at = seat.mesh.coordinates(seat.rank)
+    landings = Landings(seat.station.device)
+    under_way: set[Value] = set()
+    for op, dying in zip(main.ops, last_uses(main), strict=True):
+        dead = set(dying)
+        held = [value for value in op.inputs() if value.type.layout.holds(at)]
+        made = [value for value in op.results if value.type.layout.holds(at)]
+        may_overwrite = {value for value in held if value in dead and value not in params}
+        run = _compute(op, seat, functions, kernels, landings, may_overwrite)
+        begins = _goes_beside(op, seat) and not dead.intersection(made)
+        awaited = [value for value in held if value in under_way]
+        under_way.difference_update(awaited)
+        under_way.update(made if begins else ())
+        yield Instruction(
+            run=_begun(run, seat) if begins else run,
+            reads=tuple(slots[value] for value in held),
+            writes=tuple(-1 if value in dead else slots[value] for value in made),
+            frees=tuple(slots[value] for value in held if value in dead),
+            awaits=tuple(slots[value] for value in dict.fromkeys(awaited)),
+            communicates=_communicates(op),
+        )
+
+
+def _compute(
+    op: Op,
+    seat: Seat,
+    functions: Mapping[str, Function],
+    kernels: Mapping[str, Compute],
+    landings: Landings,
+    may_overwrite: set[Value],
+) -> Compute:
+    if op.name == "call":
+        return _called(op, functions[op.callee], kernels[op.callee], seat, may_overwrite)
+    if op.name == ALL_REDUCE and len(op.results) > 1:
+        return _bundle(op, seat, may_overwrite)
+    if op.name in COLLECTIVES:
+        return _collective(op, seat, may_overwrite)
+    if is_ring(op):
+        return going_round(op, seat)
+    if op.name == SEND:
+        return _send(op, seat, landings)
+    maker = _IN_TIME.get(op.name)
+    if maker is None:
+        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives, rings and steps in time")
+    return maker(op, seat, may_overwrite)
+
+
+def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    """Supplies the rank's coordinates that a function asks for after its own parameters, and sums that are its own."""
+    roles = [function.param_role(index) for index in range(len(function.params))]
+    taken_in = seat.station.physical.taken_in
+    coordinates = [seat.index(role.label) for role in roles if role.kind == "coordinate"]
+    at = [taken_in(torch.tensor(index, dtype=torch.int64)) for index in coordinates]
+    given = list(op.inputs())
+    sums = [(position, given[position] in may_overwrite) for position in overwritten(function)]
+    if not at and not sums:
+        return kernel
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        for position, free in sums:
+            inputs[position] = owned(inputs[position], free)
+        inputs += at
+        return kernel(inputs)
+
+    return run
+
+
+def _goes_beside(op: Op, seat: Seat) -> bool:
+    """Whether an instruction communicates, on a device that computes meanwhile."""
+    return op.name in CARRYING and seat.transport.runs_beside and seat.mesh.size(str(op.attrs["axis"])) > 1
+
+
+def _begun(run: Compute, seat: Seat) -> Compute:
+    """An instruction that is only begun: each of its results is called when it is wanted."""
+
+    def begin(inputs: list[Tensor]) -> list[Any]:
+        count = len(inputs)
+        ended = seat.station.physical.beside(run, inputs)
+        return [partial(_item, ended, index) for index in range(count)]
+
+    return begin
+
+
+def _item(ended: Callable[[], list[Any]], index: int) -> Any:
+    return ended()[index]
+
+
+def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    (operand,), (result,) = tuple(op.inputs()), op.results
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    step = move(seat, axis, operand.type.layout, result.type.layout, in_place=operand in may_overwrite)
+    return lambda inputs: [step(inputs.pop())]
+
+
+def _bundle(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    """Sums of equal groups and element type, of which there are several, in one."""
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    group, free = seat.group(axis), [value in may_overwrite for value in op.inputs()]
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        results = [owned(tensor, may and tensor.is_contiguous()) for tensor, may in zip(inputs, free, strict=True)]
+        flat = torch.cat([tensor.view(-1) for tensor in results])
+        seat.transport.all_reduce(flat, group)
+        torch.ops.aten._foreach_copy_(results, _unpacked(flat, results))
+        return results
+
+    return run
+
+
+def _unpacked(flat: Any, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat tensor, of the shapes of `like`."""
+    parts: Sequence[Tensor] = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
+    """On one rank the sending, on another the receiving."""
+    (operand,), (result,) = tuple(op.inputs()), op.results
+    axis = op.attrs["axis"]
+    assert isinstance(axis, str)
+    at, homes = seat.mesh.coordinates(seat.rank), [value.type.layout.home_on(axis) for value in (operand, result)]
+    ranks = [seat.mesh.rank({**at, axis: home}) for home in homes if home is not None]
+    group, shape, dtype = Group.of(ranks, seat.rank), result.type.local_shape(seat.mesh), DTYPES[result.type.dtype]
+
+    def send(inputs: list[Tensor]) -> list[Tensor]:
+        seat.transport.broadcast(inputs.pop(), group)
+        return []
+
+    def receive(inputs: list[Tensor]) -> list[Tensor]:
+        out = landings.take(shape, dtype)
+        seat.transport.broadcast(out, group)
+        return [out]
+
+    return send if group.index == 0 else receive
+
+
+def _part(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
+    return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
+
+
+def _join(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
+    return lambda inputs: [join(inputs, dim, stride)]
+
+
+def _accumulate(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+    """The sum so far, if there is one, and one part more, added in the wider of their types; zeros where both lack."""
+    values = list(op.inputs())
+    dtype = DTYPES[op.results[0].type.dtype]
+    if not values:
+        shape, device = op.results[0].type.local_shape(seat.mesh), seat.station.device
+        return lambda inputs: [torch.zeros(shape, dtype=dtype, device=device)]
+    in_place = values[0] in may_overwrite
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        first, *rest = inputs
+        total = owned(first, in_place)
+        if rest:
+            total.add_(rest[0])
+        return [total.to(dtype)]
+
+    return run
+
+
+_IN_TIME: Final[Mapping[str, Callable[[Op, Seat, set[Value]], Compute]]] = {
+    "moai.part": _part,
+    "moai.join": _join,
+    ACCUMULATE: _accumulate,
+}

@@ -1,0 +1,307 @@
+"""Recorded runs, on a device that repeats what PyTorch was told; what it makes while it records is worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes.build import Builder
+from moaic.passes.config import Config
+from moaic.runtime.comm.device_backend import Processor, Result
+from moaic.runtime.comm.process_group_transport import GroupTransport
+from moaic.runtime.comm.transport import Group
+from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, Choice, Recorder
+from moaic.runtime.worker.program import Program
+from tests.exact.graphs import captured_step
+from tests.exact.models import EXAMPLES
+
+GARBAGE = 1
+
+
+class Tape(TorchDispatchMode):
+    """Calls of PyTorch, on the memory that they read and wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {memory(tensor) for tensor in tensors_in([*args, *(kwargs or {}).values()])}
+        made = [tensor for tensor in tensors_in(result) if memory(tensor) not in given]
+        self.calls.append((lambda: func(*args, **(kwargs or {})), made))
+        return result
+
+    def repeat(self) -> None:
+        for call, made in self.calls:
+            again = tensors_in(call())
+            for old, new in zip(made, again if made else (), strict=True):
+                old.copy_(new)
+
+    def spoil(self) -> None:
+        for _, made in self.calls:
+            for tensor in made:
+                tensor.fill_(GARBAGE)
+
+
+def tensors_in(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    items = cast("Iterable[Any]", found) if isinstance(found, tuple | list) else ()
+    return [each for item in items for each in tensors_in(item)]
+
+
+def memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass(frozen=True)
+class Recording(Processor):
+    """The CPU as a device that can do again what it was told once."""
+
+    space: int = 1 << 40
+    fails: bool = False
+    tapes: list[Tape] = field(default_factory=list[Tape])
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        tape = Tape()
+        self.tapes.append(tape)
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        with tape:
+            result = run()
+        tape.spoil()
+        return tape.repeat, result
+
+    def free(self) -> int:
+        return self.space
+
+    def resident(self) -> int:
+        return 0
+
+    def peak(self) -> int:
+        return 1 << 20
+
+
+def no_group(group: Group) -> None:
+    pass
+
+
+def alone(peers: Sequence[int], choice: int) -> bool:
+    return True
+
+
+class Trained:
+    """A program on one such device, and what to give it: the same parameters and another batch each time."""
+
+    def __init__(self, module: Module, inputs: list[Tensor], device: Recording) -> None:
+        self.main = module.main
+        self.device = device
+        station = Station(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
+        self.noted: list[int] = []
+        self.program = Program(render(module), station, compiled=False, recorded=True, note=self.noted.append)
+        roles = [self.main.param_role(index).kind for index in range(len(self.main.params))]
+        self.inputs: list[Tensor] = [tensor for tensor, role in zip(inputs, roles, strict=True) if role != "key"]
+        self.roles = [role for role in roles if role != "key"]
+        self.labels = [role.label for role in self.main.param_roles if role.kind != "key"]
+        self.draws = "key" in roles
+
+    def run(self, number: int, *, as_written: bool = False, wanted: list[bool] | None = None) -> list[Tensor | None]:
+        """The results for batch `number`; parameters change where they lie, and buffers are what was made of them."""
+        for tensor, role in zip(self.inputs, self.roles, strict=True):
+            if role == "param":
+                tensor.mul_(1 + 0.01 * number)
+        given = [
+            tensor.roll(number, 0).clone() if role == "input" else tensor
+            for tensor, role in zip(self.inputs, self.roles, strict=True)
+        ]
+        key = (number, 7) if self.draws else None
+        results = self.program.run(given, key, wanted or [True] * len(self.main.results), as_written=as_written)
+        for index, tensor in enumerate(results):
+            role = self.main.result_role(index)
+            if role.kind == "update" and tensor is not None:
+                self.inputs[self.labels.index(role.label)] = tensor
+        return results
+
+    def is_repeated(self, number: int) -> bool:
+        self.noted.clear()
+        self.run(number)
+        return not self.noted
+
+
+@cache
+def step(name: str, config: Config) -> tuple[Module, tuple[Tensor, ...]]:
+    found = captured_step(EXAMPLES[name]).cast("f32")
+    return Builder(found.module).build(config).programs.joint, found.inputs
+
+
+def trained(name: str = "llama", config: Config | None = None, **device: Any) -> Trained:
+    module, inputs = step(name, config or Config())
+    return Trained(module, [tensor.clone() for tensor in inputs], Recording(**device))
+
+
+def settle(trained: Trained) -> None:
+    for number in range(SETTLED + 1):
+        trained.run(number)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("llama", Config(micro_batches=2, loss_chunks=2)),
+        ("gpt2", Config(recompute="full")),
+        ("resnet", Config()),
+    ],
+)
+def test_every_run_gives_what_a_run_as_written_gives(name: str, config: Config) -> None:
+    """GPT-2 draws its dropout from another key each time; the buffers of convolutions change each time."""
+    recorded, plain = trained(name, config), trained(name, config)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for number in range(SETTLED + 4):
+        recorded.noted.clear()
+        kept += compared(recorded, plain, number)
+        assert bool(recorded.noted) == (number <= SETTLED)
+    assert all(torch.equal(one, other) for one, other in kept), "what is no gradient stays what it was"
+    assert len(recorded.device.tapes) == 1
+
+
+def compared(recorded: Trained, plain: Trained, number: int) -> list[tuple[Tensor, Tensor]]:
+    """Runs both; their results, but for gradients."""
+    found, wanted = recorded.run(number), plain.run(number, as_written=True)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    pairs = enumerate(zip(found, wanted, strict=True))
+    return [
+        (one, other)
+        for index, (one, other) in pairs
+        if index in recorded.main.outputs and one is not None and other is not None
+    ]
+
+
+def test_a_gradient_that_somebody_has_is_not_overwritten() -> None:
+    subject = trained()
+    settle(subject)
+    held = subject.run(SETTLED + 1)
+    before = [None if tensor is None else tensor.clone() for tensor in held]
+    view = held[subject.main.gradients[-1]]
+    assert view is not None
+    view = view[:1]
+    del held
+    assert not subject.is_repeated(SETTLED + 2)
+    last = before[subject.main.gradients[-1]]
+    assert last is not None
+    assert torch.equal(view, last[:1])
+    del view
+    assert subject.is_repeated(SETTLED + 3)
+
+
+def test_a_recording_that_no_longer_fits_is_given_up_and_made_anew() -> None:
+    subject = trained()
+    settle(subject)
+    assert subject.is_repeated(0)
+    subject.inputs = [tensor.clone() for tensor in subject.inputs]
+    number, seen = 1, list[bool]()
+    while len(seen) < MISFITS + SETTLED + 2:
+        seen.append(subject.is_repeated(number))
+        number += 1
+    assert seen == [False] * (len(seen) - 1) + [True]
+    assert len(subject.device.tapes) == 2
+
+
+def test_what_is_wanted_is_what_was_recorded() -> None:
+    subject = trained()
+    settle(subject)
+    (first, *rest) = range(len(subject.main.results))
+    subject.noted.clear()
+    found = subject.run(1, wanted=[True, *(False for _ in rest)])
+    assert subject.noted
+    assert found[first] is not None
+    assert all(tensor is None for tensor in found[1:])
+
+
+def test_a_trace_sees_every_instruction() -> None:
+    subject = trained()
+    settle(subject)
+    subject.noted.clear()
+    subject.run(1, as_written=True)
+    assert len(subject.noted) == len(subject.main.ops)
+
+
+def test_it_is_made_as_often_as_is_worth_it() -> None:
+    subject = trained()
+    for number in range(20):
+        subject.inputs = [tensor.clone() for tensor in subject.inputs]
+        subject.run(number)
+    assert len(subject.device.tapes) == TRIES
+
+
+def test_a_device_that_cannot_is_not_asked_again() -> None:
+    subject, plain = trained(fails=True), trained()
+    for number in range(SETTLED + 3):
+        compared(subject, plain, number)
+    assert len(subject.device.tapes) == 1
+
+
+@pytest.mark.parametrize("other", list(Choice))
+def test_ranks_do_what_all_of_them_would(other: Choice) -> None:
+    """Beside a rank that always wants the same, also when it is asked whether it could record."""
+    main = Builder(captured_step(EXAMPLES["llama"]).cast("f32").module).build(Config()).programs.joint.main
+    asked: list[int] = []
+
+    def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        return [None for _ in wanted]
+
+    def alike(peers: Sequence[int], choice: int) -> bool:
+        assert peers == (1,)
+        asked.append(choice)
+        return choice == other
+
+    device = Recording()
+    transport = GroupTransport(no_group, alike, device, stages=False, can_be_recorded=True)
+    recorder = Recorder(main, Station(0, device, transport), Group((0, 1), 0), execute)
+    for _ in range(SETTLED + 3):
+        recorder.run([None] * len(main.params), [False] * len(main.results))
+    assert asked[: SETTLED + 1] == [Choice.AS_WRITTEN] * SETTLED + [Choice.RECORD]
+    assert bool(device.tapes) == bool(recorder.repeated) == (other is Choice.RECORD)
+
+
+def test_nothing_is_recorded_where_memory_is_short() -> None:
+    subject = trained(space=1 << 20)
+    settle(subject)
+    assert not subject.is_repeated(1)
+    assert not subject.device.tapes
+
+
+def test_memory_is_given_back_for_another_program() -> None:
+    subject = trained()
+    settle(subject)
+    subject.program.forget_recording()
+    assert [subject.is_repeated(number) for number in range(SETTLED + 2)] == [False] * (SETTLED + 1) + [True]
+
+
+def test_a_backward_that_finds_what_a_forward_saved_is_not_recorded() -> None:
+    found = captured_step(EXAMPLES["llama"]).cast("f32")
+    backward = Builder(found.module).build(Config()).programs.backward
+    assert backward is not None
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(param.type.shape, DTYPES[param.type.dtype]) for param in backward.main.params]
+    inputs = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in shapes]
+    subject = Trained(backward, inputs, Recording())
+    settle(subject)
+    assert not subject.is_repeated(1)
+    assert not subject.device.tapes
