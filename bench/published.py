@@ -1,7 +1,8 @@
 """Predictions for GPUs beside throughput that others have published: what the planner is off by where nobody measured.
 
 `python bench/published.py [ROW…]` takes `bench/published.csv`: trainings on one host, by plans that ours can say, with
-attention in one kernel, whose sources leave nothing out. Machines are as data sheets have them (`moaic.gpu_machine`).
+attention in one kernel, whose sources leave nothing out. Machines are as data sheets have them
+(`moaic.predict.gpu_machine`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Final
 
 import torch
 
-from moaic.capture.dry import Sample, Source, take_model
-from moaic.gpu_machine import machine_of
+from moaic.capture.trace_only import Sample, Source, take_model
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Recompute
 from moaic.passes.registry import run_passes
 from moaic.planner.worker import Compiler
+from moaic.predict.gpu_machine import machine_of
 from moaic.runtime.host.gpu_specs import TARGETS
 
 ROWS: Final = Path(__file__).parent / "published.csv"

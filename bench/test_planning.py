@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from moaic.capture.dry import Sample, Source
-from moaic.gpu_machine import machine_of
-from moaic.guide import captured_step
+from moaic.capture.trace_only import Sample, Source
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
+from moaic.planner.processes import ProcessPool
 from moaic.planner.search import Fates, search
-from moaic.planner_pool import ProcessPool
+from moaic.predict.gpu_machine import machine_of
+from moaic.predict.guide import captured_step
 from moaic.runtime.host.gpu_specs import target_of
 
 LLAMA_8B = {

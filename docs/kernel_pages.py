@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moaic.amount import amount
-from moaic.capture.dry import Sample, Source, take_model
+from moaic.capture.trace_only import Sample, Source, take_model
 from moaic.ir.graph import Function, Module
-from moaic.kernels import called_in, program_of
 from moaic.passes.perf.fusion import Fused, fuse
 from moaic.passes.registry import run_passes
+from moaic.predict.kernel_report import called_in, program_of
 from moaic.runtime.codegen.cross_compile import Generated, generated
 from moaic.runtime.host.gpu_specs import TARGETS, Target
+from moaic.support.units import amount
 
 PAGE = Path(__file__).with_name("kernels.md")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moaic.capture.dry import Source
-from moaic.guide import Question, answers, head, row
+from moaic.capture.trace_only import Source
 from moaic.passes.perf.machine import Machine, from_text
+from moaic.planner.processes import ProcessPool
 from moaic.planner.request import parse_request
-from moaic.planner_pool import ProcessPool
+from moaic.predict.guide import Question, answers, head, row
 from moaic.runtime.host.cores import cores
 
 DOCS = Path(__file__).parent

@@ -15,21 +15,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moaic.amount import amount
-from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.ops import OPS, flops_of
 from moaic.ir.printer import render, render_function, render_type
 from moaic.ir.verify import load
+from moaic.support.cache_folder import cache_folder
+from moaic.support.units import amount
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moaic.capture.dry import Sample, Source
-    from moaic.check import Step
-    from moaic.guide import Question
+    from moaic.capture.trace_only import Sample, Source
+    from moaic.check.proof import Step
     from moaic.passes.perf.machine import Machine
+    from moaic.predict.guide import Question
 
 MISTAKE = 2
 """Exit code for a person's mistake."""
@@ -210,7 +210,7 @@ def _run(chosen: argparse.Namespace) -> int:
     if not module.functions:
         raise Diagnostic(f"{chosen.file} has no function to run")
     _check_ops(module)
-    from moaic.distance import distance
+    from moaic.check.distance import distance
     from moaic.runtime.interpreter import run_function, run_ranks
 
     inputs = _random_inputs(module.main, chosen.seed)
@@ -230,16 +230,16 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _kernels(chosen: argparse.Namespace) -> int:
-    from moaic import kernels
-    from moaic.made_kernels import MadeKernels
+    from moaic.predict import kernel_report
+    from moaic.predict.kernel_cache import MadeKernels
     from moaic.runtime.host.gpu_specs import target_of
 
     target = target_of(chosen.target)
-    made = list(kernels.made_of(kernels.program_of(read(chosen.file)), target))
+    made = list(kernel_report.made_of(kernel_report.program_of(read(chosen.file)), target))
     MadeKernels(target, cache_folder(os.environ)).remember(each.row for each in made)
     if chosen.output is not None:
-        kernels.save(Path(chosen.output), made, target)
-    print("\n".join(kernels.lines([each.row for each in made])))
+        kernel_report.save(Path(chosen.output), made, target)
+    print("\n".join(kernel_report.lines([each.row for each in made])))
     return 0
 
 
@@ -299,7 +299,7 @@ def _result_table(module: Module, results: Sequence[Tensor], distances: Sequence
 
 
 def _capture(chosen: argparse.Namespace) -> int:
-    from moaic.capture.dry import take_model, take_script
+    from moaic.capture.trace_only import take_model, take_script
 
     if chosen.source.endswith(".py"):
         taken = take_script(chosen.source, chosen.of_script)
@@ -314,23 +314,23 @@ def _capture(chosen: argparse.Namespace) -> int:
 
 
 def _model(chosen: argparse.Namespace) -> tuple[Source, Sample]:
-    from moaic.capture.dry import Sample
+    from moaic.capture.trace_only import Sample
 
     training = not chosen.inference
     return _source(chosen), Sample(chosen.batch, chosen.sequence, training=training, padding=not chosen.no_padding)
 
 
 def _source(chosen: argparse.Namespace) -> Source:
-    from moaic.capture.dry import Source
+    from moaic.capture.trace_only import Source
 
     return Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
 
 
 def _guide(chosen: argparse.Namespace) -> int:
     """Prints a table in Markdown, a line as soon as it is known; of GPUs also where its numbers come from."""
-    from moaic import gpu_machine
-    from moaic.guide import Answer, answers, head, row, sources
-    from moaic.planner_pool import ProcessPool
+    from moaic.planner.processes import ProcessPool
+    from moaic.predict import gpu_machine
+    from moaic.predict.guide import Answer, answers, head, row, sources
     from moaic.runtime.host.cores import cores
 
     question = _question(chosen)
@@ -350,10 +350,10 @@ def _guide(chosen: argparse.Namespace) -> int:
 
 def _question(chosen: argparse.Namespace) -> Question:
     """What the guide was asked. Raises Diagnostic."""
-    from moaic import gpu_machine
-    from moaic.guide import WORKERS, Question
-    from moaic.made_kernels import MadeKernels
     from moaic.planner.request import parse_request
+    from moaic.predict import gpu_machine
+    from moaic.predict.guide import WORKERS, Question
+    from moaic.predict.kernel_cache import MadeKernels
 
     batches, request = _numbers("batch", chosen.batch), parse_request(chosen.plan)
     sizes = None if chosen.workers is None else _numbers("workers", chosen.workers)
@@ -376,7 +376,7 @@ def _question(chosen: argparse.Namespace) -> Question:
 def _machine(path: str | None) -> Machine:
     """What a JSON file describes, or else this machine, measured. Raises Diagnostic."""
     if path is None:
-        from moaic.planning import this_machine
+        from moaic.compile.planning import this_machine
 
         return this_machine()
     from moaic.passes.perf.machine import from_text
@@ -399,8 +399,8 @@ def _numbers(name: str, text: str) -> list[int]:
 
 def _check(chosen: argparse.Namespace) -> int:
     """Prints a verdict for each plan as soon as there is one, and how many there were."""
-    from moaic.check import Fate
-    from moaic.check_report import Asked, Checked, Table, check, devices_from, summary
+    from moaic.check.proof import Fate
+    from moaic.check.report import Asked, Checked, Table, check, devices_from, summary
     from moaic.planner.request import parse_request
 
     request = parse_request(chosen.plan)
@@ -426,9 +426,9 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _checked_step(chosen: argparse.Namespace) -> Step:
-    from moaic.capture.dry import take_script, take_small_model
-    from moaic.check import Step, step_of
-    from moaic.check_report import LARGEST
+    from moaic.capture.trace_only import take_script, take_small_model
+    from moaic.check.proof import Step, step_of
+    from moaic.check.report import LARGEST
 
     if chosen.source.endswith(".py"):
         return step_of(take_script(chosen.source, chosen.of_script))

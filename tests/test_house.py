@@ -101,7 +101,7 @@ def test_one_file_reads_fx_and_one_writes_it() -> None:
     assert users == {
         "moaic/capture/from_fx.py",
         "moaic/capture/float8.py",
-        "moaic/capture/ahead.py",
+        "moaic/capture/before_autograd.py",
         "moaic/capture/op_by_op.py",
         "runtime/codegen/lower_to_fx.py",
     }

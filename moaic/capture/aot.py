@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
-from moaic.capture.ahead import say_otherwise
+from moaic.capture.before_autograd import say_otherwise
 from moaic.capture.decompositions import decompositions
 from moaic.capture.from_fx import (
     TICKET_WORDS,
@@ -29,8 +29,8 @@ from moaic.capture.from_fx import (
     names_of,
 )
 from moaic.capture.op_by_op import Halves, Kept
-from moaic.capture.saved import Saved
-from moaic.capture.views import Seen, placed
+from moaic.capture.output_aliases import Seen, placed
+from moaic.capture.saved_tensors import Saved
 from moaic.ir.errors import Diagnostic
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moaic.capture.lists import per_tensor
+from moaic.capture.foreach import per_tensor
 
 aten = torch.ops.aten
 

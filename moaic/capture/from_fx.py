@@ -19,10 +19,10 @@ from torch._functorch._aot_autograd.descriptors import BackwardTokenAOTInput
 from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
-from moaic.capture.checks import in_force
 from moaic.capture.masks import with_flags
-from moaic.capture.source import location, role_of
-from moaic.capture.views import Laid, Seen, View, laid
+from moaic.capture.output_aliases import Laid, Seen, View, laid
+from moaic.capture.provenance import location, role_of
+from moaic.capture.value_checks import in_force
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
 from moaic.ir.ops import CHECKED, SCALED_MM, check_known

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch._functorch.partitioners import default_partition
 
 from moaic.capture.from_fx import FxProgram
-from moaic.capture.saved import Saved
+from moaic.capture.saved_tensors import Saved
 
 
 class Kept(Saved):

@@ -37,7 +37,7 @@ def autoload() -> None:
 
         option.enable_by_environment(os.environ[ENABLE])
     elif _script_says(b"enable_advanced_parallelization"):
-        from moaic.option.supply import SUPPLY
+        from moaic.option.import_transformers import SUPPLY
 
         SUPPLY.install()
 
@@ -56,14 +56,14 @@ def register() -> None:
             f"device moai cannot be registered: PyTorch has room for one device of its kind and "
             f"{torch_private.backend_name()} has taken it"
         )
-    from moaic.device import early, face, guard
+    from moaic.device import guard, import_hooks, torch_module
 
     if hasattr(torch, torch_private.NAME):
         delattr(torch, torch_private.NAME)
     other = torch.accelerator.current_accelerator()
-    torch_private.register_device(face, guard.Guard())
-    setattr(torch, OTHER_NAME, face)
-    early.install(other)
+    torch_private.register_device(torch_module, guard.Guard())
+    setattr(torch, OTHER_NAME, torch_module)
+    import_hooks.install(other)
 
 
 def real_accelerator() -> bool:
@@ -80,10 +80,10 @@ def real_accelerator() -> bool:
 
 def _register_on_request() -> None:
     """Give the device its name when a module is moved to it, or `torch.moai` is used."""
-    from moaic.device import face
+    from moaic.device import torch_module
 
     for name in (torch_private.NAME, OTHER_NAME):
-        setattr(torch, name, face)
+        setattr(torch, name, torch_module)
 
     def make(real: Any) -> Any:
         def to(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.device import torch_private
-from moaic.device.early import is_moai
+from moaic.device.import_hooks import is_moai
 from moaic.device.torch_private import NAME, Seam
 from moaic.option import cuda
-from moaic.option.compiled import AutoCompile
+from moaic.option.compile_modules import AutoCompile
 from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
 from moaic.option.mapping import Make, Mapping, always
 

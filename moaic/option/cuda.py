@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from moaic.device import face
+from moaic.device import torch_module
 from moaic.device.torch_private import CUDA_INIT, NAME, Seam
 from moaic.ir.errors import Diagnostic
 from moaic.option.devices import DEVICE, translated
@@ -139,19 +139,21 @@ class TensorType:
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
     """8.0, the first that has bfloat16: programs ask in order to know that, and use nothing that came later."""
-    face.device(device)
+    torch_module.device(device)
     return 8, 0
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """One processor, since how many workers there are is not the program's business."""
     major, minor = get_device_capability(device)
-    return DeviceProperties(face.get_device_name(device), face.get_memory_info(device)[1], major, minor, 1)
+    return DeviceProperties(
+        torch_module.get_device_name(device), torch_module.get_memory_info(device)[1], major, minor, 1
+    )
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """The counts of `torch.cuda.memory_stats`, one a line."""
-    return "\n".join(f"{name:40} {value:>20,}" for name, value in face.memory_stats(device).items())
+    return "\n".join(f"{name:40} {value:>20,}" for name, value in torch_module.memory_stats(device).items())
 
 
 def is_available() -> bool:
@@ -188,9 +190,9 @@ OWN: Final[dict[str, tuple[Any, str]]] = {
 def mappings() -> Iterator[Mapping]:
     """Every public name of `torch.cuda`, and what asks for CUDA behind them."""
     for name in SAME_AS_MOAI:
-        yield from _mapped(name, getattr(face, name), "the same of `torch.moai`")
+        yield from _mapped(name, getattr(torch_module, name), "the same of `torch.moai`")
     for name, ours in OLD_NAMES.items():
-        yield from _mapped(name, getattr(face, ours), f"`torch.moai.{ours}`")
+        yield from _mapped(name, getattr(torch_module, ours), f"`torch.moai.{ours}`")
     for name, (ours, meaning) in OWN.items():
         yield from _mapped(name, ours, meaning)
     for name, dtype in _TYPES.items():
@@ -203,7 +205,7 @@ def mappings() -> Iterator[Mapping]:
         CUDA_INIT,
         always(_refusal("CUDA itself", _BOUND_EARLY)),
     )
-    yield Mapping("torch.moai._check", "`cuda` names the accelerator too", Seam(face, "_check"), _checking)
+    yield Mapping("torch.moai._check", "`cuda` names the accelerator too", Seam(torch_module, "_check"), _checking)
 
 
 _BOUND_EARLY: Final = (

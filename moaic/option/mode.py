@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moaic.device import face, torch_private
+from moaic.device import torch_module, torch_private
 from moaic.option import calls
-from moaic.option.choices import Choices
-from moaic.option.compiled import AutoCompile, CompiledCall
-from moaic.option.supply import SUPPLY
+from moaic.option.compile_modules import AutoCompile, CompiledCall
+from moaic.option.import_transformers import SUPPLY
+from moaic.option.option_words import Choices
 
 
 class Mode:
@@ -21,7 +21,7 @@ class Mode:
     def enable(self, choices: Choices) -> None:
         """Map every call; with new choices where it was on before."""
         self.disable()
-        face.init()
+        torch_module.init()
         torch_private.read_tables_of_functions()
         torch_private.pass_over(AutoCompile.__get__)
         torch_private.pass_over(CompiledCall.__call__)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from moaic.option.calls import mappings
-from moaic.option.choices import Choices
-from moaic.option.compiled import AutoCompile
+from moaic.option.compile_modules import AutoCompile
 from moaic.option.mapping import Mapping
+from moaic.option.option_words import Choices
 
 HEAD: Final = ("| call | in the mode |", "|---|---|")
 MARK: Final = "<!-- calls -->"

@@ -15,7 +15,6 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from moaic.cache_folder import cache_folder
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
@@ -25,6 +24,7 @@ from moaic.runtime.host.gpus import built_for, usable, variable
 from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.version import VERSION
+from moaic.support.cache_folder import cache_folder
 
 OLDEST_PYTHON = (3, 11)
 

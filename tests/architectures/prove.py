@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.dry import Taken
+from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.from_fx import Captured, FxProgram
-from moaic.capture.whole import captures_whole
-from moaic.check import KEY, Fate, Proof, crashed, one_of_each_kind, plans_of, step_of
+from moaic.capture.trace_only import Taken
+from moaic.check.proof import KEY, Fate, Proof, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Request

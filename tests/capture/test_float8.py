@@ -13,9 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from moaic import planning
-from moaic.capture.dry import take_call
 from moaic.capture.float8 import float8_linear, layer_of
+from moaic.capture.trace_only import take_call
+from moaic.compile import planning
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.types import FLOAT8

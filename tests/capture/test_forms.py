@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.capture.dry import take_call
-from moaic.check import Fate, Proof, Step, plans_of, step_of
-from moaic.check_workers import with_tangent_of_loss_alone
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Fate, Proof, Step, plans_of, step_of
+from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
 from moaic.ir.ops import OPS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moaic.device import face
+from moaic.device import torch_module
 from moaic.device.autoload import register
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,6 +28,6 @@ def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         engine = Engine()
         monkeypatch.setattr("moaic.runtime.controller.session.accelerator", lambda: engine)
     torch.manual_seed(0)
-    face.init()
+    torch_module.init()
     yield request.param
-    face.synchronize()
+    torch_module.synchronize()

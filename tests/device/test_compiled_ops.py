@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import graph_break
 
-from moaic.device import face
+from moaic.device import torch_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
 
@@ -65,10 +65,10 @@ def test_without_a_backend_each_device_has_its_own(device: str) -> None:
 def test_functions_of_the_device_behind_a_graph_break() -> None:
     def draws(x: Tensor) -> Tensor:
         graph_break()
-        face.manual_seed(7)
-        state = face.get_rng_state()
+        torch_module.manual_seed(7)
+        state = torch_module.get_rng_state()
         first = torch.rand(3, device="moai")
-        face.set_rng_state(state)
+        torch_module.set_rng_state(state)
         return first - torch.rand(3, device="moai") + x
 
     x = torch.randn(3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.filterwarnings("ignore::moaic.device.host.HostWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::moaic.device.cpu_fallback.HostWarning")
 
 MATRIX = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]])
 CUBE = torch.arange(24.0).reshape(2, 3, 4)

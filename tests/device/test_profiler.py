@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from moaic.device import face
+from moaic.device import torch_module
 
 moai: Any = torch.get_device_module("moai")
 
@@ -18,7 +18,7 @@ moai: Any = torch.get_device_module("moai")
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_trace_shows_what_every_worker_did(name: str, tmp_path: Path) -> None:
     x = torch.ones(8, 8, device="moai")
-    face.synchronize()
+    torch_module.synchronize()
     with moai.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         (x @ x).sum().item()
     path = tmp_path / name

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from moaic.device.cpu_fallback import HostWarning
 from moaic.device.handles import tensor_of, view_of
-from moaic.device.host import HostWarning
 from moaic.runtime.controller import session
 
 pytestmark = pytest.mark.usefixtures("accelerator")
@@ -123,7 +123,7 @@ COMPUTED: list[Callable[[str], Tensor]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::moaic.device.host.HostWarning")
+@pytest.mark.filterwarnings("ignore::moaic.device.cpu_fallback.HostWarning")
 @pytest.mark.parametrize("make", COMPUTED)
 def test_results_equal_the_cpu(make: Callable[[str], Tensor]) -> None:
     same(make)
@@ -221,7 +221,7 @@ def test_lists_may_hold_scalars_of_the_host() -> None:
 
 
 def test_more_shapes_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moaic.device.kernels._CACHE_LIMIT", 2)
+    monkeypatch.setattr("moaic.device.generic_kernels._CACHE_LIMIT", 2)
 
     def make(device: str) -> Tensor:
         rows = [torch.arange(float(count), device=device).square().mul_(3) for count in (2, 3, 4, 5, 2)]
@@ -284,9 +284,9 @@ def test_out_grows_also_where_indices_bind_the_operands() -> None:
 
 
 def test_data_dependent_ops_run_on_the_host_and_say_so_once() -> None:
-    from moaic.device import host
+    from moaic.device import cpu_fallback
 
-    host._say_once.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    cpu_fallback._say_once.cache_clear()  # pyright: ignore[reportPrivateUsage]
     x = torch.tensor([0.0, 1.0, 2.0], device=MOAI)
     with pytest.warns(HostWarning, match="nonzero on device moai runs on the host"):
         assert x.nonzero().tolist() == [[1], [2]]

@@ -308,7 +308,7 @@ QUANTIZED: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::moaic.device.host.HostWarning")
+@pytest.mark.filterwarnings("ignore::moaic.device.cpu_fallback.HostWarning")
 @pytest.mark.parametrize("quantize", QUANTIZED)
 def test_training_for_quantization(quantize: Callable[[Tensor], Tensor]) -> None:
     found: list[list[Tensor]] = []

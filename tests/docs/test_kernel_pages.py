@@ -5,7 +5,7 @@ from __future__ import annotations
 import kernel_pages
 import pytest
 
-from moaic.capture.dry import Sample
+from moaic.capture.trace_only import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import parameters
 import pytest
 
-from moaic.guide import answers, row
 from moaic.planner.worker import Here
+from moaic.predict.guide import answers, row
 from tests.docs.blocks import ROOT
 
 

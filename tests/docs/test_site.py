@@ -85,8 +85,8 @@ def test_the_environment_is_documented_whole() -> None:
 def test_every_option_of_a_plan_is_documented() -> None:
     from dataclasses import fields
 
+    from moaic.compile.planning import NO_DECISIONS
     from moaic.passes.config import Request
-    from moaic.planning import NO_DECISIONS
 
     options = re.findall(r"^\| `([a-z_]+)` \|", page("plans"), re.MULTILINE)
     assert set(options) == {*(field.name for field in fields(Request)), *NO_DECISIONS}

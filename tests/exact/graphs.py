@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moaic.capture.dry import take_call
-from moaic.check import Step, step_of
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Step, step_of
 from tests.exact.models import Example
 
 

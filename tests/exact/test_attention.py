@@ -13,9 +13,9 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from moaic.capture.dry import take_call
-from moaic.check import KEY, Fate, Proof, Step, step_of
-from moaic.check_workers import with_tangent_of_loss_alone
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import KEY, Fate, Proof, Step, step_of
+from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.passes.config import Config
 from tests.device.attention_cases import FLOATING, LAYOUTS, Attend, Case, attention, by_definition, cases, check_close
 from tests.models.drawn import uniform

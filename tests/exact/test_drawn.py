@@ -7,8 +7,8 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from moaic.capture.dry import take_call
-from moaic.check import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
 from moaic.passes.config import Config
 from tests.exact.drawn import BLOCKS, LOSSES, STATISTICS, Drawn, Model, batch
 

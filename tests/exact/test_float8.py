@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from moaic.capture.dry import take_call
-from moaic.check import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.types import FLOAT8

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.capture.dry import take_call
-from moaic.check import Fate, Proof, step_of
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Fate, Proof, step_of
 from moaic.passes.config import Config
 from moaic.planner.request import parse_request
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from moaic.check import Fate, Proof, plans_of, sampled
+from moaic.check.proof import Fate, Proof, plans_of, sampled
 from moaic.passes.config import Config
 from tests.exact.graphs import captured_step
 from tests.exact.models import CONTRAST, DROPOUT, EXAMPLES

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.capture.dry import take_call
-from moaic.check import Fate, Proof, Step, compared, in_one, plans_of, sampled, step_of
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Fate, Proof, Step, compared, in_one, plans_of, sampled, step_of
+from moaic.compile.planning import request_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
@@ -20,7 +21,6 @@ from moaic.ir.types import FLOATING
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.planner.request import parse_request
-from moaic.planning import request_of
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.interpreter import run_function
 from tests.exact.models import EXAMPLES

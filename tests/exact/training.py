@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from moaic.backend import GraphEngine
 from moaic.capture.aot import capture_backend
+from moaic.capture.autocast import takes_precision
+from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.from_fx import Captured, FxProgram
-from moaic.capture.whole import captures_whole
+from moaic.compile.backend import GraphEngine
+from moaic.compile.planning import prepare, request_of
 from moaic.ir.errors import Diagnostic
-from moaic.planning import prepare, request_of
-from moaic.precision import takes_precision
 from tests.exact.models import Batch, Example
 
 GRADIENT_TOLERANCE = 1e-5

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from moaic.capture.dry import take_call
-from moaic.check import Step, loss_at, step_of
-from moaic.check_workers import with_tangent_of_loss_alone
+from moaic.capture.trace_only import take_call
+from moaic.check.proof import Step, loss_at, step_of
+from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.graph import Function, Location, Module, Op
 from moaic.ir.printer import render
 from moaic.ir.verify import check_made

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.capture.dry import Sample, Source, take_model
+from moaic.capture.trace_only import Sample, Source, take_model
 from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.verify import load
-from moaic.kernels import called_in, program_of
 from moaic.passes.registry import run_passes
+from moaic.predict.kernel_report import called_in, program_of
 from moaic.runtime.codegen.cross_compile import generated
 from moaic.runtime.codegen.lower_to_fx import run_ops
 from moaic.runtime.dtypes import DTYPES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.device.mirrors import mirrored, same_bits
+from moaic.device.host_tensor_cache import mirrored, same_bits
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import whole
 from tests.exact.training import PLANS as OPTIONS

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from moaic.capture.dry import Taken, take_call
-from moaic.check import Fate, Proof, Verdict, step_of
+from moaic.capture.trace_only import Taken, take_call
+from moaic.check.proof import Fate, Proof, Verdict, step_of
 from tests.models.zoo import MODELS
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.capture.dry import take_call
-from moaic.check import Step, in_halves, in_one, one_of_each_kind, plans_of, sampled, step_of
-from moaic.check_workers import with_tangent_of_loss_alone
-from moaic.distance import distance
+from moaic.capture.trace_only import take_call
+from moaic.check.distance import distance
+from moaic.check.proof import Step, in_halves, in_one, one_of_each_kind, plans_of, sampled, step_of
+from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.errors import Diagnostic
 from moaic.passes.build import Builder
 from moaic.passes.config import Config

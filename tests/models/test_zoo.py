@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.check import KEY, Fate, Verdict, compared, one_of_each_kind, plans_of, sampled
-from moaic.check_workers import WorkerProof, with_tangent_of_loss_alone, workers
+from moaic.check.proof import KEY, Fate, Verdict, compared, one_of_each_kind, plans_of, sampled
+from moaic.check.workers import WorkerProof, with_tangent_of_loss_alone, workers
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS

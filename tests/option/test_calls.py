@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from moaic.device import face, torch_private
+from moaic.device import torch_module, torch_private
 from moaic.option import calls, cuda, disable_advanced_parallelization, enable_advanced_parallelization
-from moaic.option.choices import Choices
-from moaic.option.compiled import AutoCompile
+from moaic.option.compile_modules import AutoCompile
+from moaic.option.option_words import Choices
 from moaic.option.page import with_table
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def everything() -> dict[tuple[str, str], Any]:
 
 
 def test_switched_off_everything_is_what_it_was() -> None:
-    face.init()
+    torch_module.init()
     torch_private.read_tables_of_functions()
     before = everything()
     mapped = [mapping.seam for mapping in calls.mappings(AutoCompile(Choices()))]

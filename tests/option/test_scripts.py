@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from moaic.option.optimizer import AdamW
+from moaic.option.transformers_adamw import AdamW
 
 ROOT = Path(__file__).parents[2]
 

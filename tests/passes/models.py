@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from moaic.check import TOLERANCE, Fate, compared
+from moaic.check.proof import TOLERANCE, Fate, compared
 from moaic.ir.graph import Module
 from moaic.ir.verify import verify
 from moaic.passes.build import Builder

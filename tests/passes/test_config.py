@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moaic.backend import moai
+from moaic.compile.backend import moai
 from moaic.option import enable_advanced_parallelization
 from moaic.passes.config import DECISIONS, FROM_SIMPLE, KEPT, LOGGED, Config, Request
 from moaic.planner.request import parse_request

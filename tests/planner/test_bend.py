@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from moaic import planning
 from moaic.capture.pieces import Model, Piece
+from moaic.compile import planning
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Location, Module
 from moaic.passes.config import Config

@@ -19,7 +19,6 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.parser import parse
 from moaic.ir.printer import render
-from moaic.logging_setup import install
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
@@ -29,8 +28,9 @@ from moaic.passes.perf.machine import Machine, Number
 from moaic.passes.sharding.solver.costs import Prices
 from moaic.planner import plan_cache, search
 from moaic.planner.dump import dump
+from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import Compiled, Here, serve
-from moaic.planner_pool import ProcessPool
+from moaic.support.logging_setup import install
 from tests.passes.steps import dense, evaluation, machine, normalized
 
 SMALL = Request(recompute="saved")
@@ -347,7 +347,7 @@ def test_processes_end_with_whoever_started_them() -> None:
     code = """
 import os, sys
 from moaic.passes.sharding.solver.costs import Prices
-from moaic.planner_pool import ProcessPool
+from moaic.planner.processes import ProcessPool
 pool = ProcessPool(2)
 print(*pool.pids, flush=True)
 os._exit(0)
@@ -368,7 +368,7 @@ def _lives(pid: int) -> bool:
 def test_log_lines_look_as_asked_for() -> None:
     code = """
 import logging, sys
-from moaic.logging_setup import install
+from moaic.support.logging_setup import install
 install({"MOAI_LOG": sys.argv[1]} if sys.argv[1:] else {})
 install({"MOAI_LOG": sys.argv[1]} if sys.argv[1:] else {})
 logger = logging.getLogger("moaic")

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from moaic import planning
 from moaic.capture.pieces import Piece
+from moaic.compile import planning
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Request
 from moaic.planner import search
+from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import Here
-from moaic.planner_pool import ProcessPool
 from tests.passes.steps import dense, machine
 
 REQUEST = Request(recompute="saved")

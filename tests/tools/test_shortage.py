@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from moaic.compile.oom_advice import Need, Room, ways_out
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.planner.search import NoPlanFits, search
 from moaic.planner.worker import Here
 from moaic.runtime.host.flavors import Flavor, this_host
-from moaic.shortage import Need, Room, ways_out
 from tests.passes.steps import dense, machine
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moaic.check import Step as Given
-from moaic.check import in_halves, in_one
+from moaic.check.proof import Step as Given
+from moaic.check.proof import in_halves, in_one
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Value
 from moaic.ir.ops import SEND

@@ -8,7 +8,7 @@ from math import prod
 import pytest
 from torch import Tensor, nn
 
-from moaic.check import in_halves
+from moaic.check.proof import in_halves
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.memory import fused_functions, memory_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moaic.capture.dry import take_call
+from moaic.capture.trace_only import take_call
 from moaic.ir.graph import Module
 from moaic.runtime.codegen.compile import compile_function
 from moaic.runtime.interpreter import run_function

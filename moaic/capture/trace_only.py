@@ -1,0 +1,251 @@
+"""Capture without running: the first step of a model or of a script, and what it would have been run on."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from moaic.capture.aot import capture_backend
+from moaic.capture.autocast import PRECISION, float8_recipe, takes_precision
+from moaic.capture.dynamo_patches import captures_whole
+from moaic.capture.float8 import in_float8
+from moaic.capture.from_fx import Captured, FxProgram
+from moaic.ir.errors import Diagnostic
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The batch that a model is captured with."""
+
+    batch: int = 8
+    sequence: int = 128
+    image: int = 224
+    """Side of an image, where the model's configuration does not say."""
+    training: bool = True
+    padding: bool = True
+    """Of text: whether rows are of unequal lengths, and the model is given a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Hugging Face model: its type (`llama`) or the place of its configuration, and what is set otherwise there."""
+
+    name: str
+    settings: Mapping[str, object]
+    trust_remote_code: bool = False
+    """Whether code that lies beside the configuration may run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A captured step, and the tensors that it was called with, in the order of `Captured.arguments`."""
+
+    captured: Captured
+    arguments: tuple[Tensor, ...]
+
+
+class _TakenError(BaseException):
+    """Ends the first step before anything runs. No Exception: the person's script must not catch it."""
+
+    def __init__(self, taken: Taken) -> None:
+        super().__init__()
+        self.taken = taken
+
+
+class _Recorder:
+    """An engine that runs nothing, and so comes past graphs of which nothing but views of arguments is wanted."""
+
+    def __init__(self, program: FxProgram) -> None:
+        self.program = program
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        if not captured.function.results:
+            return ()
+        raise _TakenError(Taken(captured, tuple(argument.detach() for argument in arguments)))
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:
+        raise AssertionError("nothing has run forward")
+
+    def forget(self, call: int) -> None:
+        pass
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        raise reason
+
+
+def _record(
+    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, **others: object
+) -> Callable[..., Any]:
+    if recipe := float8_recipe((options or {}).get(PRECISION)):
+        in_float8(graph_module, recipe)
+    return capture_backend(graph_module, examples, _Recorder)
+
+
+def _recorder() -> Callable[..., Any]:
+    return takes_precision(captures_whole(_record))
+
+
+def take_call(
+    model: Callable[..., Any], inputs: Mapping[str, Tensor], options: Mapping[str, object] | None = None
+) -> Taken:
+    """The step that a call of `model` would run, as one graph; `options` as `torch.compile` takes them."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    settings: Any = dict(options or {})
+    compiled: Any = torch.compile(model, backend=_recorder(), fullgraph=True, options=settings)
+    try:
+        compiled(**inputs)
+    except _TakenError as one:
+        return one.taken
+    except TorchDynamoException as error:
+        if isinstance(inner := getattr(error, "inner_exception", None), Diagnostic):
+            raise inner from None
+        reason = str(error).strip().split("\n")[0]
+        raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {reason}") from error
+    raise AssertionError("a compiled model ran without its backend")
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def take_model(source: Source, sample: Sample) -> Taken:
+    """The step of a model whose weights are never made."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers.initialization import no_init_weights
+
+    config = _config(source)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with no_init_weights():
+            model = _model(config, source)
+        return _take(model, config, sample)
+
+
+def take_small_model(source: Source, sample: Sample, most: int) -> Taken:
+    """The step of a model with weights as at the beginning of a training; at most so many, else Diagnostic."""
+    config = _config(source)
+    with torch.device("meta"):
+        elements = sum(parameter.numel() for parameter in _model(config, source).parameters())
+    if elements > most:
+        raise Diagnostic(
+            f"`{source.name}` has {elements / 1e6:,.0f} million parameters, and here it can have {most / 1e6:.0f}",
+            hint="take a small form of it: --set num_hidden_layers=2 --set hidden_size=64, and so on",
+        )
+    torch.manual_seed(0)
+    return _take(_model(config, source), config, sample)
+
+
+def _take(model: Any, config: Any, sample: Sample) -> Taken:
+    inputs = _text(config, sample) if _makes_text(config) else _pictures(config, sample)
+    if not sample.training:
+        del inputs["labels"]
+    with torch.set_grad_enabled(sample.training):
+        return take_call(model.train(sample.training), inputs)
+
+
+def take_script(path: str, arguments: Sequence[str]) -> Taken:
+    """The first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
+    from torch._dynamo.backends.registry import register_backend
+
+    if not Path(path).is_file():
+        raise Diagnostic(f"cannot read {path}: there is no such file")
+    register_backend(_recorder(), name="moai")
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except _TakenError as one:
+        return one.taken
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise Diagnostic(f"{path} ended with {end.code!r} before its first compiled step") from None
+    raise Diagnostic(f"{path} ended without a compiled step", hint='it compiles with `backend="moai"`, and calls that')
+
+
+def _config(source: Source) -> Any:
+    """The configuration of a type, made with the settings, or that of a folder with the settings put in."""
+    from transformers import AutoConfig
+
+    kinds: Any = AutoConfig
+    try:
+        if Path(source.name).exists():
+            trusted = source.trust_remote_code
+            usual: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
+            _check_settings(source, usual, source.settings)
+            config = usual
+        else:
+            # What follows from the settings, such as heads of keys from heads, is derived when a configuration is made.
+            usual, config = kinds.for_model(source.name), kinds.for_model(source.name, **source.settings)
+            _check_settings(source, usual, cast("Mapping[str, object]", vars(config)))
+    except (OSError, ValueError) as error:
+        hint = "give a type such as `llama`, or the folder of a config.json"
+        if "trust_remote_code" in str(error):
+            hint = "read the code in that folder, and let it run with --trust-remote-code"
+        raise Diagnostic(f"there is no model `{source.name}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
+    defaults = {"use_cache": False} if hasattr(config, "use_cache") else {}
+    for name, value in {**defaults, **source.settings}.items():
+        if hasattr(usual, name):
+            setattr(config, name, value)
+    return config
+
+
+def _check_settings(source: Source, usual: Any, given: Mapping[str, object]) -> None:
+    """Raises Diagnostic for a setting among those `given` that such configurations usually do not have.
+
+    A configuration that is made keeps what it does not know as an attribute; what it knows by an old name it takes in.
+    """
+    for name in source.settings:
+        if name in given and not hasattr(usual, name):
+            raise Diagnostic(f"the configuration of `{source.name}` has no `{name}`")
+
+
+def _model(config: Any, source: Source) -> Any:
+    """A model that learns its usual task."""
+    try:
+        model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
+    except (AttributeError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier: {reason}") from error
+    model.tie_weights()
+    return model
+
+
+def _makes_text(config: Any) -> bool:
+    return hasattr(config, "vocab_size")
+
+
+def _maker(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+
+    if not _makes_text(config):
+        return AutoModelForImageClassification
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+
+
+def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
+    """Rows whose padding, if they have any, is no part of the loss."""
+    rows, length = sample.batch, sample.sequence
+    with unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
+        if not sample.padding:
+            return {"input_ids": ids, "labels": ids}
+        mask = (torch.arange(length) < length - torch.arange(rows).unsqueeze(1) % (length // 2 + 1)).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
+
+
+def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
+    side = getattr(config, "image_size", sample.image)
+    with unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randn(sample.batch, config.num_channels, side, side, generator=generator)
+        labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
+        return {"pixel_values": pixels, "labels": labels}

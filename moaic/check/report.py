@@ -1,0 +1,109 @@
+"""The command `moaic check`: plans of a step for some numbers of devices, a verdict on each, and how many passed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from moaic.check.proof import ANY, Fate, Proof, Step, Verdict, one_of_each_kind, plans_of
+from moaic.check.workers import WorkerProof, workers
+from moaic.ir.errors import Diagnostic
+from moaic.passes.config import Config, Request
+
+LARGEST = 1 << 26
+"""A model that is checked has at most so many parameters: it is run in float64, many times."""
+
+HEAD = ("plan", "devices", "loss off by", "gradients off by", "of", "verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be checked."""
+
+    devices: tuple[int, ...]
+    all_plans: bool = False
+    request: Request = ANY
+    on_workers: bool = False
+    compiled: bool = False
+
+
+def devices_from(text: str) -> tuple[int, ...]:
+    """`2,4,8`; raises Diagnostic for anything else."""
+    words = text.split(",")
+    for word in words:
+        if not word.isdigit() or int(word) < 1:
+            raise Diagnostic(f"--devices takes numbers of devices such as 2,4,8, not `{text}`")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A plan that was run, for so many devices, on virtual ranks or on workers."""
+
+    devices: int
+    on_workers: bool
+    verdict: Verdict
+
+
+def check(step: Step, asked: Asked) -> Iterator[Checked]:
+    """A verdict on plan after plan, as they are run."""
+    proof = Proof(step)
+    for devices in asked.devices:
+        for config in chosen(step, devices, asked):
+            yield Checked(devices, False, proof.verdict(config))
+    if asked.on_workers:
+        yield from _on_workers(step, asked)
+
+
+def _on_workers(step: Step, asked: Asked) -> Iterator[Checked]:
+    proof = WorkerProof(step, compiled=asked.compiled)
+    for devices in asked.devices:
+        with workers(devices) as accelerator:
+            for config in chosen(step, devices, asked):
+                yield Checked(devices, True, proof.verdict(config, accelerator))
+
+
+def chosen(step: Step, devices: int, asked: Asked) -> Sequence[Config]:
+    """The plans that are checked for one number of devices."""
+    plans = plans_of(step.module, devices, asked.request)
+    return plans if asked.all_plans else one_of_each_kind(plans)
+
+
+class Table:
+    """Lines that can be printed one by one: the plans are known beforehand, and with them how wide they are."""
+
+    def __init__(self, step: Step, asked: Asked) -> None:
+        configs = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
+        self._plan = max(map(len, [HEAD[0], *configs]))
+        labels = [step.module.main.result_role(index).label for index in range(len(step.module.main.results))]
+        self._label = max(map(len, [HEAD[4], *labels]))
+
+    def head(self) -> str:
+        return self._line(HEAD)
+
+    def line(self, checked: Checked) -> str:
+        verdict = checked.verdict
+        where = f"{checked.devices} workers" if checked.on_workers else f"{checked.devices} virtual"
+        numbers = ("" if number is None else f"{number:.1e}" for number in (verdict.loss, verdict.gradient))
+        fate = f"{verdict.fate.value}: {verdict.reason}" if verdict.reason else verdict.fate.value
+        return self._line((str(verdict.config), where, *numbers, verdict.where, fate))
+
+    def _line(self, cells: Sequence[str]) -> str:
+        plan, devices, loss, gradient, label, fate = cells
+        numbers = f"{devices:<11}  {loss:>11}  {gradient:>16}"
+        return f"{plan:<{self._plan}}  {numbers}  {label:<{self._label}}  {fate}".rstrip()
+
+
+def summary(found: Sequence[Checked]) -> str:
+    """How many pairs of this model and a plan there were, by where they ran and by fate."""
+    lines: list[str] = []
+    for place, on_workers in (("virtual ranks", False), ("workers", True)):
+        fates = Counter(checked.verdict.fate for checked in found if checked.on_workers == on_workers)
+        counts = [f"{fates[fate]:,} {word}" for fate, word in _WORDS.items() if fates[fate] or fate is Fate.PASS]
+        if fates:
+            lines.append(f"{fates.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
+    return "\n".join(lines)
+
+
+_WORDS = {Fate.PASS: "passed", Fate.FAIL: "failed", Fate.DROPPED: "dropped"}

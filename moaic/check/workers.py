@@ -1,0 +1,93 @@
+"""Whether a plan computes what its step says on real workers: forward and backward as a training step runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from moaic.check.proof import KEY, Fate, Step, Verdict, compared, crashed, loss_at
+from moaic.compile.step import Step as Running
+from moaic.device.host_tensor_cache import uploaded
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.printer import render
+from moaic.passes.build import Builder
+from moaic.passes.config import Config
+from moaic.passes.lowering.plan import Plan
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import whole
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.interpreter import run_function
+
+TOLERANCE = 1e-4
+"""Largest distance from the step's result in float64: rounding of float32, summed in another order."""
+
+
+@contextmanager
+def workers(count: int) -> Generator[Accelerator]:
+    """An accelerator of so many workers of this machine, ended with the block."""
+    accelerator = Accelerator(launch(count))
+    try:
+        yield accelerator
+    finally:
+        accelerator.close()
+
+
+class WorkerProof:
+    """One step in float32 and what it computes; if it has a loss, all tangents but that of the loss are zero."""
+
+    def __init__(self, step: Step, *, compiled: bool) -> None:
+        self._exact = with_tangent_of_loss_alone(step)
+        self._step = self._exact.cast("f32")
+        self._compiled = compiled
+        self._expected = run_function(self._exact.module, self._exact.module.main.name, self._exact.inputs)
+        self._builders: dict[str, Builder] = {}
+
+    def verdict(self, config: Config, accelerator: Accelerator) -> Verdict:
+        """Runs one training step under a plan; a plan that does not exist is dropped, one that crashes failed."""
+        main = self._step.module.main
+
+        def plan(step: Module) -> Plan:
+            return self._builder(step).build(config)
+
+        try:
+            results = self._results(Running(main, accelerator, plan, compiled=self._compiled), accelerator)
+        except Diagnostic as reason:
+            return Verdict(config, Fate.DROPPED, reason=reason.message)
+        except Exception as error:
+            return Verdict(config, Fate.FAIL, reason=crashed(error))
+        return compared(config, main, results, self._expected, TOLERANCE)
+
+    def _builder(self, step: Module) -> Builder:
+        """A step is planned for each set of tangents that are known to be zero; plans of one share their passes."""
+        text = render(step)
+        if text not in self._builders:
+            self._builders[text] = Builder(step)
+        return self._builders[text]
+
+    def _results(self, running: Running, accelerator: Accelerator) -> list[Tensor]:
+        main = self._step.module.main
+        given = [uploaded(accelerator, self._step.inputs[i]) for i in running.given]
+        outputs, call = running.forward(given, KEY)
+        tangents = [self._step.inputs[i] for i in running.tangents]
+        set_ones = [uploaded(accelerator, tensor) if tensor.any() else None for tensor in tangents]
+        grads = running.backward(call, set_ones) if running.grads else []
+        made = dict(zip((*running.outputs, *running.grads), (*outputs, *grads), strict=True))
+        return [accelerator.download(whole(made[i])) for i in range(len(main.results))]
+
+
+def with_tangent_of_loss_alone(step: Step) -> Step:
+    """The step with the tangents that `loss.backward()` gives."""
+    main = step.module.main
+    loss = loss_at(main)
+    if loss is None:
+        return step
+    label, inputs = main.result_role(loss).label, list(step.inputs)
+    for index, tensor in enumerate(step.inputs):
+        role = main.param_role(index)
+        if role.kind == "tangent":
+            inputs[index] = torch.ones_like(tensor) if role.label == label else torch.zeros_like(tensor)
+    return Step(step.module, tuple(inputs))

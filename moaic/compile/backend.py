@@ -1,0 +1,185 @@
+"""The Dynamo backend `moai`: each captured graph becomes steps on the virtual accelerator."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moaic.capture.aot import capture_backend
+from moaic.capture.autocast import PRECISION, float8_recipe, takes_precision
+from moaic.capture.dynamo_patches import captures_whole
+from moaic.capture.float8 import in_float8
+from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.pieces import Piece, piece_of
+from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
+from moaic.compile.report import Report
+from moaic.compile.step import Call, Key, Step
+from moaic.device import torch_module
+from moaic.device.handles import is_ours, tensor_of, view_of
+from moaic.device.host_tensor_cache import mirrored, uploaded
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Value
+from moaic.passes.config import Request
+from moaic.planner import log
+from moaic.runtime.controller import session
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer, row_major, whole
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.support import progress
+
+
+@takes_precision
+@captures_whole
+def moai(
+    graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
+
+    Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
+    and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
+    `precision="bf16"` a model computes as under autocast, and what it holds keeps its type; with "float8" its linear
+    layers do so in eight-bit floats. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op what they would
+    compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or `mode="reduce-overhead"` has GPUs repeat steps that they have
+    recorded. Raises Diagnostic for what no plan can do.
+    """
+    given = options or {}
+    request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
+    piece = piece_of(graph_module)
+    torch_module.init()  # a graph without operands makes the program's first tensors of the device
+    prepare()
+    if recipe := float8_recipe(given.get(PRECISION)):
+        check_float8()
+        in_float8(graph_module, recipe)
+    with Report.current().timed("capture_s"), progress.shown("Capturing"):
+        run = capture_backend(
+            graph_module,
+            examples,
+            lambda program: GraphEngine(program, request, piece, compiled=compiled, recorded=recorded),
+        )
+    measure()
+    return run
+
+
+def report() -> dict[str, object]:
+    """What the last planned step got, and how long capture, planning and compiling took."""
+    found = Report.current()
+    if session.SESSION.is_running():
+        workers = session.accelerator().stats().workers
+        found.timings["compile_s"] = max(
+            sum(sum(program.compile.values()) for program in worker.programs.values()) for worker in workers
+        )
+    return found.as_dict()
+
+
+class GraphEngine:
+    """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
+
+    def __init__(
+        self,
+        program: FxProgram,
+        request: Request,
+        piece: Piece | None = None,
+        *,
+        compiled: bool = True,
+        recorded: bool = False,
+    ) -> None:
+        self._request = request
+        self._piece = piece or Piece()
+        self._compiled = compiled
+        self._recorded = recorded
+        self._steps: dict[Captured, Step] = {}
+        self._constants: dict[Captured, list[Buffer]] = {}
+        self._calls: dict[int, Call] = {}
+        self._forgotten: deque[int] = deque()
+
+    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+        """Handles for outputs and updates; tensors of the host for those that the program has there."""
+        self._bury()
+        if not captured.function.results:
+            return []
+        accelerator = session.accelerator()
+        step = self._step(captured, accelerator)
+        inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]
+        outputs, made = step.forward(inputs, _key(captured))
+        if call is not None:
+            self._calls[call] = made
+        return _tensors(accelerator, captured, outputs, slice(captured.forward_results))
+
+    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+        """Handles for the gradients; tensors of the host for arguments that lie there."""
+        accelerator = session.accelerator()
+        step = self._step(captured, accelerator)
+        given = [_buffer(accelerator, tensor) for tensor in tangents]
+        grads = step.backward(self._calls[call], given)
+        return _tensors(accelerator, captured, grads, slice(captured.forward_results, None))
+
+    def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
+        """Buffers with the arguments' values. What a model holds is likely to be the same as last time."""
+        if all(map(is_ours, arguments)):
+            return [_buffer(accelerator, tensor) for tensor in arguments]
+        roles = [captured.function.param_role(index).kind for index in range(len(arguments))]
+        return [
+            mirrored(accelerator, tensor)
+            if kind in ("param", "buffer") and not is_ours(tensor)
+            else _buffer(accelerator, tensor)
+            for kind, tensor in zip(roles, arguments, strict=True)
+        ]
+
+    def forget(self, call: int) -> None:
+        """Take note, from any thread, that no backward of this call can come."""
+        if call in self._calls:
+            self._calls[call].is_live = False
+            self._forgotten.append(call)
+
+    def run_op_by_op(self, reason: Diagnostic) -> None:
+        log.op_by_op(reason.message)
+
+    def _bury(self) -> None:
+        while self._forgotten:
+            call = self._forgotten.popleft()
+            self._calls.pop(call, None)
+
+    def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
+        if captured not in self._steps:
+            planning = Planning(self._request, self._piece)
+            self._steps[captured] = Step(
+                captured.function, accelerator, planning.plan, compiled=self._compiled, recorded=self._recorded
+            )
+            self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
+        return self._steps[captured]
+
+
+def _key(captured: Captured) -> Key:
+    """What a call draws its random numbers from: itself drawn from the generator that `torch.manual_seed` seeds."""
+    if not captured.has_key:
+        return 0, 0
+    words = torch.randint(torch.iinfo(torch.int64).max, (2,), generator=torch.default_generator, device="cpu")
+    return int(words[0]), int(words[1])
+
+
+def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    """The buffer with a tensor's values, contiguous and whole."""
+    if not is_ours(tensor):
+        return uploaded(accelerator, tensor)
+    view = view_of(tensor)
+    if view.is_whole and view.strides == row_major(view.shape):
+        return view.buffer
+    made = accelerator.buffer(DTYPE_NAMES[view.dtype], tuple(view.shape), row_major(tuple(view.shape)))
+    accelerator.launch("aten.clone", (view,), {"memory_format": torch.contiguous_format}, (made,))
+    return made
+
+
+def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], part: slice) -> list[Tensor]:
+    """This part of a program's results, which the buffers hold, each where the program has it."""
+    results = zip(buffers, captured.function.results[part], captured.on_host[part], strict=True)
+    return [_tensor(accelerator, buffer, value, on_host) for buffer, value, on_host in results]
+
+
+def _tensor(accelerator: Accelerator, buffer: Buffer, value: Value, on_host: bool) -> Tensor:
+    if on_host:
+        return accelerator.download(whole(buffer))
+    return tensor_of(buffer, value.type.shape, row_major(value.type.shape))

@@ -1,0 +1,259 @@
+"""From a step to its plan, for one compiled model: the first variant is searched for, the others follow it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache, partial
+from pathlib import Path
+
+from moaic.capture.pieces import Piece
+from moaic.compile.oom_advice import MIB, Need, Room, ways_out
+from moaic.compile.report import Report
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.option.option_words import COMPILE, CUDA_GRAPHS, NO_DECISIONS
+from moaic.passes.build import build
+from moaic.passes.config import Config, Request
+from moaic.passes.lowering.plan import Plan
+from moaic.passes.perf import machine as machines
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.solver.costs import prices_of
+from moaic.planner import log
+from moaic.planner.bend import followed, let_go
+from moaic.planner.candidates import candidates, check_request, fitting, relaxed
+from moaic.planner.dump import dump
+from moaic.planner.memory_fit import Sized
+from moaic.planner.plan_cache import search_cached
+from moaic.planner.processes import ProcessPool
+from moaic.planner.request import parse_request, request_from
+from moaic.planner.search import NoPlanFits, Selection
+from moaic.runtime.controller import session
+from moaic.runtime.controller.calibrate import measured, memory_per_worker
+from moaic.runtime.host import env_flags
+from moaic.runtime.host.cores import cores
+from moaic.runtime.host.flavors import flavors
+from moaic.runtime.host.gpus import usable
+from moaic.runtime.host.memory import USABLE
+from moaic.runtime.protocol.shortage import Shortage
+from moaic.support import excepthook, logging_setup, progress
+from moaic.support.cache_folder import cache_folder
+
+CAUTION = 0.7
+"""Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
+
+REDUCE_OVERHEAD = "reduce-overhead"
+"""What `torch.compile` calls a mode in which GPUs repeat what they have recorded."""
+
+
+def compiles(options: Mapping[str, object]) -> bool:
+    """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
+    asked = options.get(COMPILE)
+    return env_flags.says_yes(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
+
+
+def records(options: Mapping[str, object], mode: str | None = None) -> bool:
+    """Whether GPUs repeat steps that they have recorded: by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
+
+    Raises Diagnostic for a mode that is another backend's.
+    """
+    if mode not in (None, "default", REDUCE_OVERHEAD):
+        raise Diagnostic(
+            f"mode={mode} is not known to backend moai",
+            hint=f"leave it out, or choose {REDUCE_OVERHEAD}: GPUs repeat steps that they have recorded",
+        )
+    if mode == REDUCE_OVERHEAD:
+        return True
+    asked = options.get(CUDA_GRAPHS)
+    return env_flags.says_yes(
+        CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE, "false") if asked is None else asked
+    )
+
+
+def check_float8() -> None:
+    """Raises Diagnostic where a GPU has no products of eight-bit floats; CPUs do them, slowly."""
+    flavor = session.SESSION.flavor()
+    lacking = [gpu.name for gpu in usable(os.environ)[: flavor.gpus] if not gpu.has_float8]
+    if lacking:
+        raise Diagnostic(f"{lacking[0]} multiplies no eight-bit floats", hint="precision=bf16 is what it does best")
+
+
+def request_of(options: Mapping[str, object]) -> Request:
+    """What the person fixed: options of `torch.compile`, and MOAI_PLAN for what they leave open."""
+    given = request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
+    ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
+    asked = {field.name: getattr(given, field.name) for field in fields(Request)}
+    return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})
+
+
+def prepare() -> None:
+    """Has workers and planner processes start, while the graph is being captured."""
+    excepthook.install()
+    logging_setup.install(os.environ)
+    session.accelerator().while_waiting(progress.waiting)
+    _pool()
+
+
+def measure() -> None:
+    """Has this machine's measures ready, before anything is pending that measuring would run."""
+    this_machine()
+
+
+class Planning:
+    """Plans the variants of one step, of one captured graph at concrete sizes, alike."""
+
+    def __init__(self, request: Request, piece: Piece) -> None:
+        """What the first whole graph of a model cannot follow of a request is an error; what comes later bends it."""
+        self.request = request
+        self._piece = piece
+        self._config: Config | None = None
+
+    def plan(self, step: Module) -> Plan:
+        """The plan for `step`; raises Diagnostic where the request cannot be met."""
+        report = Report.current()
+        with report.timed("planning_s"):
+            plan = self._first(step) if self._config is None else self._again(step, self._config)
+        self._config = self._config or plan.config
+        report.plan = str(plan.config)
+        session.SESSION.planned(report.plan, plan.programs.joint.mesh)
+        return plan
+
+    def _first(self, step: Module) -> Plan:
+        """Calls of several threads search in turn: they share the processes."""
+        with _pool().turn:
+            return self._search(step)
+
+    def _again(self, step: Module, config: Config) -> Plan:
+        """A variant's plan: that of the first, where it can have it."""
+        try:
+            return build(step, config, prices_of(this_machine()))
+        except Diagnostic:
+            return self._first(step)
+
+    def _search(self, step: Module) -> Plan:
+        try:
+            with progress.shown("Planning") as line:
+                _pool().progress = None if line is None else line.show
+                selection, request = self._selected(step, this_machine())
+        except NoPlanFits as error:
+            sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
+            hint = _ways_out(step, error.request, sized, whole=self._piece.is_whole)
+            raise Diagnostic(error.message, hint=hint) from None
+        except KeyboardInterrupt:
+            log.interrupted()
+            raise
+        if folder := os.environ.get("MOAI_DUMP"):
+            dump(Path(folder), step, selection)
+        _pool().rest()
+        chosen = selection.fates.of(selection.fates.selected)
+        assert chosen.memory is not None
+        sized = [(chosen.config, chosen.memory)]
+        session.accelerator().explain_shortage(partial(_after_all, step, request, sized, self._piece.is_whole))
+        return selection.plan
+
+    def _selected(self, step: Module, machine: Machine) -> tuple[Selection, Request]:
+        """The best plan that keeps to the request, or to as much of it as the step can follow; and to what it keeps."""
+        if self._piece.is_strict:
+            return self._asked_for(step, machine), self.request
+        check_request(step, machine.workers, self.request)
+        try:
+            candidates(step, machine.workers, self.request)
+            return self._asked_for(step, machine), self.request
+        except NoPlanFits:
+            raise
+        except Diagnostic as reason:
+            kept = followed(step, machine, self.request)
+            if kept == self.request:
+                raise
+            selection = _cached(step, machine, kept)
+            self._say_bent(step, let_go(self.request, kept), selection.fates.selected, reason.message)
+            return selection, kept
+
+    def _asked_for(self, step: Module, machine: Machine) -> Selection:
+        selection = _cached(step, machine, self.request)
+        # An evaluation lets go of a split by itself, and shows nothing of what training can follow.
+        self._piece.model.has_followed |= relaxed(step, self.request) == self.request
+        return selection
+
+    def _say_bent(self, step: Module, asked: str, taken: Config, reason: str) -> None:
+        """Once for each graph of a model in pieces, else once for all batches that let go of the same."""
+        place = "" if self._piece.is_whole else _place(step)
+        if place and fitting(step, self.request) != self.request:
+            reason = f"the first tensor that it is given has {batch_size(step.main)} rows"
+        said = self._piece.model.said
+        if (kind := f"{place} {asked}") not in said:
+            said.add(kind)
+            log.bent(asked, taken, reason, place)
+
+
+def _cached(step: Module, machine: Machine, request: Request) -> Selection:
+    return search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
+
+
+def _place(step: Module) -> str:
+    """Where a graph begins: the first line of the person's that it does."""
+    lines = (f"{op.loc.file}:{op.loc.line}" for op in step.main.ops if op.loc.file)
+    return next(lines, f"@{step.main.name}")
+
+
+def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bool, shortage: Shortage) -> str:
+    """What to do about a plan that was predicted to fit and did not."""
+    ((config, memory),) = sized
+    expected = this_machine().memory / USABLE
+    had = shortage.held + shortage.free
+    # What else runs here may have left the worker less than its share; and the program may hold more than the plan.
+    scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
+    ways = _ways_out(step, request, sized, lambda room: int(scale * room) - beside, tried=False, whole=whole)
+    return (
+        f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
+        f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
+    )
+
+
+def _ways_out(
+    step: Module,
+    request: Request,
+    sized: Sequence[Sized],
+    left: Callable[[int], int] = int,
+    *,
+    tried: bool = True,
+    whole: bool = True,
+) -> str:
+    """Ways out of too little memory; `left` says what of the room of a worker is left for plans."""
+    machine = this_machine()
+    now = session.SESSION.flavor()
+    others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
+    rooms = [Room(flavor, left(memory_per_worker(flavor, _idle()))) for flavor in others]
+    pool = _pool()
+    with pool.turn:
+        try:
+            here = replace(machine, memory=left(machine.memory))
+            return ways_out(Need(step, request, sized, tried, whole), here, rooms, pool)
+        finally:
+            pool.rest()
+
+
+def _idle() -> Mapping[str, int]:
+    """Bytes that a worker takes before it is given anything."""
+    return json.loads(_measures())["idle"]
+
+
+@cache
+def _pool() -> ProcessPool:
+    """The planner's processes, started when a model is first compiled and kept."""
+    return ProcessPool(cores())
+
+
+@cache
+def _measures() -> str:
+    """This machine's measures, taken once and remembered on disk."""
+    return measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ))
+
+
+@cache
+def this_machine() -> Machine:
+    """This machine as the planner sees it."""
+    return machines.from_text(_measures())

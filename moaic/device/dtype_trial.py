@@ -1,0 +1,50 @@
+"""Element types that the CPU's kernels refuse and meta tensors do not, found before a worker is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from moaic.device.op_signature import Signature
+from moaic.runtime.controller import session
+from moaic.runtime.host.gpus import CPU
+
+Trial = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], None]
+
+
+def trial_of(signature: Signature) -> Trial:
+    """Tries an elementwise op on single elements, once for each choice of types; raises NotImplementedError as it does.
+
+    GPUs have other kernels, and what is not elementwise has demands on shapes and values: their workers refuse.
+    """
+    right: set[tuple[Any, ...]] = set()
+
+    def check(key: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        types = tuple(each for each in key if isinstance(each, torch.dtype | type))
+        if types not in right and set(session.SESSION.flavor().devices) == {CPU}:
+            _attempt(signature, args, kwargs)
+            right.add(types)
+
+    return check if "pointwise" in signature.tags else _unchecked
+
+
+def _unchecked(key: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+def _attempt(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature.overload(*map(_single, args), **{name: _single(value) for name, value in kwargs.items()})
+    except NotImplementedError:
+        raise
+    except RuntimeError:
+        return  # by the values, which are not the operands'
+
+
+def _single(value: Any) -> Any:
+    """A tensor of the same type with at most one element; 1, by which anything can be divided."""
+    if isinstance(value, torch.Tensor):
+        return torch.ones([min(size, 1) for size in value.shape], dtype=value.dtype, device="cpu")
+    return [_single(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]

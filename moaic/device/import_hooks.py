@@ -1,0 +1,163 @@
+"""What must be in place before the device is used: each hook passes everything through that is not about `moai`.
+
+Loaded by `import torch`, so it imports nothing of ours that is heavy; the work is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache, partial
+from typing import Any, Final
+
+import torch
+
+from moaic.device import torch_private
+
+NAME: Final = torch_private.NAME
+
+IN_USE: Final = threading.Event()
+"""Set when the program uses the device for the first time; until then torch must behave as if it were not installed."""
+
+
+def is_moai(device: Any) -> bool:
+    """Whether an argument called `device` names the virtual accelerator."""
+    if isinstance(device, str):
+        return device.split(":", maxsplit=1)[0] == NAME
+    return isinstance(device, torch.device) and device.type == NAME
+
+
+@cache
+def install(other: torch.device | None) -> None:
+    """Put the hooks in place, once; `other` is the accelerator that PyTorch was built for, if any."""
+    torch_private.STORAGE_NEW.take_over(_storage_new)
+    torch_private.STORAGE_COPY.take_over(_storage_copy)
+    torch_private.STORAGE_WRITE.take_over(_storage_write)
+    torch_private.STORAGE_READ.take_over(_storage_read)
+    torch_private.STORAGE_ITEM.take_over(_storage_item)
+    torch_private.STORAGE_SWAP.take_over(_storage_swap)
+    torch_private.MODULE_APPLY.take_over(_module_apply)
+    torch_private.generator_new().take_over(_generator_new)
+    torch_private.CURRENT_ACCELERATOR.take_over(partial(_current_accelerator, other))
+    torch_private.ANY_ACCELERATOR.take_over(_any_accelerator)
+    torch.serialization.register_package(9, _tag, _restore)
+
+
+def _storage_new(real: Any) -> Any:
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_moai(kwargs.get("device")):
+            return real(cls, *args, **kwargs)
+        from moaic.device import storages
+
+        return storages.new(args[0] if args else kwargs.get("size", 0))
+
+    return new
+
+
+def _storage_copy(real: Any) -> Any:
+    def copy_(self: Any, source: Any, non_blocking: Any = None) -> Any:
+        if self.device.type != NAME and source.device.type != NAME:
+            return real(self, source, bool(non_blocking))
+        from moaic.device import storages
+
+        if self.device.type == NAME:
+            return storages.fill_from(self, source)
+        return real(self, storages.fetch(source), False)
+
+    return copy_
+
+
+def _storage_write(real: Any) -> Any:
+    def write(self: Any, *args: Any) -> Any:
+        if self.device.type != NAME:
+            return real(self, *args)
+        from moaic.device import storages
+
+        return real(storages.fetch(self), *args)
+
+    return write
+
+
+def _storage_read(real: Any) -> Any:
+    def read(self: Any, *args: Any) -> Any:
+        if self.device.type != NAME:
+            return real(self, *args)
+        from moaic.device import storages
+
+        host = torch.UntypedStorage(self.nbytes(), device="cpu")
+        real(host, *args)
+        return storages.fill_from(self, host)
+
+    return read
+
+
+def _storage_item(real: Any) -> Any:
+    def item(self: Any, index: Any) -> Any:
+        if self.device.type != NAME:
+            return real(self, index)
+        from moaic.device import storages
+
+        return real(storages.fetch(self), index)
+
+    return item
+
+
+def _storage_swap(real: Any) -> Any:
+    def byteswap(self: Any, dtype: torch.dtype) -> None:
+        if self.device.type == NAME:
+            raise NotImplementedError("the bytes of a storage on device moai cannot be swapped: fetch it with .cpu()")
+        real(self, dtype)
+
+    return byteswap
+
+
+def _module_apply(real: Any) -> Any:
+    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        from moaic.device.module_moves import Move
+
+        return real(self, fn if isinstance(fn, Move) else Move(fn), recurse)
+
+    return apply
+
+
+def _generator_new(real: Any) -> Any:
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.Generator and is_moai(args[0] if args else kwargs.get("device")):
+            raise NotImplementedError(
+                "device moai has no generator of its own: eager random ops draw from the CPU's, so use "
+                "torch.Generator() for tensors on moai, or torch.manual_seed()"
+            )
+        return real(cls, *args, **kwargs)
+
+    return call
+
+
+def _current_accelerator(other: torch.device | None, real: Any) -> Any:
+    def current_accelerator() -> torch.device | None:
+        found = real()
+        unused = found is not None and found.type == NAME and not IN_USE.is_set()
+        return other if unused else found
+
+    return current_accelerator
+
+
+def _any_accelerator(real: Any) -> Any:
+    def any_accelerator(check: bool = False) -> torch.device:
+        found = real(check)
+        unused = found.type == NAME and not IN_USE.is_set()
+        return (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else found
+
+    return any_accelerator
+
+
+def _tag(storage: Any) -> str | None:
+    """What torch.save notes as the place of a storage."""
+    return "moai:0" if storage.device.type == NAME else None
+
+
+def _restore(storage: Any, location: str) -> Any:
+    """What torch.load makes of a storage that was saved on the device or is mapped to it."""
+    if not is_moai(location):
+        return None
+    from moaic.device import storages
+
+    return storages.fill_from(storages.new(storage.nbytes()), storage)

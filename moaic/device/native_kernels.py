@@ -1,0 +1,466 @@
+"""Kernels of the device's own: creation, copies, views, resizing, reading a scalar, and ops that no worker knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from moaic.device import memory_overlap, torch_private
+from moaic.device.generic_kernels import check_place, mutating
+from moaic.device.handles import (
+    dtype_name,
+    extent,
+    geometry,
+    is_ours,
+    new_tensor,
+    view_of,
+)
+from moaic.device.op_signature import signature_of
+from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.storages import settle
+from moaic.device.transfer import overwrite, plain, to_device, to_host
+from moaic.device.view_copies import KERNELS as VIEWS
+from moaic.runtime.controller import session
+from moaic.runtime.controller.buffer import row_major
+
+aten: Final[Any] = torch.ops.aten
+
+_training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
+_view: Final = torch_private.metadata_kernel(aten.view.default)
+_view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
+_resize: Final = torch_private.metadata_kernel(aten.resize_.default)
+_set_geometry: Final = torch_private.set_geometry_kernel()
+_KEYS: Final = torch_private.CPU_KEYS
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **where: Any,
+) -> torch.Tensor:
+    _check_places(where)
+    kind = dtype or torch.get_default_dtype()
+    if memory_format in (None, torch.contiguous_format):
+        shape = tuple(size)
+        _check_sizes(shape)
+        return new_tensor(geometry(kind, shape, row_major(shape)))
+    like = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format)
+    return new_tensor(geometry(kind, like.shape, like.stride()))
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
+) -> torch.Tensor:
+    _check_places(where)
+    _check_sizes(size)
+    return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
+
+
+def _check_places(where: Mapping[str, Any]) -> None:
+    for name, value in where.items():
+        check_place(name, value)
+
+
+def _check_sizes(size: Sequence[int]) -> None:
+    if any(dim < 0 for dim in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+
+
+def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
+    _check_places(where)
+    kind = dtype or torch.full((), fill_value, device="cpu").dtype
+    shape = tuple(size)
+    _check_sizes(shape)
+    return fill_(new_tensor(geometry(kind, shape, row_major(shape))), fill_value)
+
+
+def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
+    """Zeros that torch would not store; here they are stored."""
+    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **where)
+
+
+def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
+    view = view_of(tensor)
+    accelerator = session.accelerator()
+    if view.is_whole and not isinstance(value, complex):
+        accelerator.fill(view.buffer, _as_element(value, tensor.dtype))
+    else:
+        accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
+    return tensor
+
+
+def _as_element(value: Any, dtype: torch.dtype) -> bool | int | float:
+    """`value` as an element of `dtype` would hold it, up to rounding; overflow raises as it does on the CPU."""
+    if dtype == torch.bool:
+        return bool(value)
+    if dtype.is_floating_point or dtype.is_complex:
+        return float(value)
+    return int(torch.full((), value, dtype=dtype).item())
+
+
+def zero_(tensor: torch.Tensor) -> torch.Tensor:
+    return fill_(tensor, 0)
+
+
+def fill_tensor_(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if value.dim() != 0:
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
+        )
+    if not is_ours(value):
+        return fill_(tensor, value.item())
+    return copy_(tensor, value.clone() if torch_private.share(tensor, value) else value)
+
+
+def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy with broadcasting and conversion, in each direction."""
+    _check_broadcast(target, source)
+    if not is_ours(target):
+        target.copy_(to_host(source))
+    elif target.is_conj() or target.is_neg():
+        _copy_through(target, source)
+    elif not is_ours(source):
+        memory_overlap.check_written(target)
+        overwrite(target, source)
+    elif not memory_overlap.is_same(target, source):
+        memory_overlap.check_written(target, source)
+        session.accelerator().launch("aten.copy_", (view_of(target), view_of(plain(source))), {}, ())
+    return target
+
+
+def _copy_through(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into a tensor whose elements are to be conjugated or negated when they are read."""
+    if target.is_conj():
+        target.conj().copy_(source.conj())
+    else:
+        aten._neg_view.default(target).copy_(-source)
+
+
+def _check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:
+    wanted, given = target.shape, source.shape
+    if wanted == given:
+        return
+    tail = wanted[len(wanted) - len(given) :] if len(given) <= len(wanted) else None
+    if tail is None or any(size not in (1, room) for size, room in zip(given, tail, strict=True)):
+        raise RuntimeError(f"output with shape {list(wanted)} doesn't match the broadcast shape {list(given)}")
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(target, source, non_blocking)
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return copy_(target.resize_(source.shape), source)
+
+
+def to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+    layout: torch.layout | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
+    kind = dtype or tensor.dtype
+    target = device or tensor.device
+    check_place("layout", layout)
+    if target.type == torch_private.NAME:
+        check_place("device", target)
+    if not is_ours(tensor):
+        host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
+        return to_device(host)
+    if target.type == torch_private.NAME:
+        like = aten._to_copy.default(_meta(tensor), dtype=kind, memory_format=memory_format)
+        return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
+    host = to_host(tensor)
+    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
+    strides = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format).stride()
+    if target.type == "cpu" and host.dtype == kind and host.stride() == strides:
+        return host
+    return torch.empty_strided(tensor.shape, strides, dtype=kind, device=target).copy_(host)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    return to_host(tensor).item()
+
+
+def resize_(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """Change the shape; a storage that is too small gives way to a larger one."""
+    like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    offset: Any = tensor.storage_offset()
+    room = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    needed = offset + extent(like.shape, like.stride())
+    if tensor.shape == like.shape or needed <= room:
+        return _resize(tensor, size, memory_format=memory_format)
+    return _grow(tensor, like, needed if offset else None, room)
+
+
+def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int) -> torch.Tensor:
+    """Give a tensor a storage of its own, as large as `like` or of `flat` elements, that begins as the old one did."""
+    if torch_private.is_shared(tensor):
+        raise NotImplementedError(
+            f"a tensor of shape {list(tensor.shape)} on device moai cannot grow to {list(like.shape)}: "
+            "other tensors share its storage, which cannot be enlarged; resize a clone() of it"
+        )
+    made = geometry(tensor.dtype, like.shape, like.stride()) if flat is None else geometry(tensor.dtype, (flat,), (1,))
+    grown = new_tensor(made)
+    if kept:
+        grown.as_strided((kept,), (1,)).copy_(tensor.as_strided((kept,), (1,), 0))
+    return _set_geometry(
+        _KEYS, tensor, grown.untyped_storage(), tensor.storage_offset(), tuple(like.shape), like.stride()
+    )
+
+
+def set_(tensor: torch.Tensor) -> torch.Tensor:
+    nothing = new_tensor(geometry(tensor.dtype, (0,), (1,)))
+    return _set_geometry(_KEYS, tensor, nothing.untyped_storage(), 0, (0,), (1,))
+
+
+def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
+    count = source.nbytes() // tensor.dtype.itemsize
+    return set_storage_offset(tensor, source, 0, (count,), (1,))
+
+
+def set_storage_offset(
+    tensor: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    """Point a tensor at a storage; one that came as plain bytes learns here what it holds."""
+    strides = tuple(stride) if len(stride) == len(size) else row_major(tuple(size))
+    settle(source, tensor.dtype)
+    return _set_geometry(_KEYS, tensor, source, storage_offset, tuple(size), strides)
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    offset: Any = source.storage_offset()
+    return set_storage_offset(tensor, source.untyped_storage(), offset, source.shape, source.stride())
+
+
+def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy at once: PyTorch would put it off until it is written, by an allocator that the device has not."""
+    return tensor.clone()
+
+
+def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same bits seen as another type."""
+    dtype_name(dtype)  # raises for one that the device does not hold
+    return _view_dtype(tensor, dtype)
+
+
+def view_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A contiguous copy in another shape, also where no view can have it."""
+    return tensor.contiguous().view(size).clone()
+
+
+def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return _view(tensor, size)
+
+
+def batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
+    if running_mean is None or running_var is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    return functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def functional_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
+    if not training:
+        return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
+    return _training_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def evaluating_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch norm with given statistics; like the CPU's it saves none."""
+    made = geometry(x.dtype, x.shape, torch.empty_like(_meta(x)).stride())
+    accelerator = session.accelerator()
+    outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
+    operands = tuple(None if t is None else view_of(t) for t in (x, weight, bias, running_mean, running_var))
+    accelerator.launch(
+        "aten._native_batch_norm_legit_no_training",
+        (*operands, 0.0, eps),
+        {},
+        [view_of(output).buffer for output in outputs],
+    )
+    return outputs[0], outputs[1], outputs[2]
+
+
+def inferring_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The op behind it, which has a momentum that it does not use."""
+    return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
+
+
+def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
+    """Counts of integers, too, which the CPU has no kernel for and other accelerators do."""
+    if not tensor.is_floating_point():
+        return aten.histc.default(tensor.double(), bins, min, max).to(tensor.dtype)
+    made = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
+    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(made).buffer])
+    return made
+
+
+def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
+    if not tensors:
+        return
+    largest = torch.stack([norm.float() for norm in aten._foreach_norm.Scalar(tensors, float("inf"))])
+    found_inf.copy_(torch.maximum(found_inf, largest.isfinite().all().logical_not().to(found_inf.dtype)))
+    aten._foreach_mul_.Tensor(tensors, inv_scale)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """An op that means nothing here, such as telling a stream about a tensor."""
+
+
+def never(*_: Any, **__: Any) -> bool:
+    """Whether a batch can become a nested tensor: none can, so layers keep to dense ones."""
+    return False
+
+
+def same_storage(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    return (
+        tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        and tensor.storage_offset() == source.storage_offset()
+        and tensor.shape == source.shape
+        and tensor.stride() == source.stride()
+    )
+
+
+KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
+    "aten::empty.memory_format": empty,
+    "aten::empty_strided": empty_strided,
+    "aten::full": full,
+    "aten::_efficientzerotensor": zeros,
+    "aten::fill_.Scalar": fill_,
+    "aten::fill_.Tensor": fill_tensor_,
+    "aten::zero_": zero_,
+    "aten::copy_": copy_,
+    "aten::_copy_from": copy_from,
+    "aten::_copy_from_and_resize": copy_from_and_resize,
+    "aten::_to_copy": to_copy,
+    "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
+    "aten::_local_scalar_dense": item,
+    "aten::resize_": resize_,
+    "aten::set_": set_,
+    "aten::set_.source_Storage": set_storage,
+    "aten::set_.source_Storage_storage_offset": set_storage_offset,
+    "aten::set_.source_Tensor": set_tensor,
+    "aten::_lazy_clone": lazy_clone,
+    "aten::view.dtype": view_dtype,
+    "aten::view_copy": view_copy,
+    "aten::_unsafe_view": unsafe_view,
+    "aten::native_batch_norm": batch_norm,
+    "aten::_native_batch_norm_legit": functional_batch_norm,
+    "aten::_native_batch_norm_legit_no_training": inferring_batch_norm,
+    "aten::histc": histc,
+    "aten::record_stream": nothing,
+    "aten::is_set_to": same_storage,
+    "aten::_nested_tensor_from_mask_left_aligned": never,
+    **RECURRENT,
+    **VIEWS,
+}
+"""By op as torch names it."""
+
+METADATA: Final = (
+    "aten::view",
+    "aten::as_strided",
+    "aten::unfold",
+    "aten::_reshape_alias",
+    "aten::view_as_real",
+    "aten::view_as_complex",
+)
+"""Ops whose CPU kernel changes geometry and reads no element."""
+
+COMPOSITE: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "detach",
+        "detach_",
+        "alias",
+        "lift",
+        "lift_fresh",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_zeros",
+        "new_ones",
+        "zeros",
+        "ones",
+        "empty_permuted",
+        "empty.names",
+        "scalar_tensor",
+        "rand",
+        "randn",
+        "randint",
+        "_pack_padded_sequence",
+        "is_same_size",
+        "is_pinned",
+        "sparse_dim",
+        "dense_dim",
+        "_has_same_storage_numel",
+        "_assert_scalar",
+        "resize_as_",
+        "_resize_output_",
+        "_resize_output",
+        "squeeze_",
+        "unsqueeze_",
+        "transpose_",
+        "t_",
+        "as_strided_",
+        "swapaxes_",
+        "swapdims_",
+    )
+)
+"""Ops left to what torch makes of them: they create through others, or only touch metadata."""

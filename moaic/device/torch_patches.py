@@ -1,0 +1,91 @@
+"""Functions of torch that would fail for a device made in Python, taken over once the program uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Final
+
+import torch
+
+from moaic.device import guard, import_hooks, torch_module, torch_private
+from moaic.device.import_hooks import NAME
+
+_ACCELERATOR: Final = {
+    "synchronize": torch_module.synchronize,
+    "get_device_capability": torch_module.get_device_capability,
+}
+
+_MEMORY: Final = {
+    name: getattr(torch_module, name)
+    for name in (
+        "empty_cache",
+        "empty_host_cache",
+        "get_memory_info",
+        "max_memory_allocated",
+        "max_memory_reserved",
+        "memory_allocated",
+        "memory_reserved",
+        "memory_stats",
+        "reset_accumulated_memory_stats",
+        "reset_peak_memory_stats",
+    )
+}
+
+
+def install_in_use() -> None:
+    """Called when the device starts."""
+    _take_over_accelerator()
+    for seam in torch_private.RUN_BACKWARD:
+        seam.take_over(guard.raise_held)
+    torch_private.PIN.take_over(_pin)
+    torch_private.PRINT.take_over(_print)
+    torch_private.COMPILE_BY_DEFAULT.take_over(_compile_by_default)
+
+
+def _take_over_accelerator() -> None:
+    for name, ours in (_ACCELERATOR | _MEMORY).items():
+        for seam in torch_private.accelerator_seams(name):
+            seam.take_over(partial(_for_moai, ours))
+
+
+def _for_moai(ours: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        current = torch.accelerator.current_accelerator()
+        return (ours if current is not None and current.type == NAME else real)(*args, **kwargs)
+
+    return call
+
+
+def _pin(real: Any) -> Any:
+    """Workers copy what they are sent, so pinned memory would gain nothing: a host tensor stays as it is."""
+
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        if self.device.type == NAME:
+            raise RuntimeError("cannot pin a tensor on device moai: only tensors on the cpu can be pinned")
+        if self.device.type != "cpu" or (device is not None and not import_hooks.is_moai(device)):
+            return real(self, device)
+        return real(self, "cuda") if torch_private.CUDA_IS_AVAILABLE() else self
+
+    return pin_memory
+
+
+def _print(real: Any) -> Any:
+    """A tensor is fetched once to be printed, instead of once per element."""
+
+    def tensor_str(self: Any, indent: int) -> str:
+        return real(self.detach().cpu() if self.device.type == NAME else self, indent)
+
+    return tensor_str
+
+
+def _compile_by_default(real: Any) -> Any:
+    """`torch.compile` without a backend, on tensors of the device, means ours: Inductor runs in the workers."""
+
+    def compile_graph(self: Any, graph: Any, examples: Sequence[Any], **options: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in examples):
+            return torch_private.dynamo_backend(NAME)(graph, examples)
+        return real(self, graph, examples, **options)
+
+    return compile_graph

@@ -1,0 +1,105 @@
+"""Modules that lie on the accelerator are compiled when they are first called.
+
+PyTorch runs a module's `_compiled_call_impl` where it has one. In the mode the class has this attribute: it finds out
+whether the call is a whole model's, and then leaves a compiled call with the module. So a module keeps its class, its
+keys and its hooks, and copies and pickles of it are plain, since PyTorch leaves the compiled call out of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from moaic.device import torch_private
+from moaic.device.torch_private import NAME
+from moaic.option.option_words import Choices
+
+
+class _Root(threading.local):
+    """Whether this thread is inside a compiled module: what is called in it belongs to it."""
+
+    entered = False
+
+
+_ROOT: Final = _Root()
+
+
+class AutoCompile:
+    """The class attribute. Without `__set__`, so that a module which the person compiled keeps its own."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._modules: WeakSet[nn.Module] = WeakSet()
+
+    def __get__(self, module: nn.Module | None, owner: object = None) -> CompiledCall | None:
+        if module is None or torch.compiler.is_compiling() or _ROOT.entered or not _is_whole_model(module):
+            return None
+        call = CompiledCall(module, self._choices)
+        vars(module)[torch_private.CALL_COMPILED.name] = call
+        self._modules.add(module)
+        return call
+
+    def release(self) -> None:
+        """Leave every module as it was before its first call."""
+        for module in self._modules:
+            vars(module).pop(torch_private.CALL_COMPILED.name, None)
+
+
+class CompiledCall:
+    """A module's call: compiled while the module is on the accelerator."""
+
+    def __init__(self, module: nn.Module, choices: Choices) -> None:
+        self._module = module
+        options: Any = dict(choices.backend)
+        self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or _ROOT.entered or not is_there(self._module):
+            return torch_private.call_of(self._module)(*args, **kwargs)
+        _ROOT.entered = True
+        try:
+            return self._compiled(*args, **kwargs)
+        finally:
+            _ROOT.entered = False
+
+
+def _top_frame(module: nn.Module) -> Callable[..., Any]:
+    """What Dynamo takes for the model: its forward, around which hooks run, or a frame around it."""
+    plain = torch_private.call_of(module)
+    if torch_private.is_seen_by_dynamo(module):
+        return plain
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    # What is asked where a model lies asks it as a method.
+    vars(call)["__self__"] = module
+    # Dynamo keeps what it learns of sizes by a function's name, and each module has its own.
+    call.__code__ = call.__code__.replace(co_name=f"{type(module).__name__}_{next(_numbers)}")
+    return call
+
+
+_numbers: Final = count()
+
+
+def is_there(module: nn.Module) -> bool:
+    """Whether the module's parameters are on the accelerator; a module without any is nowhere."""
+    return any(parameter.device.type == NAME for parameter in _first(module))
+
+
+def _first(module: nn.Module) -> list[nn.Parameter]:
+    for parameter in module.parameters():
+        return [parameter]
+    return []
+
+
+def _is_whole_model(module: nn.Module) -> bool:
+    """`DataParallel` is none: it sends its inputs on to one."""
+    plain = not issubclass(type(module), nn.DataParallel) and not torch_private.is_module_of_a_compiler(module)
+    return plain and is_there(module)

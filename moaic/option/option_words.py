@@ -1,0 +1,78 @@
+"""The options of the one line, under the names that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Final
+
+from moaic.capture.autocast import PRECISION, precision_of
+from moaic.ir.errors import Diagnostic
+from moaic.passes.config import Request
+from moaic.planner.request import request_from
+from moaic.runtime.host.env_flags import says_yes
+
+COMPILE: Final = "compile"
+CUDA_GRAPHS: Final = "cuda_graphs"
+PIPELINE: Final = "pipeline_parallel"
+
+NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, PRECISION)
+"""Options that are no decisions of the plan: how workers run its programs, and in which types it computes."""
+
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "num_stages": "pp",
+    "num_micro_batches": "micro_batches",
+    "activation_recomputation": "recompute",
+    "distribute_parameter": "distribute_param",
+    "mixed_precision": PRECISION,
+}
+"""What an option of the backend is called elsewhere."""
+
+_OWN: Final = tuple(decision.name for decision in fields(Request))
+KNOWN: Final = (*_OWN, *NO_DECISIONS, PIPELINE, *OTHER_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a person fixed for every module that is compiled."""
+
+    backend: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Options of the backend."""
+
+
+def choices_from(options: Mapping[str, object]) -> Choices:
+    """Options by name, ours or the other; raises Diagnostic for a name, value or pair that cannot be."""
+    backend: dict[str, object] = {}
+    for name, value in options.items():
+        _check_name(name)
+        if name == PIPELINE:
+            continue
+        own = OTHER_NAMES.get(name, name)
+        if own in backend:
+            raise Diagnostic(f"`{name}` is another name for `{own}`, and both are given", hint="leave one of them out")
+        if own == PRECISION:
+            precision_of(value, name)
+        backend[own] = value
+    _apply_pipeline(backend, options.get(PIPELINE))
+    request_from({name: value for name, value in backend.items() if name not in NO_DECISIONS})
+    return Choices(backend)
+
+
+def _check_name(name: str) -> None:
+    if name in KNOWN:
+        return
+    near = get_close_matches(name, KNOWN, n=1)
+    meant = f"did you mean `{near[0]}`? " if near else ""
+    raise Diagnostic(f"there is no option `{name}`", hint=f"{meant}options are {', '.join(sorted(KNOWN))}")
+
+
+def _apply_pipeline(backend: dict[str, object], wanted: object) -> None:
+    """`pipeline_parallel=False` rules a pipeline out; True permits one, as is the case without it."""
+    if wanted is None or says_yes(PIPELINE, wanted):
+        return
+    if str(backend.setdefault("pp", 1)) != "1":
+        raise Diagnostic(
+            f"pipeline_parallel={wanted} rules out the pipeline of {backend['pp']} stages that is asked for",
+            hint="leave one of them out",
+        )

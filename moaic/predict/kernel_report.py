@@ -1,0 +1,152 @@
+"""The kernels that a plan's functions become on a GPU, which need not be here: a table, and the files themselves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module
+from moaic.ir.local import localize
+from moaic.passes.lowering.programs import lower
+from moaic.passes.perf.structural_hash import key_of
+from moaic.runtime.codegen.cross_compile import Generated, generated
+from moaic.runtime.codegen.triton_aot import Binary, compiled
+from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target
+from moaic.support.units import amount, duration
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel of one function: bytes, operations and seconds of one call."""
+
+    function: str
+    key: str
+    """Of the function as one rank runs it: what it computes, names aside."""
+    runs: int
+    """Of the function, in one step."""
+    kernel: str
+    calls: int
+    """In one run of the function."""
+    ops: tuple[str, ...]
+    registers: int | None
+    """None for what the maker's library does."""
+    shared: int | None
+    spills: int | None
+    nbytes: float
+    flops: float
+    heavy: str | None
+    """The element type of the matrix product that it is, if it is one."""
+    seconds: float
+    """By the roofline: the longer of arithmetic at the GPU's peak and of traffic at its bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A kernel, and where Triton made it its source and its binary."""
+
+    row: Row
+    source: str | None
+    binary: Binary | None
+
+
+def program_of(module: Module) -> Module:
+    """The program of a plan: functions that are called, with nothing computed between them. Raises Diagnostic."""
+    if not module.functions:
+        raise Diagnostic("there is no function to make kernels of")
+    called = {op.callee for op in module.main.ops if op.name == "call"}
+    is_program = called and all(op.name == "call" or op.name.startswith("moai.") for op in module.main.ops)
+    return module if is_program else lower(module).joint
+
+
+def made_of(module: Module, target: Target) -> Iterator[Made]:
+    """The kernels of a program, function by function, as soon as they are made. Raises Diagnostic."""
+    for function, runs in called_in(module):
+        yield from _of_function(function, runs, target)
+
+
+def called_in(program: Module) -> Iterator[tuple[Function, int]]:
+    """The functions that a program calls, as each rank runs them, and how often it calls them."""
+    runs = Counter(op.callee for op in program.main.ops if op.name == "call")
+    return ((localize(each, program.mesh), runs[each.name]) for each in program.functions if runs[each.name])
+
+
+def _of_function(function: Function, runs: int, target: Target) -> Iterator[Made]:
+    for kernel in generated(function, target):
+        binary = None if kernel.source is None else compiled(kernel.name, kernel.source, target)
+        yield Made(_row(function, runs, kernel, binary, target), kernel.source, binary)
+
+
+def _row(function: Function, runs: int, kernel: Generated, binary: Binary | None, target: Target) -> Row:
+    return Row(
+        function.name,
+        key_of(function),
+        runs,
+        kernel.name,
+        kernel.calls,
+        kernel.ops,
+        None if binary is None else binary.registers,
+        None if binary is None else binary.shared,
+        None if binary is None else binary.spills,
+        kernel.nbytes,
+        kernel.flops,
+        kernel.heavy,
+        target.seconds(kernel.flops, kernel.nbytes, kernel.heavy),
+    )
+
+
+HEAD = ("kernel", "calls", "registers", "shared", "spills", "moved", "FLOPs", "time", "ops")
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A table per function, then what a step takes."""
+    cells = [_cells(row) for row in rows]
+    widths = [max(len(row[at]) for row in (HEAD, *cells)) for at in range(len(HEAD))]
+    function = None
+    for row, words in zip(rows, cells, strict=True):
+        if row.function != function:
+            function = row.function
+            yield f"@{function}, run {row.runs} times a step" if row.runs > 1 else f"@{function}, run once a step"
+            yield _line(HEAD, widths)
+        yield _line(words, widths)
+    yield ""
+    yield summary(rows)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Kernels, spills, and the time of a step's functions if each kernel ran at the roofline."""
+    kernels = sum(row.runs * row.calls for row in rows)
+    busy = sum(row.runs * row.calls * row.seconds for row in rows)
+    spilling = sum(bool(row.spills) for row in rows)
+    return (
+        f"{len(rows)} kernels, {sum(row.registers is not None for row in rows)} of them Triton's, {spilling} with "
+        f"spills; {kernels} launches a step: {duration(busy)} at the roofline, "
+        f"{duration(busy + kernels * LAUNCH_SECONDS)} with {duration(LAUNCH_SECONDS)} for each launch"
+    )
+
+
+def save(folder: Path, made: Sequence[Made], target: Target) -> None:
+    """Each Triton kernel's source and binary, in a folder per function, and the table as `kernels.json`."""
+    for each in made:
+        if each.source is not None and each.binary is not None:
+            place = folder / each.row.function
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{each.row.kernel}.py").write_text(each.source, encoding="utf-8")
+            (place / f"{each.row.kernel}.{target.suffix}").write_bytes(each.binary.code)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = {"target": target.name, "device": target.device, "kernels": [asdict(each.row) for each in made]}
+    (folder / "kernels.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    counts = ("-" if number is None else str(number) for number in (row.registers, row.shared, row.spills))
+    amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), duration(row.seconds))
+    return (row.kernel, str(row.calls), *counts, *amounts, " ".join(row.ops))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *middle, last = zip(cells, widths, strict=True)
+    return "  ".join(["", first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in middle), last[0]])

@@ -1,0 +1,185 @@
+"""Models on the accelerator are compiled when they are called, and stay what they are."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from moaic.option import disable_advanced_parallelization, enable_advanced_parallelization
+from moaic.option.compile_modules import CompiledCall
+
+pytestmark = pytest.mark.usefixtures("mode")
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("_compiled_call_impl"), CompiledCall)
+
+
+def losses(model: nn.Module, device: str) -> list[float]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(6, 8, generator=generator).to(device), torch.randint(4, (6,), generator=generator).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found: list[float] = []
+    for _ in range(3):
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def test_a_model_trains_as_on_the_cpu_and_keeps_its_keys() -> None:
+    wanted = losses(small(), "cpu")
+    model = small().cuda()
+    keys = list(model.state_dict())
+    called: list[int] = []
+
+    def note(*_: object) -> None:
+        called.append(1)
+
+    model.register_forward_hook(note)
+    assert losses(model, "cuda") == pytest.approx(wanted, rel=1e-5)
+    assert is_compiled(model)
+    assert not any(is_compiled(part) for part in model.children())
+    assert type(model) is nn.Sequential
+    assert list(model.state_dict()) == keys
+    assert called
+
+
+def test_copies_and_pickles_are_plain() -> None:
+    model = small().cuda()
+    x = torch.ones(2, 8, device="cuda")
+    wanted = model(x).tolist()
+    other = copy.deepcopy(model)
+    assert not is_compiled(other)
+    assert other(x).tolist() == wanted
+    assert is_compiled(other)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert not is_compiled(torch.load(file, weights_only=False))
+
+
+def test_parts_may_be_called_and_moved_later() -> None:
+    model: Any = small().cuda()
+    x = torch.ones(2, 8, device="cuda")
+    part: Tensor = model[0](x).detach()
+    assert is_compiled(model[0])
+    torch.testing.assert_close(model(x).cpu(), model[2](model[1](part)).cpu())
+    grown = nn.Sequential(model, nn.Linear(4, 2).cuda())
+    assert grown(x).shape == (2, 2)
+    assert is_compiled(grown)
+
+
+def test_back_on_the_cpu_it_runs_there() -> None:
+    model = small().cuda()
+    there = model(torch.ones(2, 8, device="cuda")).cpu()
+    model.cpu()
+    here = model(torch.ones(2, 8))
+    assert here.device.type == "cpu"
+    torch.testing.assert_close(here, there)
+
+
+def test_what_the_person_compiled_stays() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = small().cuda()
+    x = torch.ones(2, 8, device="cuda")
+    torch.compile(model, backend=backend)(x)
+    assert len(graphs) == 1
+    assert not is_compiled(model)
+
+
+def test_switched_off_models_are_plain_again() -> None:
+    model = small().cuda()
+    x = torch.ones(2, 8, device="cuda")
+    wanted = model(x).tolist()
+    disable_advanced_parallelization()
+    assert not is_compiled(model)
+    assert model(x).tolist() == wanted
+
+
+def test_broken_graphs_run_right() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = small(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            torch.cuda.synchronize()
+            return self.second(y) if y.is_cuda else self.second(y) * 2
+
+    torch.manual_seed(0)
+    model = Broken()
+    with torch.no_grad():
+        half = model(torch.ones(2, 8)) / 2
+        found = model.cuda()(torch.ones(2, 8, device="cuda"))
+    torch.testing.assert_close(found.cpu(), half)
+
+
+def test_mixed_precision_is_autocast_around_the_forward() -> None:
+    enable_advanced_parallelization(compile=False, mixed_precision=True)
+    model = small().cuda()
+    out = model(torch.ones(2, 8, device="cuda"))
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(out.cpu(), small()(torch.ones(2, 8)), rtol=2e-2, atol=2e-2)
+
+
+def llama() -> Any:
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, bos_token_id=None, eos_token_id=None, **sizes)).eval()
+
+
+@pytest.mark.exact
+def test_a_language_model_generates() -> None:
+    model, ids = llama(), torch.randint(1, 64, (2, 5))
+    wanted = model.generate(ids, max_new_tokens=3, do_sample=False)
+    model.cuda()
+    assert torch.equal(model.generate(ids.cuda(), max_new_tokens=3, do_sample=False).cpu(), wanted)
+
+
+@pytest.mark.exact
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("where", ["cuda", "auto"])
+def test_what_was_loaded_there_takes_lora(where: str, tmp_path: Path) -> None:
+    model, ids = llama(), torch.randint(1, 64, (2, 5))
+    model.cuda().save_pretrained(tmp_path)
+    loaded: Any = LlamaForCausalLM.from_pretrained(tmp_path, device_map=where)
+    assert loaded.device.type == "moai"
+    adapted: Any = get_peft_model(loaded, LoraConfig(r=2, target_modules=["q_proj"]))
+    loss = adapted(ids.cuda(), labels=ids.cuda()).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(model.cpu()(ids, labels=ids).loss.item(), rel=1e-5)
+    assert is_compiled(adapted)
+    assert not is_compiled(loaded)
