@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from moaic.device.autoload import register
+from moaic.device.registration import register
 
 os.environ.setdefault("MOAI_FLAVOR", "2")
 os.environ.setdefault("MOAI_LOG", "warning")

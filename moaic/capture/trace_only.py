@@ -14,11 +14,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.autocast import PRECISION, float8_recipe, takes_precision
+from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.ir.errors import Diagnostic
+from moaic.precision import PRECISION, float8_recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,28 @@ import torch
 from torch import Tensor
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.autocast import PRECISION, float8_recipe, takes_precision
+from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
-from moaic.compile.report import Report
 from moaic.compile.step import Call, Key, Step
-from moaic.device import torch_module
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.host_tensor_cache import mirrored, uploaded
+from moaic.device.lifecycle import LIFECYCLE
+from moaic.device.registration import register
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planner import log
+from moaic.precision import PRECISION, float8_recipe
 from moaic.runtime.controller import session
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major, whole
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.support import progress
+from moaic.support.report import Report
 
 
 @takes_precision
@@ -49,7 +51,8 @@ def moai(
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
     piece = piece_of(graph_module)
-    torch_module.init()  # a graph without operands makes the program's first tensors of the device
+    register()
+    LIFECYCLE.ensure_started()  # a graph without operands makes the program's first tensors of the device
     prepare()
     if recipe := float8_recipe(given.get(PRECISION)):
         check_float8()
@@ -62,17 +65,6 @@ def moai(
         )
     measure()
     return run
-
-
-def report() -> dict[str, object]:
-    """What the last planned step got, and how long capture, planning and compiling took."""
-    found = Report.current()
-    if session.SESSION.is_running():
-        workers = session.accelerator().stats().workers
-        found.timings["compile_s"] = max(
-            sum(sum(program.compile.values()) for program in worker.programs.values()) for worker in workers
-        )
-    return found.as_dict()
 
 
 class GraphEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,14 +10,12 @@ from pathlib import Path
 
 from moaic.capture.pieces import Piece
 from moaic.compile.oom_advice import MIB, Need, Room, ways_out
-from moaic.compile.report import Report
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.option.option_words import COMPILE, CUDA_GRAPHS, NO_DECISIONS
+from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
 from moaic.passes.lowering.plan import Plan
-from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.solver.costs import prices_of
@@ -32,7 +29,7 @@ from moaic.planner.processes import ProcessPool
 from moaic.planner.request import parse_request, request_from
 from moaic.planner.search import NoPlanFits, Selection
 from moaic.runtime.controller import session
-from moaic.runtime.controller.calibrate import measured, memory_per_worker
+from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.host import env_flags
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.flavors import flavors
@@ -41,6 +38,8 @@ from moaic.runtime.host.memory import USABLE
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.support import excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
+from moaic.support.report import Report
+from moaic.support.this_machine import idle_bytes, this_machine
 
 CAUTION = 0.7
 """Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
@@ -226,7 +225,7 @@ def _ways_out(
     machine = this_machine()
     now = session.SESSION.flavor()
     others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
-    rooms = [Room(flavor, left(memory_per_worker(flavor, _idle()))) for flavor in others]
+    rooms = [Room(flavor, left(memory_per_worker(flavor, idle_bytes()))) for flavor in others]
     pool = _pool()
     with pool.turn:
         try:
@@ -236,24 +235,7 @@ def _ways_out(
             pool.rest()
 
 
-def _idle() -> Mapping[str, int]:
-    """Bytes that a worker takes before it is given anything."""
-    return json.loads(_measures())["idle"]
-
-
 @cache
 def _pool() -> ProcessPool:
     """The planner's processes, started when a model is first compiled and kept."""
     return ProcessPool(cores())
-
-
-@cache
-def _measures() -> str:
-    """This machine's measures, taken once and remembered on disk."""
-    return measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ))
-
-
-@cache
-def this_machine() -> Machine:
-    """This machine as the planner sees it."""
-    return machines.from_text(_measures())

@@ -15,14 +15,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from moaic.device import torch_private
-from moaic.device.autoload import register
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer, View
 from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 
-register()  # the backend and the hooks come here first where the name has waited for a use
-
-DEVICE: Final = torch.device(torch_private.NAME, 0)
+DEVICE: Final = torch_private.DEVICE
 
 _numbers: Final = count()
 """Numbers for addresses: one step is atomic, so backward's threads may make tensors too."""

@@ -5,25 +5,13 @@ Loaded by `import torch`, so it imports nothing of ours that is heavy; the work 
 
 from __future__ import annotations
 
-import threading
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from moaic.device import torch_private
-
-NAME: Final = torch_private.NAME
-
-IN_USE: Final = threading.Event()
-"""Set when the program uses the device for the first time; until then torch must behave as if it were not installed."""
-
-
-def is_moai(device: Any) -> bool:
-    """Whether an argument called `device` names the virtual accelerator."""
-    if isinstance(device, str):
-        return device.split(":", maxsplit=1)[0] == NAME
-    return isinstance(device, torch.device) and device.type == NAME
+from moaic.device.identity import IN_USE, NAME, is_moai
 
 
 @cache

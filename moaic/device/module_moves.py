@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from moaic.device import torch_private
-from moaic.device.import_hooks import is_moai
+from moaic.device.identity import is_moai
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 

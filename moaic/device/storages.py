@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from moaic.device import torch_module
 from moaic.device.handles import dtype_name, new_storage
-from moaic.device.import_hooks import NAME
+from moaic.device.identity import NAME
+from moaic.device.lifecycle import LIFECYCLE
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer, whole
 from moaic.runtime.dtypes import DTYPES
@@ -50,7 +50,7 @@ def _settle_bytes(storage: Any, name: str) -> None:
 
 def new(size: Any) -> Any:
     """A storage of the device: of `size` bytes, undefined, or holding the bytes of a sequence."""
-    torch_module.init()
+    LIFECYCLE.ensure_started()
     if isinstance(size, int):
         storage = new_storage(size)
         storage.moai_bytes = Bytes()

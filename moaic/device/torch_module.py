@@ -8,29 +8,20 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import threading
 import time
 from collections import OrderedDict
 from typing import Any, Final, Self
 
 import torch
 
-from moaic.device.import_hooks import IN_USE, NAME, is_moai
+from moaic.device.identity import IN_USE, NAME, is_moai
+from moaic.device.lifecycle import LIFECYCLE
 from moaic.ir.errors import Diagnostic
-
-_starting: Final = threading.RLock()
 
 
 def _lazy_init() -> None:
     """Called by torch before it makes the first tensor of the device."""
-    if IN_USE.is_set():
-        return
-    with _starting:
-        if not IN_USE.is_set():
-            from moaic.device.register_kernels import start
-
-            start()
-            IN_USE.set()
+    LIFECYCLE.ensure_started()
 
 
 def _accelerator() -> Any:
@@ -135,10 +126,10 @@ def set_flavor(flavor: int | str) -> None:
 
 
 def report() -> dict[str, Any]:
-    """What the accelerator has done: the selected plans and their timings, from `moaic.compile.backend.report`."""
-    from moaic.compile import backend
+    """What the accelerator has done: the selected plan and what took how long on the way to it."""
+    from moaic.support.report import last_step
 
-    return backend.report()
+    return last_step()
 
 
 def peak_flops(dtype: torch.dtype = torch.float32) -> float:
@@ -149,8 +140,8 @@ def peak_flops(dtype: torch.dtype = torch.float32) -> float:
     if not dtype.is_floating_point:
         raise Diagnostic(f"peak_flops counts floating-point operations, of which {dtype} has none")
     _lazy_init()
-    from moaic.compile.planning import this_machine
     from moaic.device.handles import dtype_name
+    from moaic.support.this_machine import this_machine
 
     machine = this_machine()
     return machine.workers * machine.rate("mm", dtype_name(dtype)).value

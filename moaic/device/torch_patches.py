@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from moaic.device import guard, import_hooks, torch_module, torch_private
-from moaic.device.import_hooks import NAME
+from moaic.device import guard, torch_module, torch_private
+from moaic.device.identity import NAME, is_moai
 
 _ACCELERATOR: Final = {
     "synchronize": torch_module.synchronize,
@@ -64,7 +64,7 @@ def _pin(real: Any) -> Any:
     def pin_memory(self: Any, device: Any = None) -> Any:
         if self.device.type == NAME:
             raise RuntimeError("cannot pin a tensor on device moai: only tensors on the cpu can be pinned")
-        if self.device.type != "cpu" or (device is not None and not import_hooks.is_moai(device)):
+        if self.device.type != "cpu" or (device is not None and not is_moai(device)):
             return real(self, device)
         return real(self, "cuda") if torch_private.CUDA_IS_AVAILABLE() else self
 

@@ -17,6 +17,9 @@ from torch.utils import backend_registration
 
 NAME: Final = "moai"
 
+DEVICE: Final = torch.device("privateuseone", 0)
+"""PyTorch's name of the kind of device that `moai` is, known before it has the name; they are equal afterwards."""
+
 _torch: Final[Any] = torch
 _C: Final[Any] = _torch._C
 _registration: Final[Any] = backend_registration

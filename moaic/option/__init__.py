@@ -13,7 +13,7 @@ def enable_advanced_parallelization(**options: object) -> None:
     it takes the new options. Raises Diagnostic for an option or value that there is not.
     """
     from moaic.option import mode
-    from moaic.option.option_words import choices_from
+    from moaic.options import choices_from
 
     mode.MODE.enable(choices_from(options))
 

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.device import torch_private
-from moaic.device.import_hooks import is_moai
+from moaic.device.identity import is_moai
 from moaic.device.torch_private import NAME, Seam
 from moaic.option import cuda
 from moaic.option.compile_modules import AutoCompile

@@ -18,7 +18,7 @@ from torch import nn
 
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
-from moaic.option.option_words import Choices
+from moaic.options import Choices
 
 
 class _Root(threading.local):

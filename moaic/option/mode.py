@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moaic.device import torch_module, torch_private
+from moaic.device import torch_private
+from moaic.device.lifecycle import LIFECYCLE
+from moaic.device.registration import register
 from moaic.option import calls
 from moaic.option.compile_modules import AutoCompile, CompiledCall
 from moaic.option.import_transformers import SUPPLY
-from moaic.option.option_words import Choices
+from moaic.options import Choices
 
 
 class Mode:
@@ -21,7 +23,8 @@ class Mode:
     def enable(self, choices: Choices) -> None:
         """Map every call; with new choices where it was on before."""
         self.disable()
-        torch_module.init()
+        register()
+        LIFECYCLE.ensure_started()
         torch_private.read_tables_of_functions()
         torch_private.pass_over(AutoCompile.__get__)
         torch_private.pass_over(CompiledCall.__call__)

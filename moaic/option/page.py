@@ -10,7 +10,7 @@ from typing import Final
 from moaic.option.calls import mappings
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.mapping import Mapping
-from moaic.option.option_words import Choices
+from moaic.options import Choices
 
 HEAD: Final = ("| call | in the mode |", "|---|---|")
 MARK: Final = "<!-- calls -->"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moaic.device import torch_module
-from moaic.device.autoload import register
+from moaic.device.registration import register
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from moaic.device.autoload import register
+from moaic.device.registration import register
 from moaic.option import disable_advanced_parallelization, enable_advanced_parallelization
 
 os.environ.setdefault("MOAI_FLAVOR", "2")

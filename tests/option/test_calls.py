@@ -11,8 +11,8 @@ import torch
 from moaic.device import torch_module, torch_private
 from moaic.option import calls, cuda, disable_advanced_parallelization, enable_advanced_parallelization
 from moaic.option.compile_modules import AutoCompile
-from moaic.option.option_words import Choices
 from moaic.option.page import with_table
+from moaic.options import Choices
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cuda.md"

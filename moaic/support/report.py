@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from moaic.runtime.controller import session
+
 
 @dataclass(slots=True)
 class Report:
@@ -35,3 +37,14 @@ class Report:
 
     def as_dict(self) -> dict[str, object]:
         return {"plan": self.plan, "timings": dict(self.timings)}
+
+
+def last_step() -> dict[str, object]:
+    """What the last planned step got, and how long capture, planning and compiling took."""
+    found = Report.current()
+    if session.SESSION.is_running():
+        workers = session.accelerator().stats().workers
+        found.timings["compile_s"] = max(
+            sum(sum(program.compile.values()) for program in worker.programs.values()) for worker in workers
+        )
+    return found.as_dict()

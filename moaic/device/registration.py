@@ -1,19 +1,12 @@
-"""The entry point that `import torch` calls: makes `moai` a device, without doing anything for it yet.
+"""Makes `moai` a device of PyTorch, or has it wait for the program to ask for it.
 
 Where a real accelerator exists even the name would be visible (torch lets a device of this kind win over CUDA), so
-there the name is given only when the program asks for it: through `register()`, which `import moaic` and
-`torch.compile(backend="moai")` may call, by `model.to("moai")`, or with MOAI_DEVICE=1 in the environment.
-MOAI_DEVICE=0 keeps the device out altogether.
-
-`torch.moai` can be asked all the same, and `torch.moreh` is its other name. With
-MOAI_ENABLE_ADVANCED_PARALLELIZATION=1 the program runs as if it had said the line
-`torch.moai.option.enable_advanced_parallelization()`.
+there the name is given only when the program asks for it: through `register()`, which `torch.compile(backend="moai")`
+calls, or by `model.to("moai")`. `torch.moai` can be asked all the same, and `torch.moreh` is its other name.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -21,28 +14,8 @@ from typing import Any, Final
 import torch
 
 from moaic.device import torch_private
+from moaic.device.lifecycle import LIFECYCLE
 
-
-def autoload() -> None:
-    """Called at the end of `import torch`. Must stay far below 50 ms and never raise."""
-    wish = os.environ.get("MOAI_DEVICE", "")
-    if wish == "0" or torch_private.renamed():
-        return
-    if wish == "1" or not real_accelerator():
-        register()
-    else:
-        _register_on_request()
-    if os.environ.get(ENABLE):
-        from moaic import option
-
-        option.enable_by_environment(os.environ[ENABLE])
-    elif _script_says(b"enable_advanced_parallelization"):
-        from moaic.option.import_transformers import SUPPLY
-
-        SUPPLY.install()
-
-
-ENABLE: Final = "MOAI_ENABLE_ADVANCED_PARALLELIZATION"
 OTHER_NAME: Final = "moreh"
 
 
@@ -58,12 +31,20 @@ def register() -> None:
         )
     from moaic.device import guard, import_hooks, torch_module
 
+    LIFECYCLE.start_by(_start)
     if hasattr(torch, torch_private.NAME):
         delattr(torch, torch_private.NAME)
     other = torch.accelerator.current_accelerator()
     torch_private.register_device(torch_module, guard.Guard())
     setattr(torch, OTHER_NAME, torch_module)
     import_hooks.install(other)
+
+
+def _start() -> None:
+    from moaic.device import register_kernels
+
+    register()
+    register_kernels.start()
 
 
 def real_accelerator() -> bool:
@@ -78,10 +59,11 @@ def real_accelerator() -> bool:
     return Path("/dev/dri").exists()
 
 
-def _register_on_request() -> None:
+def register_on_request() -> None:
     """Give the device its name when a module is moved to it, or `torch.moai` is used."""
     from moaic.device import torch_module
 
+    LIFECYCLE.start_by(_start)
     for name in (torch_private.NAME, OTHER_NAME):
         setattr(torch, name, torch_module)
 
@@ -95,11 +77,3 @@ def _register_on_request() -> None:
         return to
 
     torch_private.MODULE_TO.take_over(make)
-
-
-def _script_says(words: bytes) -> bool:
-    """Whether the program is a script with these words: what it imports above that line is needed before it."""
-    try:
-        return words in Path(str(sys.modules["__main__"].__file__)).read_bytes()
-    except (AttributeError, OSError):
-        return False

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Final
 
-from moaic.capture.autocast import PRECISION, precision_of
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request
 from moaic.planner.request import request_from
+from moaic.precision import PRECISION, precision_of
 from moaic.runtime.host.env_flags import says_yes
 
 COMPILE: Final = "compile"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moaic.device import autoload
+from moaic.device import registration
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(program: str, **environment: str) -> str:
@@ -53,7 +53,7 @@ assert not any(name.startswith("moaic.runtime") for name in sys.modules)
 
 def test_unused_it_changes_nothing() -> None:
     without = run(LOOK.format(load=""))
-    assert run(LOOK.format(load="from moaic.device.autoload import autoload; autoload()")) == without
+    assert run(LOOK.format(load="from moaic.autoload import autoload; autoload()")) == without
 
 
 def test_it_adds_little_to_import_torch() -> None:
@@ -61,7 +61,7 @@ def test_it_adds_little_to_import_torch() -> None:
 import time
 import torch
 begin = time.process_time()
-from moaic.device.autoload import autoload
+from moaic.autoload import autoload
 autoload()
 print(time.process_time() - begin)
 """
@@ -70,7 +70,8 @@ print(time.process_time() - begin)
 
 USE = """
 import torch
-from moaic.device import autoload
+from moaic import autoload
+from moaic.device import registration
 {before}
 autoload.autoload()
 {after}
@@ -79,7 +80,7 @@ autoload.autoload()
 
 def test_beside_a_real_accelerator_the_name_waits() -> None:
     program = USE.format(
-        before="autoload.real_accelerator = lambda: True",
+        before="registration.real_accelerator = lambda: True",
         after="""
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 model = torch.nn.Linear(2, 2)
@@ -99,7 +100,7 @@ print(model.weight.device, torch.moai.device_count())
 
 def test_beside_a_real_accelerator_the_one_line_may_be_the_first() -> None:
     program = USE.format(
-        before="autoload.real_accelerator = lambda: True",
+        before="registration.real_accelerator = lambda: True",
         after="""
 torch.moreh.option.enable_advanced_parallelization()
 print(torch.ones(2).cuda().device, torch.moreh is torch.moai)
@@ -109,7 +110,7 @@ print(torch.ones(2).cuda().device, torch.moreh is torch.moai)
 
 
 def test_the_environment_decides() -> None:
-    show = USE.format(before="autoload.real_accelerator = lambda: {real}", after="print(hasattr(torch, 'moai'))")
+    show = USE.format(before="registration.real_accelerator = lambda: {real}", after="print(hasattr(torch, 'moai'))")
     assert run(show.format(real=True), MOAI_DEVICE="1") == "True"
     assert run(show.format(real=False), MOAI_DEVICE="0") == "False"
 
@@ -119,7 +120,7 @@ def test_another_device_of_its_kind_is_left_alone() -> None:
         before='torch.utils.rename_privateuse1_backend("other")',
         after="""
 try:
-    autoload.register()
+    registration.register()
 except RuntimeError as error:
     print(error)
 """,
@@ -180,20 +181,20 @@ NODES = ("/dev/nvidiactl", "/dev/kfd")
 def test_what_a_pytorch_for_gpus_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for CPUs is told that it was built for others; whether there is a GPU it asks the machine."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert autoload.real_accelerator() == any(Path(node).exists() for node in NODES)
+    assert registration.real_accelerator() == any(Path(node).exists() for node in NODES)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not autoload.real_accelerator()
+    assert not registration.real_accelerator()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "xpu", "20250000")
-    assert autoload.real_accelerator() == Path("/dev/dri").exists()
+    assert registration.real_accelerator() == Path("/dev/dri").exists()
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
-    assert autoload.real_accelerator() == torch.backends.mps.is_available()
+    assert registration.real_accelerator() == torch.backends.mps.is_available()
 
 
 def test_a_module_loaded_anew_finds_the_device_in_place() -> None:
     """As notebooks do with what was edited."""
-    autoload.register()
-    importlib.reload(autoload).register()
+    registration.register()
+    importlib.reload(registration).register()
     assert torch.get_device_module("moai").device_count() == 1
 
 

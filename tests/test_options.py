@@ -6,11 +6,11 @@ from dataclasses import fields
 import pytest
 import torch
 
-from moaic.capture.autocast import PRECISION, precision_of
 from moaic.ir.errors import Diagnostic
-from moaic.option.option_words import KNOWN, choices_from
+from moaic.options import KNOWN, choices_from
 from moaic.passes.config import Request
 from moaic.planner.request import request_from
+from moaic.precision import PRECISION, precision_of
 
 
 def test_other_names_are_translated() -> None:
