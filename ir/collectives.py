@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from moaic.ir.layout import Partial, Replicated, Sharded, State
 from moaic.ir.ring import RINGS
 
 ALL_REDUCE: Final = "moai.all_reduce"
 ALL_GATHER: Final = "moai.all_gather"
 REDUCE_SCATTER: Final = "moai.reduce_scatter"
 
-COLLECTIVES: Final[Mapping[str, tuple[str, str]]] = {
-    ALL_REDUCE: ("pending", "whole"),
-    REDUCE_SCATTER: ("pending", "split"),
-    ALL_GATHER: ("split", "whole"),
-    "moai.all_to_all": ("split", "split"),
-    "moai.shard": ("whole", "split"),
-    "moai.first": ("whole", "pending"),
+Change = tuple[type[State], type[State]]
+"""The state of a value on an axis before, and the one after."""
+
+COLLECTIVES: Final[Mapping[str, Change]] = {
+    ALL_REDUCE: (Partial, Replicated),
+    REDUCE_SCATTER: (Partial, Sharded),
+    ALL_GATHER: (Sharded, Replicated),
+    "moai.all_to_all": (Sharded, Sharded),
+    "moai.shard": (Replicated, Sharded),
+    "moai.first": (Replicated, Partial),
 }
-"""What each finds on its axis and what it leaves: every change from one state to another but one.
+"""Every change but one: no collective makes a sharded value partial."""
 
-No single one makes a split value pending.
-"""
+COMMUNICATING: Final = tuple(name for name, (before, _) in COLLECTIVES.items() if before is not Replicated)
+"""Those that carry data; of a replicated value each rank has its part already."""
 
-CARRYING: Final = tuple(name for name, (found, _) in COLLECTIVES.items() if found != "whole")
-"""Those that carry data; of a whole value each rank has its part already."""
-
-MEETINGS: Final = frozenset({*COLLECTIVES, *RINGS.values()})
-"""What all ranks along an axis do together."""
+SYNCHRONIZING: Final = frozenset({*COLLECTIVES, *RINGS.values()})
+"""Instructions that all ranks along an axis run together."""

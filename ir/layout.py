@@ -1,7 +1,7 @@
 """Layouts: how one value lies over the axes of a mesh.
 
-On every axis a value is whole on each rank (replicated), split along one dim, or a pending sum. A split of a dim of
-size N over an axis of n ranks takes one mixed-radix digit: N = outer * n * stride, and index i lies on rank
+On every axis a value is replicated, sharded along one dim, or partial: a sum whose terms the ranks hold. A shard of a
+dim of size N over an axis of n ranks takes one mixed-radix digit: N = outer * n * stride, and index i lies on rank
 (i // stride) % n. `stride = N / n` is the ordinary contiguous chunk; a smaller stride is what remains of a split
 when dims are merged (`(b s)` with s split) or when an outer digit is already taken by another axis.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Final, NamedTuple
 
 from moaic.ir.errors import Diagnostic
 
@@ -63,6 +64,51 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicated:
+    """State of a value on an axis: every rank holds all of it."""
+
+    def __str__(self) -> str:
+        return "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """State of a value on an axis: it is the sum of what the ranks hold."""
+
+    def __str__(self) -> str:
+        return "partial"
+
+
+class Sharded(NamedTuple):
+    """State of a value on an axis: index i of `dim` lies on rank (i // stride) % n. As quick to hash as a tuple."""
+
+    dim: int
+    stride: int
+
+    def __str__(self) -> str:
+        return f"sharded {self.dim}:{self.stride}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """State of a replicated value on a loop axis while it is put in: finished only after the last micro-batch.
+
+    No layout has it: once all is in its place in time, such a value is replicated.
+    """
+
+
+State = Replicated | Partial | Sharded | Deferred
+
+REPLICATED: Final = Replicated()
+PARTIAL: Final = Partial()
+DEFERRED: Final = Deferred()
+
+
+def splits_dim(state: State, dim: int) -> bool:
+    return isinstance(state, Sharded) and state.dim == dim
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """One axis along one dim: index i of the dim lies on rank (i // stride) % size(axis)."""
 
@@ -77,13 +123,13 @@ Home = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The splits of a value, ordered by (dim, stride descending), and the axes over which it is a pending sum.
+    """The splits of a value, ordered by (dim, stride descending), and the axes over which it is partial.
 
     `home` names, for some axes, the one rank that alone holds the value: on `pp` the stage to which it belongs.
     """
 
     splits: tuple[Split, ...] = ()
-    pending: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
     home: Home = ()
 
     def split_of(self, axis: str) -> Split | None:
@@ -93,16 +139,16 @@ class Layout:
         return None
 
     def state(self, axis: str) -> State:
-        """Where the value stands on `axis`: a (dim, stride) pair, PENDING or WHOLE."""
+        """Where the value stands on `axis`: REPLICATED, PARTIAL or Sharded."""
         split = self.split_of(axis)
         if split is not None:
-            return (split.dim, split.stride)
-        return PENDING if axis in self.pending else WHOLE
+            return Sharded(split.dim, split.stride)
+        return PARTIAL if axis in self.partial else REPLICATED
 
     def without(self, axis: str) -> Layout:
         return Layout(
             tuple(split for split in self.splits if split.axis != axis),
-            tuple(other for other in self.pending if other != axis),
+            tuple(other for other in self.partial if other != axis),
             tuple(home for home in self.home if home[0] != axis),
         )
 
@@ -117,7 +163,7 @@ class Layout:
         """This layout, held by one rank of `axis` alone, or by all."""
         rest = self.without(axis)
         home = () if rank is None else ((axis, rank),)
-        return Layout(rest.splits, rest.pending, tuple(sorted((*rest.home, *home))))
+        return Layout(rest.splits, rest.partial, tuple(sorted((*rest.home, *home))))
 
     def holds(self, coordinates: Mapping[str, int]) -> bool:
         """Whether the rank at these coordinates holds a part of the value."""
@@ -126,13 +172,12 @@ class Layout:
     def with_state(self, axis: str, state: State) -> Layout:
         """This layout with `axis` set to `state`."""
         rest = self.without(axis)
-        if state == PENDING:
-            return Layout(rest.splits, tuple(sorted({*rest.pending, axis})), rest.home)
-        if len(state) != 2:
+        if state == PARTIAL:
+            return Layout(rest.splits, tuple(sorted({*rest.partial, axis})), rest.home)
+        if not isinstance(state, Sharded):
             return rest
-        dim, stride = state
-        splits = sorted((*rest.splits, Split(axis, dim, stride)), key=lambda s: (s.dim, -s.stride, s.axis))
-        return Layout(tuple(splits), rest.pending, rest.home)
+        splits = sorted((*rest.splits, Split(axis, state.dim, state.stride)), key=lambda s: (s.dim, -s.stride, s.axis))
+        return Layout(tuple(splits), rest.partial, rest.home)
 
     def on_dim(self, dim: int) -> tuple[Split, ...]:
         return tuple(split for split in self.splits if split.dim == dim)
@@ -149,12 +194,5 @@ class Layout:
         return split.stride // inner
 
 
-WHOLE: tuple[()] = ()
-"""State of a value that every rank of the axis holds whole."""
-
-PENDING: tuple[int] = (-1,)
-"""State of a value that is the sum of what the ranks of the axis hold."""
-
-State = tuple[()] | tuple[int] | tuple[int, int]
-
-REPLICATED = Layout()
+FULLY_REPLICATED = Layout()
+"""Every rank of every axis holds all of the value."""

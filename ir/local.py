@@ -46,7 +46,7 @@ def local_type(tensor: TensorType, mesh: Mesh, axes: Collection[str]) -> TensorT
         if split is not None:
             shape[split.dim] //= mesh.size(axis)
             splits = tuple(_within(other, split, mesh) for other in layout.splits)
-            layout = Layout(splits, layout.pending, layout.home)
+            layout = Layout(splits, layout.partial, layout.home)
     return TensorType(tensor.dtype, tuple(shape), layout)
 
 

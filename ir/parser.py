@@ -90,7 +90,7 @@ class _RawDim(NamedTuple):
 class _RawTensor(NamedTuple):
     dtype: Token
     dims: list[_RawDim]
-    pending: list[Token]
+    partial: list[Token]
     home: list[tuple[Token, Token]]
 
 
@@ -266,9 +266,9 @@ class _Reader:
             names = ", ".join(f"`{name}`" for name in DTYPE_BYTES)
             self.fail(self._inside(raw.dtype, token), f"`{raw.dtype}` is no element type", f"there are {names}")
         splits = [split for index, dim in enumerate(raw.dims) for split in self._splits(dim, index, token)]
-        pending = tuple(sorted(self._axis(axis, token) for axis in raw.pending))
+        partial = tuple(sorted(self._axis(axis, token) for axis in raw.partial))
         home = tuple(sorted((self._axis(axis, token), int(rank)) for axis, rank in raw.home))
-        layout = Layout(tuple(splits), pending, home)
+        layout = Layout(tuple(splits), partial, home)
         return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), layout)
 
     def _splits(self, dim: _RawDim, index: int, token: Token) -> Iterable[Split]:

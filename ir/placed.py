@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_at, query_key_value
 from moaic.ir.emit import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
-from moaic.ir.layout import REPLICATED, Layout, Mesh, Split
+from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Split
 from moaic.ir.ops import attr_int, index_dims
 from moaic.ir.types import TensorType
 
@@ -106,7 +106,7 @@ class _Work(Emitter):
         assert here is not None
         return _Place(here, self.kept(here, index))
 
-    def positions(self, length: int, splits: Sequence[Split], layout: Layout = REPLICATED) -> Value:
+    def positions(self, length: int, splits: Sequence[Split], layout: Layout = FULLY_REPLICATED) -> Value:
         """The indices in the whole dim of the `length` elements that are here, `layout` being how they still lie."""
         kind = TensorType(INDEX, (length,), layout)
         along = self.emit("aten.arange.start_step", [], kind, start=0, end=length, dtype=INDEX)

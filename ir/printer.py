@@ -90,7 +90,7 @@ def type_printer(mesh: Mesh) -> Callable[[TensorType], str]:
 
 def _type(tensor: TensorType, mesh: Mesh) -> str:
     dims = ", ".join(_dim(size, dim, tensor.layout, mesh) for dim, size in enumerate(tensor.shape))
-    pending = "".join(f" +{axis}" for axis in tensor.layout.pending)
+    pending = "".join(f" +{axis}" for axis in tensor.layout.partial)
     home = "".join(f" on {axis}={rank}" for axis, rank in tensor.layout.home)
     return f"{tensor.dtype}[{dims}]{pending}{home}"
 

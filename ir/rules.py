@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 from math import prod
 
-from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State
 from moaic.ir.types import TensorType
 
 Dims = tuple[tuple[str, ...], ...]
@@ -58,27 +58,27 @@ class Rule:
 
     def _result_state(self, result: int, factor: str, stride: int, operands: tuple[State, ...]) -> State:
         state = self._locate(self.results[result], factor, stride)
-        if state != WHOLE:
+        if state != REPLICATED:
             return state
-        return PENDING if any(operands[i] != WHOLE for i in self.reads_of(result)) else WHOLE
+        return PARTIAL if any(operands[i] != REPLICATED for i in self.reads_of(result)) else REPLICATED
 
     def _locate(self, dims: Dims, factor: str, stride: int) -> State:
         for dim, factors in enumerate(dims):
             if factor in factors:
                 inner = prod(self.sizes[f] for f in factors[factors.index(factor) + 1 :])
-                return (dim, stride * inner)
-        return WHOLE
+                return Sharded(dim, stride * inner)
+        return REPLICATED
 
     def by_linearity(self, operands: LinearSet) -> Strategy:
         """The strategy in which the operands of a linear set are pending sums, as are the results that read them."""
-        states: tuple[State, ...] = tuple(PENDING if i in operands else WHOLE for i in range(len(self.operands)))
+        states: tuple[State, ...] = tuple(PARTIAL if i in operands else REPLICATED for i in range(len(self.operands)))
         results: tuple[State, ...] = tuple(
-            PENDING if self.reads_of(i) & operands else WHOLE for i in range(len(self.results))
+            PARTIAL if self.reads_of(i) & operands else REPLICATED for i in range(len(self.results))
         )
         return Strategy(states, results)
 
     def replicated(self) -> Strategy:
-        return Strategy((WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
+        return Strategy((REPLICATED,) * len(self.operands), (REPLICATED,) * len(self.results))
 
     def factor_at(self, dims: Dims, dim: int, stride: int, n: int) -> tuple[str, int] | None:
         """The factor inside which a split of `dim` falls, and the split's stride within it."""
@@ -92,9 +92,9 @@ class Rule:
 
     def following(self, dims: Dims, state: State, n: int) -> Strategy | None:
         """The strategy under which a tensor with `dims` is split as `state` says."""
-        if len(state) != 2:
+        if not isinstance(state, Sharded):
             return None
-        found = self.factor_at(dims, state[0], state[1], n)
+        found = self.factor_at(dims, state.dim, state.stride, n)
         return None if found is None else self.by_factor(*found, n)
 
     def contiguous(self, n: int) -> Iterator[Strategy]:
@@ -251,7 +251,7 @@ def _is_chain(cuts: list[int]) -> bool:
 
 def fits(type_: TensorType, axis: str, state: State, mesh: Mesh) -> bool:
     """Whether `type_`, its other axes as they are, can also be split as `state` says over `axis`."""
-    if len(state) != 2:
+    if not isinstance(state, Sharded):
         return True
     dim, stride = state
     n = mesh.size(axis)

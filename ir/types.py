@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from moaic.ir.layout import REPLICATED, Home, Layout, Mesh
+from moaic.ir.layout import FULLY_REPLICATED, Home, Layout, Mesh
 
 DTYPE_BYTES: dict[str, int] = {
     "f64": 8,
@@ -43,7 +43,7 @@ class TensorType:
 
     dtype: str
     shape: tuple[int, ...]
-    layout: Layout = REPLICATED
+    layout: Layout = FULLY_REPLICATED
 
     def with_layout(self, layout: Layout) -> TensorType:
         return TensorType(self.dtype, self.shape, layout)

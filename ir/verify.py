@@ -13,10 +13,10 @@ from math import prod
 from typing import NoReturn, cast
 
 from moaic.ir.attention import mask_of, query_key_value
-from moaic.ir.collectives import COLLECTIVES
+from moaic.ir.collectives import COLLECTIVES, Change
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
-from moaic.ir.layout import PENDING, WHOLE, Mesh, Split, State
+from moaic.ir.layout import REPLICATED, Mesh, Split, State
 from moaic.ir.ops import CHECKED, SCALED_MM, SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
@@ -234,7 +234,7 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
         yield f"there is no element type `{tensor.dtype}`"
     if any(size < 0 for size in tensor.shape):
         yield "a size is negative"
-    splits, pending, home = tensor.layout.splits, tensor.layout.pending, tensor.layout.home
+    splits, pending, home = tensor.layout.splits, tensor.layout.partial, tensor.layout.home
     axes = [*(split.axis for split in splits), *pending, *(axis for axis, _ in home)]
     for axis in axes:
         if axis not in mesh.sizes:
@@ -275,7 +275,7 @@ def _two_splits(one: Split, other: Split, mesh: Mesh) -> Complaints:
 def _layouts(op: Op, mesh: Mesh) -> Complaints:
     """On every axis each rank may run the op on what it holds: the op's rule allows these states together."""
     values = [*op.inputs(), *op.results]
-    axes = [axis for axis, _ in mesh.axes if any(value.type.layout.state(axis) != WHOLE for value in values)]
+    axes = [axis for axis, _ in mesh.axes if any(value.type.layout.state(axis) != REPLICATED for value in values)]
     if not axes:
         return
     try:
@@ -308,7 +308,7 @@ def _strategies(
 
 
 def _states(states: Iterable[State]) -> str:
-    return ", ".join(f"split {state[0]}:{state[1]}" if len(state) == 2 else _standing(state) for state in states)
+    return ", ".join(map(str, states))
 
 
 # Our own ops, one check each.
@@ -316,8 +316,8 @@ def _states(states: Iterable[State]) -> str:
 Check = Callable[[Op, Mesh], Complaints]
 
 
-def _standing(state: State) -> str:
-    return "whole" if state == WHOLE else "pending" if state == PENDING else "split"
+def _change(states: Change) -> str:
+    return " into ".join(state.__name__.lower() for state in states)
 
 
 def _operands(op: Op, least: int, most: int | None = None) -> Complaints:
@@ -366,10 +366,9 @@ def _laid_anew(name: str, axis: str, before: TensorType, after: TensorType) -> C
     if (before.dtype, before.shape) != (after.dtype, after.shape):
         yield "operand and result differ in more than their layout"
     have, want = before.layout.state(axis), after.layout.state(axis)
-    wanted = COLLECTIVES[name]
-    if (_standing(have), _standing(want)) != wanted or have == want:
-        change = f"{_standing(have)} into {_standing(want)}"
-        yield f"over `{axis}` it turns {wanted[0]} into {wanted[1]}, not {change}"
+    wanted, found = COLLECTIVES[name], (type(have), type(want))
+    if found != wanted or have == want:
+        yield f"over `{axis}` it turns {_change(wanted)}, not {_change(found)}"
     if before.anywhere().layout.without(axis) != after.anywhere().layout.without(axis):
         yield f"it changes more than axis `{axis}`"
 

@@ -259,7 +259,7 @@ def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:
         part = tensor
         for split in sorted(kind.layout.splits, key=lambda split: -split.stride):
             part = take_digit(part, split.dim, split.stride, mesh.size(split.axis), at[split.axis])
-        keeps = all(at[axis] == 0 for axis in kind.layout.pending)
+        keeps = all(at[axis] == 0 for axis in kind.layout.partial)
         parts.append(part.contiguous() if keeps else torch.zeros_like(part))
     return parts
 
@@ -269,7 +269,7 @@ def gather(parts: PerRank, kind: TensorType, mesh: Mesh) -> Tensor:
     homeless = {axis: 0 for axis, _ in kind.layout.home}
     places = {rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
     held = {mesh.rank({**at, **homeless}): parts[rank] for rank, at in places.items() if kind.layout.holds(at)}
-    for axis in kind.layout.pending:
+    for axis in kind.layout.partial:
         held = _folded(held, mesh, axis, lambda members: torch.stack(members).sum(0).to(members[0].dtype))
     for split in sorted(kind.layout.splits, key=lambda split: split.stride):
         held = _folded(held, mesh, split.axis, _putter(split))

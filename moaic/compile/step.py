@@ -174,7 +174,7 @@ class Step:
     def _made_at_rest(self, places: Sequence[Placement | None]) -> Variant | None:
         spread = [place for place in places if place is not None and place.mesh.ranks > 1]
         meshes = {place.mesh for place in spread if place.layout.splits} or {place.mesh for place in spread[:1]}
-        if len(meshes) != 1 or any(place and (place.layout.home or place.layout.pending) for place in places):
+        if len(meshes) != 1 or any(place and (place.layout.home or place.layout.partial) for place in places):
             return None
         layouts: list[Layout | None] = [None] * len(self.function.params)
         for index, place in zip(self.given, places, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from moaic.ir.collectives import CARRYING
+from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.errors import Diagnostic
 from moaic.passes.perf.machine import Link, Machine, MadeKernel, Number, Source, sent_share
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
@@ -44,7 +44,7 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
             hint="describe the machine in a file, as docs/machines/h100.json does",
         )
     rates = {f"mm.{dtype}": _published(rate) for dtype, rate in target.matmul.items()}
-    kinds = [name.removeprefix("moai.") for name in CARRYING]
+    kinds = [name.removeprefix("moai.") for name in COMMUNICATING]
     return Machine(
         workers,
         int(USABLE * target.memory),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from moaic.ir.collectives import CARRYING
+from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
@@ -99,7 +99,7 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
     functions = {function.name: function for function in program.functions}
     prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
-    beside = {op for op in prices if machine.overlaps and op.name in CARRYING}
+    beside = {op for op in prices if machine.overlaps and op.name in COMMUNICATING}
     run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
     spent: dict[str, list[Number]] = defaultdict(list)
     for op in run.done[run.last]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value, substitute
-from moaic.ir.layout import PENDING, WHOLE, Mesh
+from moaic.ir.layout import PARTIAL, REPLICATED, Mesh
 from moaic.ir.local import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.loop_axes import CHUNKS, MICRO_BATCHES, POST, PRE, Phase, Timed, finishes
@@ -28,7 +28,7 @@ NUMBER = TensorType("i64", (1,))
 def is_timed(op: Op, axis: str) -> bool:
     """Whether an op is done once per part over `axis`."""
     values = (*op.inputs(), *op.results)
-    return op.attrs.get("each") == axis or any(value.type.layout.state(axis) != WHOLE for value in values)
+    return op.attrs.get("each") == axis or any(value.type.layout.state(axis) != REPLICATED for value in values)
 
 
 def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
@@ -99,7 +99,7 @@ class _Unroller:
             for op in self.old.ops
             if self._finishes(op)
             for value in op.inputs()
-            if value.type.layout.state(axis) == PENDING
+            if value.type.layout.state(axis) == PARTIAL
         }
 
     def run(self, schedule: Schedule | None) -> Function:
@@ -166,7 +166,7 @@ class _Unroller:
             made_again = self.sweep[op] == 0 and any(value in again for value in op.inputs())
             if is_timed(op, self.axis) or made_again:
                 body.add(op)
-                again.update(value for value in op.results if value.type.layout.state(self.axis) == WHOLE)
+                again.update(value for value in op.results if value.type.layout.state(self.axis) == REPLICATED)
         return body
 
     def _once(self, op: Op, phase: int) -> None:
@@ -196,7 +196,7 @@ class _Unroller:
             self._append(new_op, self.phase)
         for old, new in zip(op.results, new_ops[-1].results, strict=True):
             self.parts.setdefault(old, {})[index] = new
-            if old.type.layout.state(self.axis) == WHOLE:
+            if old.type.layout.state(self.axis) == REPLICATED:
                 # Every part makes it alike: what comes after the last one reads the last.
                 self.whole[old] = new
             if old in self.sums:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Location, Module, Op, Value
-from moaic.ir.layout import PENDING, WHOLE
+from moaic.ir.layout import PARTIAL, REPLICATED
 from moaic.ir.ops import SEND, Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import MICRO_BATCHES, finishes
@@ -173,7 +173,9 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
             same[op.results[0]] = late[inputs[0]]
         elif any(value in late for value in inputs) or _adds_stages(op, assigned):
             terms = [
-                i for i, value in enumerate(inputs) if value in late or value.type.layout.state(MICRO_BATCHES) != WHOLE
+                i
+                for i, value in enumerate(inputs)
+                if value in late or value.type.layout.state(MICRO_BATCHES) != REPLICATED
             ]
             done = {inputs[i]: _finish(inputs[i], op, ops) for i in terms if inputs[i] not in late} | late
             if not _is_linear(op, terms):
@@ -188,7 +190,7 @@ def _summed_apart(main: Function, assigned: _Assigned) -> Function:
 
 
 def _adds_stages(op: Op, assigned: _Assigned) -> bool:
-    pending = all(value.type.layout.state(MICRO_BATCHES) == PENDING for value in op.inputs())
+    pending = all(value.type.layout.state(MICRO_BATCHES) == PARTIAL for value in op.inputs())
     return op.name == "aten.add.Tensor" and pending and len({assigned.of(value) for value in op.inputs()}) > 1
 
 
@@ -204,7 +206,7 @@ def _finish(value: Value, reader: Op, ops: list[Op]) -> Value:
 
 
 def _finished(value: Value) -> TensorType:
-    return value.type.with_layout(value.type.layout.with_state(MICRO_BATCHES, WHOLE))
+    return value.type.with_layout(value.type.layout.with_state(MICRO_BATCHES, REPLICATED))
 
 
 class _Placer:

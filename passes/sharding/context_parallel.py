@@ -20,7 +20,7 @@ from typing import ClassVar
 from moaic.ir.attention import ATTENTION, is_causal, query_at, query_key_value
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
-from moaic.ir.layout import WHOLE, State
+from moaic.ir.layout import REPLICATED, Sharded, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.ring import rings_for
 from moaic.ir.rules import Strategy
@@ -78,7 +78,7 @@ def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> Poss
 def _is_reached(op: Op, strategy: Strategy, found: Possible) -> bool:
     """Whether the values of an op may lie as the strategy says."""
     pairs = zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
-    return all(state == WHOLE or state in found.splits.get(value, ()) for value, state in pairs)
+    return all(state == REPLICATED or state in found.splits.get(value, ()) for value, state in pairs)
 
 
 def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
@@ -86,7 +86,7 @@ def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
     strategies = dict(found.strategies)
     for op in _attention(module):
         key_at = query_at(op) + 1
-        strategies[op] = tuple(each for each in strategies[op] if each.operands[key_at] != WHOLE)
+        strategies[op] = tuple(each for each in strategies[op] if each.operands[key_at] != REPLICATED)
         if not strategies[op]:
             where, heads = f" of {op.loc.module}" if op.loc.module else "", op.results[0].type.shape[1]
             raise Diagnostic(
@@ -147,7 +147,7 @@ def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Itera
     def rows(value: Value, dim: int) -> Iterator[tuple[Value, State]]:
         size = value.type.shape[dim]
         if size and size % n == 0:
-            yield from ((value, (dim, stride)) for stride in ((size // n, 1) if in_stripes else (size // n,)))
+            yield from ((value, Sharded(dim, stride)) for stride in ((size // n, 1) if in_stripes else (size // n,)))
 
     for index, value in enumerate(module.main.params):
         if module.main.param_role(index).kind in ("input", "tangent"):
@@ -157,7 +157,7 @@ def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Itera
         for value in query_key_value(op)[:2]:
             heads = value.type.shape[1]
             if heads and heads % (n * tp) == 0:
-                yield value, (1, heads // (n * tp))
+                yield value, Sharded(1, heads // (n * tp))
             yield from rows(value, 2)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role, Value
-from moaic.ir.layout import PENDING, WHOLE, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
 from moaic.ir.rules import Strategy
 from moaic.passes.loop_axes import MICRO_BATCHES
 from moaic.passes.sharding.partitioner import Annotated, Axis, Versions, annotate, barrier, function_flops
@@ -63,7 +63,7 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
         raise Diagnostic(f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts")
 
     carrying = carriers(module.main)
-    return tuple((0, rows // parts) if value in carrying else WHOLE for value in module.main.params)
+    return tuple(Sharded(0, rows // parts) if value in carrying else REPLICATED for value in module.main.params)
 
 
 def follow_space(module: Module, axis: Axis) -> Annotated:
@@ -90,8 +90,8 @@ def follow_time(module: Module, axis: Axis) -> Annotated:
 
 def _finished(role: Role, value: Value, state: State) -> State:
     """Outputs may stay split; nothing rests as a pending sum; gradients and updates lie as what they belong to."""
-    if state == PENDING or role.kind in ("grad", "update"):
-        return WHOLE
+    if state == PARTIAL or role.kind in ("grad", "update"):
+        return REPLICATED
     return state
 
 
@@ -106,7 +106,7 @@ def cheapest_in_space(
             min(_bytes_moved(value, have, want) for have in available)
             for value, available, want in zip(inputs, versions, strategy.operands, strict=True)
         )
-        return moved, -sum(state != WHOLE for state in strategy.results)
+        return moved, -sum(state != REPLICATED for state in strategy.results)
 
     return min(candidates, key=price)
 
@@ -116,11 +116,11 @@ def _bytes_moved(value: Value, have: State, want: State) -> float:
     size = float(value.type.nbytes())
     if have == want:
         return 0.0
-    if have == WHOLE:
+    if have == REPLICATED:
         return 1e-3
-    if want == PENDING:
+    if want == PARTIAL:
         return 1e18
-    return 2 * size if have == PENDING and want == WHOLE else size
+    return 2 * size if have == PARTIAL and want == REPLICATED else size
 
 
 _EARLY = 1e6
@@ -133,7 +133,7 @@ def cheapest_in_time(
     """The strategy for which the least must be done before the first part or after the last."""
 
     def price(strategy: Strategy) -> float:
-        late = all(state == WHOLE for state in strategy.operands)
+        late = all(state == REPLICATED for state in strategy.operands)
         return sum(
             min(_time_price(have, want, late) for have in available)
             for available, want in zip(versions, strategy.operands, strict=True)
@@ -144,8 +144,8 @@ def cheapest_in_time(
 
 def _time_price(have: State, want: State, late: bool) -> float:
     """A part or a finished sum costs nothing more; what must be whole early, or split after the end, costs a rerun."""
-    if have == want or (have == WHOLE and want != PENDING):
+    if have == want or (have == REPLICATED and want != PARTIAL):
         return 0.0
     if late:
-        return _UNSPLIT if len(have) == 2 else 1.0 if have == PENDING else 0.0
+        return _UNSPLIT if isinstance(have, Sharded) else 1.0 if have == PARTIAL else 0.0
     return _EARLY

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import Layout, State
+from moaic.ir.layout import Layout, Sharded, State, splits_dim
 from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.sharding.data_parallel import batch_size, carriers
@@ -93,7 +93,7 @@ def _possible(module: Module, axis: Axis) -> Possible:
 def _of_experts(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     for op in _grouped(module):
         matrices = matrices_of(op)
-        yield matrices, (0, matrices.type.shape[0] // axis.size)
+        yield matrices, Sharded(0, matrices.type.shape[0] // axis.size)
 
 
 def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
@@ -101,7 +101,7 @@ def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     rows, parts = batch_size(module.main), module.mesh.ranks * axis.size
     if rows % parts == 0:
         carrying = carriers(module.main)
-        yield from ((value, (0, rows // parts)) for value in module.main.params if value in carrying)
+        yield from ((value, Sharded(0, rows // parts)) for value in module.main.params if value in carrying)
 
 
 def _used(found: Possible) -> Possible:
@@ -110,7 +110,7 @@ def _used(found: Possible) -> Possible:
     for op, choices in found.strategies.items():
         if op.name in (PRODUCT, GRADIENT):
             at = [*op.inputs(), *op.results].index(matrices_of(op))
-            strategies[op] = tuple(s for s in choices if (*s.operands, *s.results)[at][:1] == (0,))
+            strategies[op] = tuple(s for s in choices if splits_dim((*s.operands, *s.results)[at], 0))
         elif kind_of(op) is Kind.HEAVY:
             strategies[op] = choices[:-1] or choices
     return replace(found, strategies=strategies)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moaic.ir.graph import Function, Module, Role, Value
-from moaic.ir.layout import PENDING, REPLICATED, WHOLE, Layout, Mesh, State
+from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, State
 from moaic.ir.verify import check_made
 from moaic.passes.sharding.data_parallel import cheapest_in_space
 from moaic.passes.sharding.partitioner import Axis, annotate
@@ -39,7 +39,7 @@ def _completed(main: Function, layouts: Sequence[Layout | None]) -> list[Layout]
             groups.update(dict.fromkeys(members, members))
     known = {param: layout for param, layout in zip(main.params, layouts, strict=True) if layout is not None}
     return [
-        next((layout for other, layout in known.items() if other in groups.get(param, {param})), REPLICATED)
+        next((layout for other, layout in known.items() if other in groups.get(param, {param})), FULLY_REPLICATED)
         if param not in known
         else known[param]
         for param in main.params
@@ -48,4 +48,4 @@ def _completed(main: Function, layouts: Sequence[Layout | None]) -> list[Layout]
 
 def _as_made(role: Role, value: Value, state: State) -> State:
     """Nothing rests as a pending sum."""
-    return WHOLE if state == PENDING else state
+    return REPLICATED if state == PARTIAL else state

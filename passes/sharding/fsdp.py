@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import WHOLE, Mesh, State
+from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
 from moaic.ir.rules import fits
 from moaic.ir.types import TensorType
 from moaic.passes.config import Distribute
@@ -47,15 +47,15 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
 
 def resting_state(type_: TensorType, mesh: Mesh) -> State:
     """The first dim that divides, in contiguous parts of what other axes left; whole where none does."""
-    if type_.layout.state(AXIS) != WHOLE:
+    if type_.layout.state(AXIS) != REPLICATED:
         return type_.layout.state(AXIS)
     n = mesh.size(AXIS)
     for dim, size in enumerate(type_.local_shape(mesh)):
         inner = [split.stride for split in type_.layout.on_dim(dim)]
         stride = min(inner, default=type_.shape[dim]) // n
-        if size % n == 0 and stride and fits(type_, AXIS, (dim, stride), mesh):
-            return (dim, stride)
-    return WHOLE
+        if size % n == 0 and stride and fits(type_, AXIS, Sharded(dim, stride), mesh):
+            return Sharded(dim, stride)
+    return REPLICATED
 
 
 def _resting(type_: TensorType, mesh: Mesh) -> TensorType:
@@ -81,7 +81,7 @@ def _scatter_gradients(main: Function, mesh: Mesh, *, each: bool) -> Function:
             continue
         (total,) = op.inputs()
         new = mapping[done] = Value(_resting(done.type, mesh), done.name)
-        if new.type.layout.state(AXIS) == WHOLE:
+        if new.type.layout.state(AXIS) == REPLICATED:
             instead[op] = [replace(op, results=(new,))]
         elif total in sums and read[total] == 1:
             instead[sums[total]], instead[op] = [], _scattered_each(op, sums[total], new)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import WHOLE, Mesh, State
+from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
 from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.order import ops_in_order
@@ -111,7 +111,7 @@ def _cuts(main: Function, logits: Value, mesh: Mesh) -> Iterator[_Region]:
     sight, kind, count = _Sight(main), logits.type, mesh.size(CHUNKS)
     for dim, size in enumerate(kind.shape[:-1]):
         for stride in (size // parts for parts in range(count, size + 1, count) if size % parts == 0):
-            found = _region(sight, logits, (dim, stride), mesh)
+            found = _region(sight, logits, Sharded(dim, stride), mesh)
             if found is not None:
                 yield found
 
@@ -156,14 +156,16 @@ def _following(op: Op, value: Value, state: State, mesh: Mesh) -> Strategy | Non
 
 def _cut_values(op: Op, strategy: Strategy) -> Iterator[tuple[Value, State]]:
     states = (*strategy.operands, *strategy.results)
-    return ((value, at) for value, at in zip((*op.inputs(), *op.results), states, strict=True) if len(at) == 2)
+    return (
+        (value, at) for value, at in zip((*op.inputs(), *op.results), states, strict=True) if isinstance(at, Sharded)
+    )
 
 
 def _cut(module: Module, region: _Region, axis: Axis) -> Function:
     """The main function with the region done by chunks."""
     main = module.main
     whole = _outlined(main, region.ops)
-    states = [region.states.get(value, WHOLE) for value in whole.inputs()]
+    states = [region.states.get(value, REPLICATED) for value in whole.inputs()]
     function = fresh(Function("loss", tuple(whole.inputs()), tuple(main.ops[i] for i in region.ops), whole.results))
     made = annotate(Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time)
     spelled, results = spelled_out(whole, made.module.main)

@@ -1,8 +1,8 @@
 """Put one mesh axis into a module: a strategy per op, the conversions between them, all of it written into the types.
 
 The axis may lie in space (its ranks run side by side) or in time (`mb`: its ranks run one after the other). In time a
-finished sum exists only after the last micro-batch: such a value is LATE. What a micro-batch needs whole must be made
-*before* the first one, from values that are whole from the start: its cone runs unsplit, and what that costs is
+finished sum exists only after the last micro-batch: such a value is DEFERRED. What a micro-batch needs whole must be
+made *before* the first one, from values that are whole from the start: its cone runs unsplit, and what that costs is
 returned. Where that costs much and only a backward needs it, all backwards wait until all forwards are done.
 
 No value is made twice if that could round otherwise: a value that equals the maximum must equal it in its part, too. Of
@@ -19,15 +19,12 @@ from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.exact import rounds
 from moaic.ir.graph import Function, Module, Op, Role, Value
-from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.layout import DEFERRED, PARTIAL, REPLICATED, Mesh, Replicated, Sharded, State
 from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, check_known, flops_of, kind_of, rule_of
 from moaic.ir.ring import rings_for
 from moaic.ir.rules import Rule, Strategy, fits
 from moaic.passes.transforms.dce import without_dead_ops
-
-LATE: State = (-2,)
-"""State on a time axis of a whole value that is finished only after the last micro-batch."""
 
 COLLECTIVE = {change: name for name, change in COLLECTIVES.items()}
 """By what it finds and what it leaves."""
@@ -90,10 +87,6 @@ def annotate(
     functions = (*work.made.values(), main)
     pre_op = max(work.asked, key=lambda op: work.asked[op], default=None)
     return Annotated(without_dead_ops(Module(functions, mesh)), work.asked.total(), pre_op)
-
-
-def kind_of_state(state: State) -> str:
-    return "split" if len(state) == 2 else "pending" if state == PENDING else "whole"
 
 
 @dataclass(slots=True)
@@ -219,10 +212,10 @@ class _Rewriter:
     def _cut_into_parts(self) -> None:
         for value in self.old.params:
             part = self.primary[value]
-            if part != WHOLE:
-                self.versions[value] = {WHOLE: replace_type(self.versions[value][part], value)}
+            if part != REPLICATED:
+                self.versions[value] = {REPLICATED: replace_type(self.versions[value][part], value)}
                 self.convert(value, part)
-        self.params = tuple(self.versions[value][WHOLE] for value in self.old.params)
+        self.params = tuple(self.versions[value][REPLICATED] for value in self.old.params)
 
     def _result(self, value: Value, role: Role, results: ResultStates | None) -> Value:
         have = self.primary[value]
@@ -230,7 +223,7 @@ class _Rewriter:
             return self.versions[value][have]
         want = results(role, value, have)
         if self.axis.in_time:
-            want = WHOLE if WHOLE in self.versions[value] else LATE
+            want = REPLICATED if REPLICATED in self.versions[value] else DEFERRED
         return self.convert(value, want)
 
     def _define(self, old: Value, state: State) -> Value:
@@ -240,7 +233,7 @@ class _Rewriter:
         return new
 
     def _typed(self, old: Value, state: State):
-        layout_state = WHOLE if state == LATE else state
+        layout_state = REPLICATED if state == DEFERRED else state
         return old.type.with_layout(old.type.layout.with_state(self.axis.name, layout_state))
 
     def _op(self, index: int, op: Op) -> None:
@@ -265,7 +258,7 @@ class _Rewriter:
                 if strategy is not None and self._fits(op, inputs, strategy):
                     found[strategy] = None
         for linear in rule.linear:
-            if any(PENDING in self.versions[inputs[i]] for i in linear):
+            if any(PARTIAL in self.versions[inputs[i]] for i in linear):
                 found[rule.by_linearity(linear)] = None
         found[rule.replicated()] = None
         return list(found)
@@ -277,13 +270,13 @@ class _Rewriter:
     def _emit(self, op: Op, inputs: Sequence[Value], strategy: Strategy) -> None:
         wanted = strategy.operands
         results = strategy.results
-        unsplit = self.axis.in_time and all(state == WHOLE for state in wanted)
-        if unsplit and any(WHOLE not in self.versions[value] for value in inputs):
-            if any(len(self.primary[value]) == 2 for value in inputs):
+        unsplit = self.axis.in_time and all(state == REPLICATED for state in wanted)
+        if unsplit and any(REPLICATED not in self.versions[value] for value in inputs):
+            if any(isinstance(self.primary[value], Sharded) for value in inputs):
                 self._make_whole(op, results, op)
                 return
-            wanted = tuple(LATE for _ in wanted)
-            results = tuple(LATE for _ in results)
+            wanted = tuple(DEFERRED for _ in wanted)
+            results = tuple(DEFERRED for _ in results)
         mapping = self._operands(inputs, wanted)
         new = [self._define(old, state) for old, state in zip(op.results, results, strict=True)]
         ring = rings_for(op, self.axis.size, self.axis.name).get(strategy, op)
@@ -293,7 +286,7 @@ class _Rewriter:
         """Makes the results of `op` whole, and cuts from them the parts that were to be made."""
         self._clone_cone(op.results, asking)
         for result, state in zip(op.results, results, strict=True):
-            self.primary[result] = state if len(state) == 2 else WHOLE
+            self.primary[result] = state if isinstance(state, Sharded) else REPLICATED
             self.convert(result, self.primary[result])
 
     def _operands(self, inputs: Sequence[Value], wanted: Sequence[State]) -> list[Value]:
@@ -310,9 +303,9 @@ class _Rewriter:
         if (asking := self.once.get(op)) is not None:
             self._make_whole(op, states, asking)
             return
-        late = any(state == LATE for state in wanted)
+        late = any(state == DEFERRED for state in wanted)
         new = [
-            self._define(old, LATE if late and state == WHOLE else state)
+            self._define(old, DEFERRED if late and state == REPLICATED else state)
             for old, state in zip(op.results, states, strict=True)
         ]
         self._do(op, replace(op, operands=tuple(operands), results=tuple(new), attrs={"callee": callee.name}))
@@ -321,9 +314,9 @@ class _Rewriter:
         if self.work.callee_params is not None:
             return self.work.callee_params(self.work.module.function(op.callee))
         states = [self.primary[value] for value in inputs]
-        if not self.axis.in_time or any(len(state) == 2 for state in states):
-            return tuple(state if len(state) == 2 else WHOLE for state in states)
-        return tuple(WHOLE if WHOLE in self.versions[value] else LATE for value in inputs)
+        if not self.axis.in_time or any(isinstance(state, Sharded) for state in states):
+            return tuple(state if isinstance(state, Sharded) else REPLICATED for state in states)
+        return tuple(REPLICATED if REPLICATED in self.versions[value] else DEFERRED for value in inputs)
 
     def _state_of(self, value: Value) -> State:
         return value.type.layout.state(self.axis.name)
@@ -337,35 +330,35 @@ class _Rewriter:
 
     def _make(self, value: Value, want: State) -> Value:
         versions = self.versions[value]
-        have = WHOLE if WHOLE in versions else self.primary[value]
+        have = REPLICATED if REPLICATED in versions else self.primary[value]
         if self.axis.in_time:
-            if want == LATE and WHOLE in versions:
-                return versions[WHOLE]
-            if want != LATE and have != WHOLE:
+            if want == DEFERRED and REPLICATED in versions:
+                return versions[REPLICATED]
+            if want != DEFERRED and have != REPLICATED:
                 if self._waits(value):
-                    versions[WHOLE] = self.convert(value, LATE)
+                    versions[REPLICATED] = self.convert(value, DEFERRED)
                 else:
                     self._clone_cone((value,), self.at)
                 return versions[want] if want in versions else self._make(value, want)
-        elif PENDING in versions and len(want) == 2 and WHOLE not in versions:
-            have = PENDING
-        if have == WHOLE and len(want) == 2 and (rebuilt := self._rebuilt(value, want)) is not None:
+        elif PARTIAL in versions and isinstance(want, Sharded) and REPLICATED not in versions:
+            have = PARTIAL
+        if have == REPLICATED and isinstance(want, Sharded) and (rebuilt := self._rebuilt(value, want)) is not None:
             return rebuilt
         return self._collective(value, have, want)
 
     def _waits(self, value: Value) -> bool:
         """Whether a backward had better wait for the end of all forwards than have `value` made early."""
-        if self.at is None or self.at.loc.side != "backward" or len(self.primary[value]) == 2:
+        if self.at is None or self.at.loc.side != "backward" or isinstance(self.primary[value], Sharded):
             return False
         return sum(flops_in(self.work.module, self.old.ops[i]) for i in self._cone((value,))) > self.work.most_early
 
     def _collective(self, value: Value, have: State, want: State) -> Value:
-        if kind_of_state(have) == "split" and want == PENDING:
-            self.convert(value, WHOLE)
-            have = WHOLE
+        if isinstance(have, Sharded) and want == PARTIAL:
+            self.convert(value, REPLICATED)
+            have = REPLICATED
         source = self.versions[value][have]
         new = Value(self._typed(value, want), value.name)
-        name = COLLECTIVE[kind_of_state(have), kind_of_state(want)]
+        name = COLLECTIVE[_kind(have), _kind(want)]
         loc = self.at.loc if self.at is not None else self.old.ops[0].loc
         self.ops.append(Op(name, (source,), (new,), {"axis": self.axis.name}, loc))
         return new
@@ -381,10 +374,10 @@ class _Rewriter:
         rule = rule_of(op)
         inputs = list(op.inputs())
         strategy = rule.following(rule.results[op.results.index(value)], want, self.axis.size)
-        if strategy is None or not self._fits(op, inputs, strategy) or PENDING in strategy.results:
+        if strategy is None or not self._fits(op, inputs, strategy) or PARTIAL in strategy.results:
             return None
         if any(
-            WHOLE not in self.versions[v] and s not in self.versions[v]
+            REPLICATED not in self.versions[v] and s not in self.versions[v]
             for v, s in zip(inputs, strategy.operands, strict=True)
         ):
             return None
@@ -399,8 +392,8 @@ class _Rewriter:
         """Make `targets` whole before the first micro-batch, from what is whole from the start; price it."""
         for index in self._cone(targets):
             op = self.old.ops[index]
-            operands = [self.versions[value][WHOLE] for value in op.inputs()]
-            results = tuple(Value(self._typed(old, WHOLE), old.name) for old in op.results)
+            operands = [self.versions[value][REPLICATED] for value in op.inputs()]
+            results = tuple(Value(self._typed(old, REPLICATED), old.name) for old in op.results)
             clone = _rebuild(op, operands, results)
             if op.name == "call":
                 clone = replace(clone, attrs={"callee": self._whole_callee(op)})
@@ -409,16 +402,16 @@ class _Rewriter:
                 self.asking[op] = asking
                 self.asked[asking] += flops_in(self.work.module, op)
             for old, new in zip(op.results, results, strict=True):
-                self.versions.setdefault(old, {}).setdefault(WHOLE, new)
-                self.primary.setdefault(old, WHOLE)
+                self.versions.setdefault(old, {}).setdefault(REPLICATED, new)
+                self.primary.setdefault(old, REPLICATED)
 
     def _whole_callee(self, op: Op) -> str:
-        states: tuple[State, ...] = tuple(WHOLE for _ in op.inputs())
+        states: tuple[State, ...] = tuple(REPLICATED for _ in op.inputs())
         return self.work.specialised(op.callee, states).name
 
     def _cone(self, targets: Sequence[Value]) -> list[int]:
         """Ops that must be run again, whole, to have `targets` early."""
-        waiting = [value for value in targets if WHOLE not in self.versions.get(value, {})]
+        waiting = [value for value in targets if REPLICATED not in self.versions.get(value, {})]
         needed: set[int] = set()
         while waiting:
             value = waiting.pop()
@@ -427,13 +420,18 @@ class _Rewriter:
                 raise self._barrier(value)
             if index not in needed:
                 needed.add(index)
-                waiting += [v for v in self.old.ops[index].inputs() if WHOLE not in self.versions.get(v, {})]
+                waiting += [v for v in self.old.ops[index].inputs() if REPLICATED not in self.versions.get(v, {})]
         return sorted(needed)
 
     def _barrier(self, value: Value) -> Barrier:
         assert self.at is not None
         what = f"`%{value.name}`" if value.name else f"a value of {list(value.type.shape)}"
         return barrier(self.axis, self.at, f"{what} is split where it enters @{self.old.name}")
+
+
+def _kind(state: State) -> type[State]:
+    """Its class; what is deferred is replicated in the end."""
+    return Replicated if state == DEFERRED else type(state)
 
 
 def replace_type(value: Value, old: Value) -> Value:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from moaic.ir.emit import Emitter
 from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.layout import Sharded
 from moaic.ir.ops import reduced_dims
 from moaic.ir.types import TensorType
 from moaic.passes.sharding.partitioner import Axis
@@ -59,7 +60,7 @@ def _cut(op: Op, axis: Axis, found: Possible) -> Cut:
     dims = reduced_dims(op)
     if any(x.type.layout.on_dim(dim) for dim in dims) or (len(dims) != 1 and op.name not in _EXTREMES):
         return {}
-    digits = sorted(state for state in found.splits.get(x, ()) if len(state) == 2 and state[0] in dims)
+    digits = sorted(state for state in found.splits.get(x, ()) if isinstance(state, Sharded) and state.dim in dims)
     return {dim: stride for dim, stride in digits if stride * axis.size == x.type.shape[dim] or op.name in _EXTREMES}
 
 

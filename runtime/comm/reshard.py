@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moaic.ir.layout import PENDING, REPLICATED, WHOLE, Layout, Mesh, Split
+from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, Split
 from moaic.runtime.comm.transport import Digit, Group, Transport
 from moaic.runtime.comm.worker_context import Station
 from moaic.runtime.dtypes import DTYPES
@@ -54,13 +54,13 @@ def move(seat: Seat, axis: str, before: Layout, after: Layout, *, in_place: bool
     old, new = before.state(axis), after.state(axis)
     if count == 1 or old == new:
         return _same
-    if old == PENDING:
-        return _all_reduce(seat, axis, in_place) if new == WHOLE else _reduce_scatter(seat, axis, after)
-    if old == WHOLE:
-        return _first(seat, axis, in_place) if new == PENDING else _shard(seat, axis, after)
-    if new == WHOLE:
+    if old == PARTIAL:
+        return _all_reduce(seat, axis, in_place) if new == REPLICATED else _reduce_scatter(seat, axis, after)
+    if old == REPLICATED:
+        return _first(seat, axis, in_place) if new == PARTIAL else _shard(seat, axis, after)
+    if new == REPLICATED:
         return _all_gather(seat, axis, before)
-    if new == PENDING:
+    if new == PARTIAL:
         raise ValueError(f"no move makes a split value a pending sum over {axis}")
     return _all_to_all(seat, axis, before, after)
 
@@ -161,9 +161,9 @@ def convert(conversion: Conversion, station: Station) -> Callable[[Tensor | None
     if before.mesh == after.mesh and before.layout.home == after.layout.home:
         steps = _changes(before, before.layout, after.layout, station)
         return lambda tensor: _apply(steps, tensor)
-    gather = _changes(before, before.layout, REPLICATED, station)
+    gather = _changes(before, before.layout, FULLY_REPLICATED, station)
     spread = _spread(conversion, station)
-    cutting = _changes(after, REPLICATED, after.layout, station)
+    cutting = _changes(after, FULLY_REPLICATED, after.layout, station)
     keeps = station.rank in after.holders
 
     def run(tensor: Tensor | None) -> Tensor | None:
@@ -211,7 +211,7 @@ def _changes(place: Placement, before: Layout, after: Layout, station: Station) 
     moves: list[Move] = []
     at = before
     for axis in changing:
-        whole = at.with_state(axis, WHOLE)
+        whole = at.with_state(axis, REPLICATED)
         moves.append(move(seat, axis, at, whole))
         at = whole
     for axis in changing:

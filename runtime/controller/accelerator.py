@@ -155,7 +155,7 @@ class Accelerator:
             if buffer.place is None:
                 return _on_host(view)
             place = buffer.place
-            if place.layout.pending:
+            if place.layout.partial:
                 place = place.whole()
                 buffer = self._moved(buffer, place)
             return self._fetched(view, buffer, place)
@@ -166,7 +166,7 @@ class Accelerator:
             self._pool.check()
             self._force(buffer)
             place = buffer.place
-            return () if place is None or place.layout.pending else parts(buffer.shape, place)
+            return () if place is None or place.layout.partial else parts(buffer.shape, place)
 
     def store(
         self, paths: Sequence[str], items: Sequence[Sequence[tuple[Buffer, Box]]]
@@ -182,7 +182,7 @@ class Accelerator:
         with self._lock:
             self._about_to_write(buffer)
             place = buffer.place
-            if place is None or place.layout.pending:
+            if place is None or place.layout.partial:
                 place = self._same(spread(buffer.shape, self.flavor))
             held = [boxes(buffer.shape, place, rank) if rank in place.holders else None for rank in range(self.flavor)]
             shape = place.layout.local_shape(buffer.shape, place.mesh)

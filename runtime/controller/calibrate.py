@@ -258,7 +258,7 @@ def _collectives_of(rows: int, ranks: int, repeats: int) -> list[Probe]:
     columns = 1024 * ranks
     by_rows = Layout((Split(AXIS, 0, rows // ranks),))
     by_columns = Layout((Split(AXIS, 1, columns // ranks),))
-    pending, whole = Layout(pending=(AXIS,)), Layout()
+    pending, whole = Layout(partial=(AXIS,)), Layout()
     whole_bytes = 4.0 * rows * columns
     kinds = [
         ("all_reduce", pending, whole, whole_bytes),

@@ -267,7 +267,7 @@ def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) ->
         return None
     arguments = _arguments(call)
     order = arguments.get("ord", 2)
-    if any(place.layout.pending for place in places) or not isinstance(order, int | float) or order <= 0:
+    if any(place.layout.partial for place in places) or not isinstance(order, int | float) or order <= 0:
         return None
     if given[0].position < 0:
         dims = _dims(arguments.get("dim"), len(given[0].shape))
@@ -355,7 +355,7 @@ def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | Non
         ranks = min((each.place.mesh.ranks for each in placed if each.place), default=0)
         return (everywhere(ranks), shape) if ranks else None
     assert leader.place is not None
-    if leader.place.layout.pending or leader.geometry is not None:
+    if leader.place.layout.partial or leader.geometry is not None:
         return None
     shift = len(shape) - len(leader.shape)
     splits = tuple(Split(split.axis, split.dim + shift, split.stride) for split in leader.place.layout.splits)

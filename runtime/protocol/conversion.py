@@ -29,7 +29,7 @@ class Conversion:
 
 def _encode(place: Placement) -> list[Any]:
     splits = [[split.axis, split.dim, split.stride] for split in place.layout.splits]
-    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.pending), place.layout.home]
+    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.partial), place.layout.home]
 
 
 def _decode(data: Any) -> Placement:

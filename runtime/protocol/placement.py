@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from moaic.ir.layout import REPLICATED, Layout, Mesh, Split
+from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Split
 
 EVERYWHERE_AXIS = "w"
 """The axis of all workers, for buffers that no plan has placed."""
@@ -16,7 +16,7 @@ class Placement:
     """A layout over the space axes of a mesh of k ranks, which are workers 0 to k-1. The default is worker 0 alone."""
 
     mesh: Mesh = Mesh()
-    layout: Layout = REPLICATED
+    layout: Layout = FULLY_REPLICATED
 
     @property
     def is_whole(self) -> bool:
@@ -26,7 +26,7 @@ class Placement:
     @property
     def is_uncut(self) -> bool:
         """Every rank that holds any of it holds all."""
-        return not self.layout.pending and all(self.mesh.size(split.axis) == 1 for split in self.layout.splits)
+        return not self.layout.partial and all(self.mesh.size(split.axis) == 1 for split in self.layout.splits)
 
     @property
     def holders(self) -> tuple[int, ...]:
@@ -102,6 +102,6 @@ def owners(place: Placement) -> tuple[int, ...]:
 @cache
 def alike(one: Placement, other: Placement) -> bool:
     """Whether the same workers hold the same parts, whatever their meshes are called."""
-    if one.layout.pending or other.layout.pending:
+    if one.layout.partial or other.layout.partial:
         return one == other
     return tiles(one) == tiles(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moaic.ir.collectives import MEETINGS
+from moaic.ir.collectives import SYNCHRONIZING
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, takes_part
 from moaic.runtime.protocol.shared_memory import ROOM
@@ -28,7 +28,7 @@ def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: i
         if op.name == SEND and op.results[0].type.layout.holds(at):
             arriving.append(index)
             continue
-        before = index if op.name in MEETINGS else 0
+        before = index if op.name in SYNCHRONIZING else 0
         if op.name == SEND:
             sent.append(index)
             before = _must_be_taken(steps, mesh, sent, rooms, size)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from moaic.ir.collectives import ALL_REDUCE, CARRYING, COLLECTIVES
+from moaic.ir.collectives import ALL_REDUCE, COLLECTIVES, COMMUNICATING
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.local import localize
 from moaic.ir.ops import SEND, attr_int
@@ -353,7 +353,7 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
 
 def _goes_beside(op: Op, seat: Seat) -> bool:
     """Whether an instruction communicates, on a device that computes meanwhile."""
-    return op.name in CARRYING and seat.transport.runs_beside and seat.mesh.size(str(op.attrs["axis"])) > 1
+    return op.name in COMMUNICATING and seat.transport.runs_beside and seat.mesh.size(str(op.attrs["axis"])) > 1
 
 
 def _begun(run: Compute, seat: Seat) -> Compute:

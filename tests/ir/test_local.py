@@ -4,7 +4,7 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
-from moaic.ir.layout import Layout, Mesh
+from moaic.ir.layout import Layout, Mesh, Sharded
 from moaic.ir.local import local_type, localize
 from moaic.ir.parser import parse
 from moaic.ir.printer import render_function
@@ -131,9 +131,9 @@ def test_axes_can_go_one_after_the_other() -> None:
 
 def test_a_part_of_a_split_type() -> None:
     mesh = Mesh((("dp", 2), ("tp", 2), ("mb", 3)))
-    layout = Layout(pending=("tp",)).with_state("dp", (0, 12)).with_state("mb", (0, 4))
+    layout = Layout(partial=("tp",)).with_state("dp", Sharded(0, 12)).with_state("mb", Sharded(0, 4))
     part = local_type(TensorType("f32", (24,), layout), mesh, ["mb"])
-    assert part == TensorType("f32", (8,), Layout(pending=("tp",)).with_state("dp", (0, 4)))
+    assert part == TensorType("f32", (8,), Layout(partial=("tp",)).with_state("dp", Sharded(0, 4)))
     assert local_type(part, mesh, ["tp", "dp"]) == TensorType("f32", (4,))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.layout import WHOLE, Layout, Mesh, State
+from moaic.ir.layout import REPLICATED, Layout, Mesh, State
 from moaic.ir.local import asked_axes, localize, refit
 from moaic.ir.ops import OPS, Kind, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
@@ -219,15 +219,15 @@ def annotated(op: Op, laid: Sequence[Laid]) -> Function:
 
 def placed(whole: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:
     """What each rank holds of `whole`; pending sums are taken apart at random."""
-    summands = dict.fromkeys(product(*(range(mesh.size(axis)) for axis in layout.pending)), whole)
-    if layout.pending:
+    summands = dict.fromkeys(product(*(range(mesh.size(axis)) for axis in layout.partial)), whole)
+    if layout.partial:
         random = torch.Generator().manual_seed(0)
         first, *others = summands
         for key in others:
             summands[key] = (torch.randn(whole.shape, generator=random, dtype=torch.float64) * 4).to(whole.dtype)
         summands[first] = whole - sum(summands[key] for key in others)
     coordinates = map(mesh.coordinates, range(mesh.ranks))
-    keys = [tuple(at[axis] for axis in layout.pending) for at in coordinates]
+    keys = [tuple(at[axis] for axis in layout.partial) for at in coordinates]
     return [local_part(summands[key], mesh, layout, rank).contiguous() for rank, key in enumerate(keys)]
 
 
@@ -241,10 +241,10 @@ def recombined(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> Iterator[
     def joined(fixed: Mapping[str, int]) -> Tensor:
         return assemble(lambda rank: parts[mesh.rank({**mesh.coordinates(rank), **fixed})], mesh, layout)
 
-    whole = [axis for axis, _ in mesh.axes if layout.state(axis) == WHOLE]
+    whole = [axis for axis, _ in mesh.axes if layout.state(axis) == REPLICATED]
     for fixed in coordinates(whole):
         yield (
-            torch.stack([joined({**fixed, **summed}) for summed in coordinates(layout.pending)])
+            torch.stack([joined({**fixed, **summed}) for summed in coordinates(layout.partial)])
             .sum(0)
             .to(parts[0].dtype)
         )

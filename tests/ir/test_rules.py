@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Layout, Mesh, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Layout, Mesh, Sharded, State
 from moaic.ir.ops import OPS, Kind, check_known, flops_of, kind_of, rule_of
 from moaic.ir.parser import parse
 from moaic.ir.rules import Dims, Rule, Strategy, fits, refine, rule_from_text
@@ -137,8 +137,8 @@ def test_what_rules_say(params: str, op: str, rule: str, linear: list[set[int]])
 
 def test_a_factor_only_on_the_left_is_summed() -> None:
     rule = rule_of(one_op(MATRICES, "%y = aten.mm %x, %w : f32[4, 8]"))
-    assert rule.by_factor("k", 1, 3) == Strategy(((1, 1), (0, 1)), (PENDING,))
-    assert rule.by_factor("m", 2, 2) == Strategy(((0, 2), WHOLE), ((0, 2),))
+    assert rule.by_factor("k", 1, 3) == Strategy((Sharded(1, 1), Sharded(0, 1)), (PARTIAL,))
+    assert rule.by_factor("m", 2, 2) == Strategy((Sharded(0, 2), REPLICATED), (Sharded(0, 2),))
     assert rule.by_factor("m", 1, 3) is None
 
 
@@ -150,19 +150,25 @@ def test_each_result_sums_over_what_it_reads() -> None:
         ": f32[4, 6, 9], f32[8, 6, 3], f32[8]",
     )
     rule = rule_of(op)
-    assert rule.by_factor("i", 1, 2) == Strategy((WHOLE, (1, 1), (1, 1)), ((1, 1), (1, 1), WHOLE))
-    assert rule.by_factor("n", 2, 2) == Strategy(((0, 2), (0, 2), WHOLE), ((0, 2), PENDING, PENDING))
+    assert rule.by_factor("i", 1, 2) == Strategy(
+        (REPLICATED, Sharded(1, 1), Sharded(1, 1)), (Sharded(1, 1), Sharded(1, 1), REPLICATED)
+    )
+    assert rule.by_factor("n", 2, 2) == Strategy(
+        (Sharded(0, 2), Sharded(0, 2), REPLICATED), (Sharded(0, 2), PARTIAL, PARTIAL)
+    )
     assert rule.by_factor("o", 4, 2) is None
     without_bias = replace(op, results=op.results[:2], attrs={**op.attrs, "output_mask": (True, True, False)})
-    assert rule_of(without_bias).by_factor("o", 4, 2) == Strategy(((1, 4), WHOLE, (0, 4)), (PENDING, (0, 4)))
+    assert rule_of(without_bias).by_factor("o", 4, 2) == Strategy(
+        (Sharded(1, 4), REPLICATED, Sharded(0, 4)), (PARTIAL, Sharded(0, 4))
+    )
 
 
 def test_sizes_of_groups_are_found_in_dims_of_their_own() -> None:
     x, y = TensorType("f32", (12, 5)), TensorType("f32", (3, 4, 5))
     rule = rule_from_text("(b s) d -> b s d", [x], [y])
     assert rule.sizes == {"b": 3, "s": 4, "d": 5}
-    assert rule.by_factor("s", 2, 2) == Strategy(((0, 2),), ((1, 2),))
-    assert rule.by_factor("b", 1, 3) == Strategy(((0, 4),), ((0, 1),))
+    assert rule.by_factor("s", 2, 2) == Strategy((Sharded(0, 2),), (Sharded(1, 2),))
+    assert rule.by_factor("b", 1, 3) == Strategy((Sharded(0, 4),), (Sharded(0, 1),))
 
 
 def test_nothing_of_an_empty_tensor_is_split() -> None:
@@ -219,7 +225,7 @@ def test_what_follows_a_state_keeps_it(rule: Rule, n: int) -> None:
     for index, dims in enumerate(rule.operands):
         for dim, size in enumerate(shape_of(dims, rule)):
             for stride in range(1, size + 1):
-                state: State = (dim, stride)
+                state: State = Sharded(dim, stride)
                 strategy = rule.following(dims, state, n)
                 if strategy is not None:
                     assert strategy.operands[index] == state
@@ -235,14 +241,14 @@ def test_contiguous_strategies_are_those_of_whole_chunks(rule: Rule, n: int) -> 
 
 def test_neither_pending_nor_whole_is_followed() -> None:
     rule = rule_of(one_op(MATRICES, "%y = aten.mm %x, %w : f32[4, 8]"))
-    assert rule.following(rule.operands[0], PENDING, 2) is None
-    assert rule.following(rule.operands[0], WHOLE, 2) is None
+    assert rule.following(rule.operands[0], PARTIAL, 2) is None
+    assert rule.following(rule.operands[0], REPLICATED, 2) is None
 
 
 def test_a_linear_set_carries_pending_sums() -> None:
     rule = Rule(((("a",),),) * 3, ((("a",),),) * 2, {"a": 2}, reads=(frozenset({0, 1}), frozenset({2})))
-    assert rule.by_linearity(frozenset({0, 1})) == Strategy((PENDING, PENDING, WHOLE), (PENDING, WHOLE))
-    assert rule.replicated() == Strategy((WHOLE,) * 3, (WHOLE,) * 2)
+    assert rule.by_linearity(frozenset({0, 1})) == Strategy((PARTIAL, PARTIAL, REPLICATED), (PARTIAL, REPLICATED))
+    assert rule.replicated() == Strategy((REPLICATED,) * 3, (REPLICATED,) * 2)
 
 
 # Views.
@@ -295,7 +301,7 @@ def test_views_move_no_element_to_another_rank(sizes: list[int], data: st.DataOb
 
 
 def split(state: State) -> tuple[int, int]:
-    assert len(state) == 2
+    assert isinstance(state, Sharded)
     return state
 
 
@@ -325,13 +331,13 @@ def test_what_fits_can_be_taken_apart_and_joined(size: int, n: int, m: int, data
     mesh = Mesh((("a", n), ("b", m)))
     first, second = (data.draw(st.integers(1, size)) for _ in range(2))
     assume(size % (first * n) == 0)
-    kind = TensorType("i64", (size,), Layout().with_state("a", (0, first)))
+    kind = TensorType("i64", (size,), Layout().with_state("a", Sharded(0, first)))
     digits = size % (second * m) == 0 and (first % (second * m) == 0 or second % (first * n) == 0)
-    assert fits(kind, "b", (0, second), mesh) == digits
-    assert fits(kind, "b", PENDING, mesh)
-    assert fits(kind, "b", WHOLE, mesh)
+    assert fits(kind, "b", Sharded(0, second), mesh) == digits
+    assert fits(kind, "b", PARTIAL, mesh)
+    assert fits(kind, "b", REPLICATED, mesh)
     if digits:
-        layout = kind.layout.with_state("b", (0, second))
+        layout = kind.layout.with_state("b", Sharded(0, second))
         whole = torch.arange(size)
         assert torch.equal(assemble(lambda rank: local_part(whole, mesh, layout, rank), mesh, layout), whole)
 

@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from moaic.ir.equal import difference, equal
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Location, Module, Op, Operand, Role, Value
-from moaic.ir.layout import PENDING, WHOLE, Layout, Mesh
+from moaic.ir.layout import PARTIAL, REPLICATED, Layout, Mesh, Sharded
 from moaic.ir.parser import parse, parse_with_places
 from moaic.ir.printer import render, render_attr
 from moaic.ir.types import DTYPE_BYTES, TensorType
@@ -53,9 +53,9 @@ def types(draw: DrawFn, mesh: Mesh) -> TensorType:
     layout = Layout()
     for axis, size in mesh.axes:
         dims = range(len(shape))
-        contiguous = [(dim, shape[dim] // size) for dim in dims if shape[dim] % size == 0]
-        strided = [(dim, draw(st.integers(0, 12))) for dim in dims]
-        layout = layout.with_state(axis, draw(st.sampled_from([WHOLE, PENDING, *contiguous, *strided])))
+        contiguous = [Sharded(dim, shape[dim] // size) for dim in dims if shape[dim] % size == 0]
+        strided = [Sharded(dim, draw(st.integers(0, 12))) for dim in dims]
+        layout = layout.with_state(axis, draw(st.sampled_from([REPLICATED, PARTIAL, *contiguous, *strided])))
     return TensorType(draw(st.sampled_from(sorted(DTYPE_BYTES))), shape, layout)
 
 
@@ -274,7 +274,7 @@ def test_a_misspelled_value_gets_a_hint() -> None:
 def big_module(ops: int) -> Module:
     """A program as capture makes it: every op has its own place, types and attributes repeat."""
     mesh = Mesh((("dp", 2), ("tp", 2)))
-    split = Layout().with_state("dp", (0, 1024)).with_state("tp", (1, 192))
+    split = Layout().with_state("dp", Sharded(0, 1024)).with_state("tp", Sharded(1, 192))
     x = Value(TensorType("f32", (2048, 384), split), "x")
     values, made = [x], list[Op]()
     for i in range(ops):

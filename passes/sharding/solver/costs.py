@@ -8,7 +8,7 @@ from math import log2, prod
 
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Op, Value
-from moaic.ir.layout import PENDING, WHOLE, Mesh, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State, splits_dim
 from moaic.ir.ops import Kind, flops_of, kind_of
 from moaic.ir.placed import placing
 from moaic.ir.ring import is_balanced, is_ring, rings_for
@@ -88,7 +88,7 @@ class Pricing:
 
     def runs(self, *values: Value) -> int:
         """Times per step that something with these operands and results runs."""
-        in_parts = any(value.type.layout.state(MICRO_BATCHES) != WHOLE for value in values)
+        in_parts = any(value.type.layout.state(MICRO_BATCHES) != REPLICATED for value in values)
         return self.mesh.size(MICRO_BATCHES) if in_parts else 1
 
     def local_bytes(self, value: Value) -> int:
@@ -102,9 +102,9 @@ class Pricing:
         runs = self.runs(*values)
         if kind is Kind.HEAVY or is_ring(op):
             parts = prod(
-                size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != WHOLE for v in values)
+                size for axis, size in self.mesh.axes if any(v.type.layout.state(axis) != REPLICATED for v in values)
             )
-            split = any(len(state) == 2 for state in (*strategy.operands, *strategy.results))
+            split = any(isinstance(state, Sharded) for state in (*strategy.operands, *strategy.results))
             share = 1 / self.n if split else 1.0
             seconds = flops_of(op) / parts / self.prices.flops * share
             if is_ring(op):
@@ -135,7 +135,7 @@ class Pricing:
         return slowest + sum(sent) + added + ranks * self.prices.local
 
     def _part(self, value: Value, state: State) -> float:
-        return self.local_bytes(value) / (self.n if len(state) == 2 else 1)
+        return self.local_bytes(value) / (self.n if isinstance(state, Sharded) else 1)
 
     def conversion(
         self, value: Value, have: State, want: State, standing: Standing = Standing.ACTIVATION
@@ -147,29 +147,29 @@ class Pricing:
         """
         if have == want:
             return 0.0
-        if want == PENDING or (standing is Standing.WEIGHT and len(have) == 2 and want == WHOLE):
+        if want == PARTIAL or (standing is Standing.WEIGHT and isinstance(have, Sharded) and want == REPLICATED):
             return None
         runs, size = self.runs(value), self.local_bytes(value)
-        if have == WHOLE:
+        if have == REPLICATED:
             return runs * (self.prices.local + size / self.n / self.prices.memory)
         held = 0.0
         if standing is Standing.WEIGHT:
             held = self.prices.held * size / self.n
-        elif standing is Standing.GRADIENT and have == PENDING:
+        elif standing is Standing.GRADIENT and have == PARTIAL:
             held = self.prices.held * size
         return runs * (self.prices.latency + (self._sent(size, have, want) + held) / self.prices.link)
 
     def _sent(self, size: int, have: State, want: State) -> float:
         share = size * (self.n - 1) / self.n
-        if have == PENDING:
-            return 2 * share if want == WHOLE else share
-        return share if want == WHOLE else share / self.n
+        if have == PARTIAL:
+            return 2 * share if want == REPLICATED else share
+        return share if want == REPLICATED else share / self.n
 
     def resting(self, value: Value, state: State) -> float:
         """The worth of the memory of a parameter at rest."""
         if value.type.dtype not in FLOATING:
             return 0.0
-        unsplit = self.prices.unsplit if state == WHOLE and len(value.type.shape) > 1 else 0.0
+        unsplit = self.prices.unsplit if state == REPLICATED and len(value.type.shape) > 1 else 0.0
         return unsplit + optimizer.COPIES * self.prices.held * self._part(value, state) / self.prices.link
 
     def saving(self, value: Value, state: State) -> float:
@@ -182,7 +182,7 @@ def _is_placed(op: Op, strategy: Strategy) -> bool:
     if not is_causal(op):
         return False
     states = dict(zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True))
-    return any(states[value][:1] == (dim,) for value, dim in placing(op))
+    return any(splits_dim(states[value], dim) for value, dim in placing(op))
 
 
 _SENDING = {"moai.all_reduce": 2, "moai.reduce_scatter": 1, "moai.all_gather": 1, "moai.all_to_all": 1}

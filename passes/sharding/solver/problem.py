@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import WHOLE, State
+from moaic.ir.layout import REPLICATED, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.rules import Strategy
 from moaic.passes.sharding.solver.costs import Pricing, Standing
@@ -128,7 +128,7 @@ class _Builder:
             if first is not value:
                 self._param(value, self.of_param[first])
                 continue
-            states: tuple[State, ...] = self.possible.resting(value) if kind in self.resting else (WHOLE,)
+            states: tuple[State, ...] = self.possible.resting(value) if kind in self.resting else (REPLICATED,)
             price = counts[value] if kind == "param" else 0
             self._param(value, self._standing(states, [price * self.pricing.resting(value, state) for state in states]))
 
@@ -197,7 +197,7 @@ class _Builder:
             if role.kind in ("grad", "update") and role.label in labels:
                 self.of_result[index] = self.of_param[labels[role.label]]
                 continue
-            states = self.possible.resting(value) if role.kind == "output" else (WHOLE,)
+            states = self.possible.resting(value) if role.kind == "output" else (REPLICATED,)
             self.of_result[index] = self._choose([Strategy((state,), ()) for state in states], [0.0] * len(states))
 
     def _flows(

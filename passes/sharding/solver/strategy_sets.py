@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from moaic.ir.graph import Module, Op, Value
-from moaic.ir.layout import PENDING, WHOLE, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
 from moaic.passes.sharding.partitioner import Axis
@@ -26,7 +26,7 @@ class Possible:
 
     def resting(self, value: Value) -> tuple[State, ...]:
         """States in which a finished value may lie."""
-        return (*self.splits.get(value, ()), WHOLE)
+        return (*self.splits.get(value, ()), REPLICATED)
 
 
 Seeds = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
@@ -60,7 +60,7 @@ def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
             continue
         for dim in range(first, len(shape)):
             if shape[dim] and shape[dim] % n == 0:
-                yield value, (dim, shape[dim] // n)
+                yield value, Sharded(dim, shape[dim] // n)
 
 
 class _Closure:
@@ -93,7 +93,7 @@ class _Closure:
         waiting = [(value, state)]
         while waiting:
             value, state = waiting.pop()
-            if len(state) != 2 or state in self.splits[value] or not self._fits(value, state):
+            if not isinstance(state, Sharded) or state in self.splits[value] or not self._fits(value, state):
                 continue
             self.splits[value][state] = None
             waiting += [(other, state) for other in self.same[value]]
@@ -109,7 +109,7 @@ class _Closure:
     def _all_fit(self, op: Op, strategy: Strategy) -> bool:
         states = (*strategy.operands, *strategy.results)
         pairs = zip((*op.inputs(), *op.results), states, strict=True)
-        return all(len(state) != 2 or self._fits(value, state) for value, state in pairs)
+        return all(not isinstance(state, Sharded) or self._fits(value, state) for value, state in pairs)
 
     def spread_sums(self, module: Module) -> None:
         """Pending sums pass through ops that are linear in them; heavy ops would run unsplit for that."""
@@ -125,7 +125,7 @@ class _Closure:
                         r
                         for s in self.found[op]
                         for r, state in zip(op.results, s.results, strict=True)
-                        if state == PENDING
+                        if state == PARTIAL
                     )
 
     def _add_linear(self, op: Op, pending: set[Value]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moaic.ir.layout import PENDING
+from moaic.ir.layout import PARTIAL
 from moaic.ir.sums import ACCUMULATE
 from moaic.ir.verify import load
 from moaic.passes.build import build
@@ -41,7 +41,7 @@ def test_distribution_halves_what_it_says(level: str, parameters: float, gradien
 def test_sums_over_micro_batches_are_whole_or_in_parts(level: str, whole: int) -> None:
     plan = build(dense(8), Config(dp=2, micro_batches=2, distribute_param=level))  # pyright: ignore[reportArgumentType]
     sums = [op.results[0].type for op in plan.programs.joint.main.ops if op.name == ACCUMULATE]
-    assert sum(len(each.shape) == 2 and each.layout.state("dp") == PENDING for each in sums) == whole
+    assert sum(len(each.shape) == 2 and each.layout.state("dp") == PARTIAL for each in sums) == whole
 
 
 def test_tensor_parallelism_shares_parameters_out() -> None:

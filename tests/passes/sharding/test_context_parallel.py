@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
-from moaic.ir.layout import WHOLE, State
+from moaic.ir.layout import REPLICATED, Sharded, State
 from moaic.ir.ring import is_ring
 from moaic.ir.verify import load, verify
 from moaic.passes.config import Request
@@ -60,15 +60,18 @@ def test_a_split_sequence_is_exact(name: str, plan: str) -> None:
     made = proof(name).prove(config(plan)).module
     n = config(plan).cp
     hidden = [op for op in found(made, "aten.mm") if op.loc.side == "forward"]
-    assert all(states(op)[0][1:] == (LENGTH // n,) for op in hidden), "every product of rows is split by tokens"
+    rows = [states(op)[0] for op in hidden]
+    assert all(isinstance(each, Sharded) and each.stride == LENGTH // n for each in rows), (
+        "every product of rows is split by tokens"
+    )
 
 
 def test_keys_and_values_are_gathered_for_a_part_of_the_rows() -> None:
     made = proof("llama").builder.build(config("cp=2")).module
     (forward,) = found(made, "moai.sdpa")
-    assert states(forward) == [(2, LENGTH // 2), WHOLE, WHOLE, (2, LENGTH // 2)]
+    assert states(forward) == [(2, LENGTH // 2), REPLICATED, REPLICATED, (2, LENGTH // 2)]
     (backward,) = found(made, "moai.sdpa_backward")
-    assert [value.type.layout.pending for value in backward.results] == [(), ("cp",), ("cp",)]
+    assert [value.type.layout.partial for value in backward.results] == [(), ("cp",), ("cp",)]
     assert len(found(made, "moai.reduce_scatter")) == 2, "the gradients of keys and of values"
 
 
@@ -90,7 +93,7 @@ def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: Prices) -> None:
     split = follow_context(whole, Axis("cp", 2), prices).module
     (op,) = found(split, "moai.sdpa")
     # In blocks or in stripes, which cost the same here.
-    assert states(op) in ([(2, 4), WHOLE, WHOLE], [(2, 1), WHOLE, WHOLE])
+    assert states(op) in ([(2, 4), REPLICATED, REPLICATED], [(2, 1), REPLICATED, REPLICATED])
     prove(split, whole)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
-from moaic.ir.layout import WHOLE
+from moaic.ir.layout import REPLICATED
 from moaic.passes.config import Request
 from moaic.passes.loop_axes import MICRO_BATCHES
 from moaic.passes.sharding.data_parallel import follow_time
@@ -37,7 +37,7 @@ def test_split_experts_are_exact(name: str, plan: str) -> None:
     experts = [value for label, value in lie.items() if label.endswith(("gate_up_proj", "down_proj"))]
     assert {value.type.layout.state("ep") for value in experts} == {(0, experts[0].type.shape[0] // n)}
     assert all(
-        value.type.layout.state("ep") == WHOLE
+        value.type.layout.state("ep") == REPLICATED
         for value in lie.values()
         if value not in experts and is_weight(value.name)
     )
@@ -59,7 +59,7 @@ def test_no_token_meets_an_expert_that_it_did_not_choose() -> None:
     for op in products(made):
         ids = list(op.inputs())[2]
         assert ids.type.shape == (chosen,)
-        assert ids.type.layout.state("ep") == WHOLE
+        assert ids.type.layout.state("ep") == REPLICATED
     for function in made.functions:
         for op in function.ops:
             if op.name == "moai.grouped_mm":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from moaic.ir.layout import REPLICATED, Layout, Mesh
+from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Sharded
 from moaic.ir.printer import render
 from moaic.ir.verify import load
 from moaic.passes.sharding.from_inputs import follow_resting
 
 MESH = Mesh((("dp", 2), ("tp", 1)))
 
-ROWS = REPLICATED.with_state("dp", (0, 4))
+ROWS = FULLY_REPLICATED.with_state("dp", Sharded(0, 4))
 
 STEP = """// moai 1
 
@@ -52,7 +52,7 @@ func @step(%w: f32[8{dp}, 4], %g: f32[8, 4], %m: f32[8{dp}, 4], %n: f32[8{dp}, 4
     ("layouts", "expected"),
     [
         pytest.param([ROWS, ROWS, None, None], ALIKE, id="what has no place lies as what it is added to"),
-        pytest.param([ROWS, REPLICATED, None, ROWS], MOVED, id="what lies whole is cut, and no result is pending"),
+        pytest.param([ROWS, FULLY_REPLICATED, None, ROWS], MOVED, id="whole values are cut, no result is partial"),
     ],
 )
 def test_operands_stay_where_they_lie(layouts: list[Layout | None], expected: str) -> None:
@@ -60,5 +60,5 @@ def test_operands_stay_where_they_lie(layouts: list[Layout | None], expected: st
 
 
 def test_a_step_on_one_rank_is_left_as_it_is() -> None:
-    layouts: list[Layout | None] = [REPLICATED] * 4
+    layouts: list[Layout | None] = [FULLY_REPLICATED] * 4
     assert render(follow_resting(load(STEP), Mesh((("dp", 1), ("tp", 1))), layouts)) == STEP

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.layout import WHOLE, State
+from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load, verify
 from moaic.passes.perf.machine import Number, Source
 from moaic.passes.sharding.data_parallel import follow_space
@@ -172,10 +172,10 @@ def prove(split: Module, whole: Module) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 def test_an_mlp_is_split_as_people_do_it(n: int) -> None:
     split = put_in(mlp(8, 512, 1024, 4096), n, Prices())
-    assert states(split) == {"x": WHOLE, "g": WHOLE, "a": (1, 4096 // n), "b": (0, 4096 // n)}
+    assert states(split) == {"x": REPLICATED, "g": REPLICATED, "a": (1, 4096 // n), "b": (0, 4096 // n)}
     made = {value.name: value.type.layout.state("tp") for value in split.main.values()}
     assert made["h"] == made["r"] == (1, 4096 // n)
-    assert made["y"] == made["q"] != WHOLE
+    assert made["y"] == made["q"] != REPLICATED
     assert moved(split, "all_gather") == ["dy"]
     assert moved(split, "reduce_scatter")[0] == "o"
 
@@ -211,19 +211,19 @@ def test_gradients_lie_as_their_parameters() -> None:
 
 def test_results_are_no_pending_sums() -> None:
     main = put_in(mlp(2, 8, 8, 16), 2, Prices(latency=0.0, local=0.0, held=0.0, unsplit=0.0)).main
-    assert all(not value.type.layout.pending for value in main.results)
+    assert all(not value.type.layout.partial for value in main.results)
 
 
 def test_the_batch_is_left_alone() -> None:
     split = put_in(mlp(4, 8, 8, 16), 2)
     values = [value for value in split.main.values() if value.type.shape == (4, 8, 8)]
-    assert all(value.type.layout.state("tp")[:1] != (0,) for value in values)
+    assert not any(splits_dim(value.type.layout.state("tp"), 0) for value in values)
 
 
 def test_projections_of_one_value_share_a_gather() -> None:
     split = put_in(attention(heads=32, groups=8, size=128, width=4096, sequence=2048), 8, CLUSTER)
     assert states(split) == {
-        "x": WHOLE,
+        "x": REPLICATED,
         "wi": states(split)["wi"],
         "wq": (0, 512),
         "wk": (0, 128),
@@ -246,13 +246,13 @@ def test_more_ranks_than_groups() -> None:
 def test_a_slow_link_leaves_the_axis_unused_if_nothing_asks_for_it() -> None:
     split = put_in(mlp(2, 8, 8, 16), 2, Prices(link=1e3, held=0.0, unsplit=0.0))
     assert not moves(split)
-    assert set(states(split).values()) == {WHOLE}
+    assert set(states(split).values()) == {REPLICATED}
 
 
 def test_an_axis_that_is_asked_for_is_used_however_small_the_model() -> None:
     lie = states(put_in(mlp(2, 8, 8, 16), 2, Prices()))
-    assert lie["a"] != WHOLE
-    assert lie["b"] != WHOLE
+    assert lie["a"] != REPLICATED
+    assert lie["b"] != REPLICATED
 
 
 def test_one_function_for_all_its_calls() -> None:
@@ -287,7 +287,7 @@ def test_where_heads_do_not_divide_rows_are_split() -> None:
     whole = attention(6, 1)
     split = put_in(whole, 4)
     sdpa = next(op for op in split.main.ops if op.name == "moai.sdpa")
-    assert [value.type.layout.state("tp") for value in sdpa.inputs()] == [(2, 2), WHOLE, WHOLE]
+    assert [value.type.layout.state("tp") for value in sdpa.inputs()] == [(2, 2), REPLICATED, REPLICATED]
     prove(split, whole)
 
 
