@@ -90,12 +90,12 @@ UNSOUND = [
     (body("%y = moai.all_reduce %x : f32[8, 16]"), "attribute `axis` is `none`"),
     (
         body('%y = moai.all_reduce %x {axis = "tp"} : f32[8]', "%x: f32[8{tp}]"),
-        "over `tp` it turns pending into whole, not split into whole: operand `f32[8{tp}]`, result `f32[8]`",
+        "over `tp` it turns partial into replicated, not sharded into replicated: operand `f32[8{tp}]`, result `f32[8]`",
     ),
     (body('%y = moai.all_reduce %x {axis = "tp"} : f32[4]', "%x: f32[8] +tp"), "differ in more than their layout"),
     (body('%y = moai.all_reduce %x {axis = "tp"} : bf16[8]', "%x: f32[8] +tp"), "differ in more than their layout"),
     (body('%y = moai.all_reduce %x {axis = "tp"} : f32[8{dp}]', "%x: f32[8] +tp"), "changes more than axis `tp`"),
-    (body('%y = moai.all_to_all %x {axis = "tp"} : f32[8{tp}]', "%x: f32[8{tp}]"), "it turns split into split"),
+    (body('%y = moai.all_to_all %x {axis = "tp"} : f32[8{tp}]', "%x: f32[8{tp}]"), "it turns sharded into sharded"),
     (body('%y = moai.part %x {axis = "mb", index = 2, count = 2, dim = 0, stride = 1} : f32[4, 16]'), "no part 2 of 2"),
     (
         body('%y = moai.part %x {axis = "mb", index = 0, count = 3, dim = 0, stride = 1} : f32[4, 16]'),
@@ -115,7 +115,7 @@ UNSOUND = [
     (body("%y = moai.add_to %x, %k : f32[8, 16]"), "the sum is `f32[8, 16]`, what is added to it `i64[2]`"),
     (
         body("%y = aten.mm %x, %w : f32[8{dp}, 4] +tp", "%x: f32[8{dp}, 16{tp}], %w: f32[16, 4]"),
-        "`aten.mm`: over `tp` it cannot turn split 1:4, whole into pending: its rule is m k, k n -> m n",
+        "`aten.mm`: over `tp` it cannot turn sharded 1:4, replicated into partial: its rule is m k, k n -> m n",
     ),
     (
         body("%y = aten.add.Tensor %x, %w : f32[8{dp}]", "%x: f32[8{dp}], %w: f32[5]"),
@@ -123,11 +123,11 @@ UNSOUND = [
     ),
     (
         body("%y = aten.relu %x : f32[8] +tp", "%x: f32[8] +tp"),
-        "`aten.relu`: over `tp` it cannot turn pending into pending: its rule is d0 -> d0",
+        "`aten.relu`: over `tp` it cannot turn partial into partial: its rule is d0 -> d0",
     ),
     (
         body("%y = aten.full {size = [8], fill_value = 1} : f32[8] +tp"),
-        "`aten.full`: over `tp` it cannot turn nothing into pending",
+        "`aten.full`: over `tp` it cannot turn nothing into partial",
     ),
     (body("%y = moai.fold_key %x {instance = 0} : i64[2]"), "a key is `i64[2]`, not `f32[8, 16]`"),
     (body("%y = moai.fold_key %k {instance = -1} : i64[2]"), "attribute `instance` is `-1`, not a whole number"),
@@ -149,7 +149,7 @@ UNSOUND = [
     (ring(attrs='axis = "dp", stripes = 4'), "attribute `stripes` is `4`, and `dp` has 2 ranks"),
     (
         ring(attrs='axis = "dp", stripes = 2'),
-        "over `dp` `f32[2, 4{tp}, 8{dp}, 2]` is to be split 2:1 in a ring",
+        "over `dp` `f32[2, 4{tp}, 8{dp}, 2]` is to be sharded 2:1 in a ring",
     ),
     (ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp}}, 3]"), "size d is 2 in one place and 3 in another"),
     (ring().replace("dp=2", "dp=1"), "`moai.ring_sdpa`: one rank is no ring"),
@@ -164,20 +164,20 @@ UNSOUND = [
     ),
     (
         ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16, 2]"),
-        "over `dp` `f32[2, 4{tp}, 16, 2]` is to be split 2:8 in a ring",
+        "over `dp` `f32[2, 4{tp}, 16, 2]` is to be sharded 2:8 in a ring",
     ),
     (
         ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp:1}}, 2]"),
-        "over `dp` `f32[2, 4{tp}, 16{dp:1}, 2]` is to be split 2:8 in a ring",
+        "over `dp` `f32[2, 4{tp}, 16{dp:1}, 2]` is to be sharded 2:8 in a ring",
     ),
     (
         ring(f"{QUERY}, {KEY}, %m: bool[8, 16{{dp}}]", "%m"),
-        "over `dp` `bool[8, 16{dp}]` is to be split 0:4 in a ring",
+        "over `dp` `bool[8, 16{dp}]` is to be sharded 0:4 in a ring",
     ),
-    (ring(made=PLAIN.replace("4", "4{tp}")), "over `dp` `f32[2, 4{tp}, 8, 2]` is to be split 2:4 in a ring"),
+    (ring(made=PLAIN.replace("4", "4{tp}")), "over `dp` `f32[2, 4{tp}, 8, 2]` is to be sharded 2:4 in a ring"),
     (
         ring("%q: f32[2, 4, 8{dp, tp}, 2], %k: f32[2, 4, 16{dp}, 2]", made=PLAIN.replace("8", "8{dp, tp}")),
-        "over `tp` it cannot turn split 2:1, whole, whole into split 2:1, split 2:1: its rule is b h (s q!) d!",
+        "over `tp` it cannot turn sharded 2:1, replicated, replicated into sharded 2:1, sharded 2:1: its rule is b h (s q!) d!",
     ),
     (f"{MESH}func @f(%x: f32[8{{dp:3}}]) -> () {{ return }}", "in function `@f`: type `f32[8{dp:3}]`: axis `dp`"),
     (
