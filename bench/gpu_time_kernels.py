@@ -17,13 +17,13 @@ from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
 from test_kernels import PEERS, agree, peak, runs_of, seconds
 
 from moaic.runtime.kernels.operators import target_of
-from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.registry import KERNELS, KernelShape
 from moaic.runtime.kernels.tiles import tile_of
 from tests.kernels.interpreted.mended import mend_interpreter
 
 ROUNDS = 3
 
-HERE: Mapping[str, Shape] = {"norm": (8, 64), "gated": (8, 64)}
+HERE: Mapping[str, KernelShape] = {"norm": (8, 64), "gated": (8, 64)}
 """Kernels that Triton's interpreter runs at tiny shapes; the others would show no more of this script."""
 
 TARGET_HERE = "sm_90"
@@ -31,7 +31,7 @@ TARGET_HERE = "sm_90"
 OURS, INDUCTOR = "ours", "inductor"
 
 
-def shapes(*, here: bool) -> Iterator[tuple[str, Shape]]:
+def shapes(*, here: bool) -> Iterator[tuple[str, KernelShape]]:
     """The first shape of every kernel, then the others: what is left out for want of time is the larger."""
     if here:
         yield from HERE.items()
@@ -47,7 +47,7 @@ def timed_here(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def time_kernel(task: Task, name: str, shape: Shape) -> None:
+def time_kernel(task: Task, name: str, shape: KernelShape) -> None:
     """Raises what the kernel or its peers raise."""
     subject = f"{name} {' x '.join(map(str, shape))}"
     target = TARGET_HERE if task.here else target_of(torch.device(task.device))
@@ -82,7 +82,7 @@ def figures(subject: str, times: Mapping[str, list[float]]) -> Iterator[Figure]:
             )
 
 
-def attempt(task: Task, name: str, shape: Shape, do: Callable[[], None]) -> None:
+def attempt(task: Task, name: str, shape: KernelShape, do: Callable[[], None]) -> None:
     """Whatever goes wrong is a failed check of this kernel, and the others are still to be timed."""
     try:
         do()

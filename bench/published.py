@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from moaic.capture.trace_only import Sample, Source, take_model
+from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Recompute
 from moaic.passes.registry import run_passes
@@ -38,7 +38,7 @@ class Row:
 
     name: str
     model: str
-    source: Source
+    source: ModelSource
     target: str
     config: Config
     elements: torch.dtype
@@ -81,7 +81,7 @@ def _row(cells: Mapping[str, str]) -> Row:
     )
 
 
-def _source(cells: Mapping[str, str]) -> Source:
+def _source(cells: Mapping[str, str]) -> ModelSource:
     """A model of such a form: GPT's, or Llama's."""
     layers, hidden, heads, inner, words, length = (
         int(cells[name]) for name in ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence")
@@ -89,10 +89,10 @@ def _source(cells: Mapping[str, str]) -> Source:
     if cells["family"] == "llama":
         sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
         more = {"num_key_value_heads": int(cells["kv_heads"]), "intermediate_size": inner, "vocab_size": words}
-        return Source("llama", {**sizes, **more, "max_position_embeddings": length})
+        return ModelSource("llama", {**sizes, **more, "max_position_embeddings": length})
     sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_inner": inner, "vocab_size": words}
     kept = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return Source("gpt2", {**sizes, **kept, "n_positions": length})
+    return ModelSource("gpt2", {**sizes, **kept, "n_positions": length})
 
 
 def predicted(row: Row) -> float:

@@ -17,9 +17,9 @@ from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND
 from moaic.ir.parser import parse
 from moaic.passes.estimate.simulate import simulate
-from moaic.runtime.protocol.span import Span, decoded
+from moaic.runtime.protocol.span import TraceSpan, decoded
 
-Step = Mapping[int, Sequence[Span]]
+Step = Mapping[int, Sequence[TraceSpan]]
 """What each worker did of one program, once."""
 
 

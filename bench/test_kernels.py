@@ -20,7 +20,7 @@ from torch import Tensor
 from moaic.runtime.kernels.fused import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.operators import target_of
-from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.registry import KERNELS, KernelShape
 from moaic.runtime.kernels.tiles import tile_of
 
 Results = tuple[Tensor, ...]
@@ -56,7 +56,7 @@ def normal(*shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat1
     return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(leaf)
 
 
-def linear_cross_entropy(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def linear_cross_entropy(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     tokens, classes, width = shape
     x = normal(tokens, width, device=device, leaf=True)
     # Logits as large as those of a model, which bfloat16 tells apart.
@@ -81,7 +81,7 @@ def linear_cross_entropy(shape: Shape, device: torch.device, tile: Tile) -> Peer
     return Peers(ours, plain, (x, weight), (grad,), liger)
 
 
-def adamw_step(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def adamw_step(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     settings, scale = adamw.AdamW(), torch.tensor(0.5, device=device)
     master, mean, square = (normal(*shape, device=device, dtype=torch.float32) for _ in range(3))
     square.abs_()
@@ -99,7 +99,7 @@ def adamw_step(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, own, ())
 
 
-def rms_norm(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def rms_norm(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     x, residual = (normal(*shape, device=device, leaf=True) for _ in range(2))
     weight = normal(shape[-1], device=device, leaf=True)
     grads = (normal(*shape, device=device), normal(*shape, device=device))
@@ -119,7 +119,7 @@ def rms_norm(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (x, residual, weight), grads, liger)
 
 
-def swiglu(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def swiglu(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     gate, up = (normal(*shape, device=device, leaf=True) for _ in range(2))
     grad = normal(*shape, device=device)
 
@@ -137,7 +137,7 @@ def swiglu(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (gate, up), (grad,), liger)
 
 
-def turned(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def turned(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     """With QK norm, on heads as a projection gives them."""
     batch, heads, tokens, width = shape
     x = normal(batch, tokens, heads, width, device=device, leaf=True)
@@ -159,7 +159,7 @@ def turned(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (x, weight), (grad,))
 
 
-def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def dropped(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     """Inductor's version draws the same numbers: it is what moaic compiles today."""
     from moaic.ir.graph import Op, Value
     from moaic.ir.types import TensorType
@@ -180,7 +180,7 @@ def dropped(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (x,), (grad,))
 
 
-def merged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def merged(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     out = normal(*shape, device=device, dtype=torch.float32)
     largest, logsumexp = (normal(*shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
     weight, more = torch.ones_like(largest), normal(*shape, device=device)
@@ -196,7 +196,7 @@ def merged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (out.clone(), weight.clone(), largest.clone(), more, logsumexp), ())
 
 
-def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def packed(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     """Float32 gradients of 48 tensors, some large and some small, into a bucket of bfloat16 and back."""
     (elements,) = shape
     large = elements // 32 // 7 * 7
@@ -220,7 +220,7 @@ def packed(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (into.clone(), *(each.clone() for each in tensors)), ())
 
 
-def exchanged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
+def exchanged(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
     """Heads of a rank's tokens into a part for each rank, and parts from each rank into one tensor."""
     count, runs, run = shape
     x = normal(runs, count * run, device=device)
@@ -236,7 +236,7 @@ def exchanged(shape: Shape, device: torch.device, tile: Tile) -> Peers:
     return Peers(ours, plain, (x,), ())
 
 
-PEERS: Mapping[str, Callable[[Shape, torch.device, Tile], Peers]] = {
+PEERS: Mapping[str, Callable[[KernelShape, torch.device, Tile], Peers]] = {
     "linear_cross_entropy": linear_cross_entropy,
     "adamw": adamw_step,
     "norm": rms_norm,
@@ -283,7 +283,7 @@ def runs_of(peers: Peers) -> dict[str, Callable[[], Any]]:
     return found | ({} if peers.liger is None else {"liger": partial(peers.liger, functional)})
 
 
-def compare(name: str, shape: Shape, tile: Tile) -> dict[str, dict[str, float]]:
+def compare(name: str, shape: KernelShape, tile: Tile) -> dict[str, dict[str, float]]:
     peers = PEERS[name](shape, torch.device("cuda"), tile)
     agree(peers)
     figures: dict[str, dict[str, float]] = {}
@@ -297,7 +297,7 @@ def compare(name: str, shape: Shape, tile: Tile) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "shape"), [(kernel.name, shape) for kernel in KERNELS.values() for shape in kernel.shapes]
 )
-def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: Shape) -> None:
+def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: KernelShape) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here: kernels are timed on one; tests/kernels checks them without")
     target = target_of(torch.device("cuda", 0))

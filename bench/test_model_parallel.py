@@ -48,8 +48,8 @@ def _dump(folder: Path, plan: str) -> Path:
 
 def _seconds(dump: Path, machine: Machine, plan: str) -> float:
     step = parse((dump / "graph.moai").read_text(encoding="utf-8"))
-    fates = search(step, machine, parse_request(plan), pool=Here()).fates
-    prediction = fates.of(fates.selected).prediction
+    search_result = search(step, machine, parse_request(plan), pool=Here()).search_result
+    prediction = search_result.of(search_result.selected).prediction
     assert prediction is not None
     return prediction.seconds.value
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from moaic.capture.trace_only import Sample, Source
+from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.planner.processes import ProcessPool
-from moaic.planner.search import Fates, search
+from moaic.planner.search import SearchResult, search
 from moaic.predict.gpu_machine import machine_of
 from moaic.predict.guide import captured_step
 from moaic.runtime.host.gpu_specs import target_of
@@ -34,25 +34,25 @@ def test_planning_an_8b_model(benchmark: Any, target: str) -> None:
     """Every kind of parallelism at once, over all meshes; where 80 GB are short, and where there is room."""
     times: dict[str, float] = {}
 
-    def planned() -> Fates:
+    def planned() -> SearchResult:
         start = time.perf_counter()
-        step = captured_step(Source("llama", LLAMA_8B), Sample(BATCH, SEQUENCE))
+        step = captured_step(ModelSource("llama", LLAMA_8B), Sample(BATCH, SEQUENCE))
         times["capture_s"] = time.perf_counter() - start
         return _searched(step, target, times)
 
-    fates = benchmark.pedantic(planned, rounds=1)
-    told = Counter("made" if each.memory is not None else "left out" for each in fates.candidates)
-    benchmark.extra_info.update({**times, **told, "plan": str(fates.selected)})
+    search_result = benchmark.pedantic(planned, rounds=1)
+    told = Counter("made" if each.memory is not None else "left out" for each in search_result.candidates)
+    benchmark.extra_info.update({**times, **told, "plan": str(search_result.selected)})
     print(f"\n{target}: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in times.items()))
-    print(f"{dict(told)} candidates; {fates.selected}")
+    print(f"{dict(told)} candidates; {search_result.selected}")
 
 
-def _searched(step: Module, target: str, times: dict[str, float]) -> Fates:
+def _searched(step: Module, target: str, times: dict[str, float]) -> SearchResult:
     pool = ProcessPool(2)
     try:
         start = time.perf_counter()
-        fates = search(step, machine_of(target_of(target), WORKERS, {}), Request(), pool=pool).fates
+        search_result = search(step, machine_of(target_of(target), WORKERS, {}), Request(), pool=pool).search_result
         times["search_s"] = time.perf_counter() - start
     finally:
         pool.close()
-    return fates
+    return search_result

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moaic.capture.trace_only import Sample, Source, take_model
+from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.graph import Function, Module
 from moaic.passes.perf.fusion import Fused, fuse
 from moaic.passes.registry import run_passes
@@ -76,7 +76,7 @@ def section(sample: Sample) -> str:
 
 def small_llama(sample: Sample) -> Module:
     """The program of the small Llama's data-parallel plan."""
-    captured = take_model(Source("llama", SMALL_LLAMA), sample).captured
+    captured = take_model(ModelSource("llama", SMALL_LLAMA), sample).captured
     return program_of(run_passes(Module((captured.function,)), PASSES))
 
 

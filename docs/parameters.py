@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moaic.capture.trace_only import Source
+from moaic.capture.trace_only import ModelSource
 from moaic.passes.perf.machine import Machine, from_text
 from moaic.planner.processes import ProcessPool
 from moaic.planner.request import parse_request
@@ -102,7 +102,7 @@ def table(family: str, size: str, setup: Setup) -> Iterator[str]:
 def question(family: str, size: str, setup: Setup) -> Question:
     found = _families().FAMILIES[family]
     own_code = isinstance(found.architecture, Path)
-    source = Source(str(found.architecture), found.sizes[size], trust_remote_code=own_code)
+    source = ModelSource(str(found.architecture), found.sizes[size], trust_remote_code=own_code)
     request = parse_request(setup.plan)
     return Question(source, setup.batches, setup.sequence, machine_of(setup), setup.workers, request)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from moaic.ir.collectives import ALL_GATHER, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.layout import Home
+from moaic.ir.layout import Owner
 from moaic.ir.sums import ACCUMULATE
 
 
@@ -32,14 +32,14 @@ def order_ahead(main: Function) -> list[int]:
         if op.name == REDUCE_SCATTER:
             scattered.update(op.results)
         elif op.name == "call":
-            due = [each for each in late if meet(main.ops[each].results[0].type.layout.home, op)]
+            due = [each for each in late if meet(main.ops[each].results[0].type.layout.owner, op)]
             order, late = [*order, *due], [each for each in late if each not in due]
     return [*order, *late]
 
 
 def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
     """Where the last function begins that the ranks of `op` run; the end if it or what follows makes an operand."""
-    home, operands = op.results[0].type.layout.home, set(op.inputs())
+    home, operands = op.results[0].type.layout.owner, set(op.inputs())
     for at in reversed(range(len(order))):
         before = main.ops[order[at]]
         if not operands.isdisjoint(before.results):
@@ -56,8 +56,8 @@ def ahead(program: Module) -> Module:
     return replace(program, functions=(*others, replace(main, ops=ops)))
 
 
-def meet(home: Home, op: Op) -> bool:
+def meet(home: Owner, op: Op) -> bool:
     """Whether some rank of a home has something to do with an op."""
     here = dict(home)
-    homes = [value.type.layout.home for value in (*op.inputs(), *op.results)]
+    homes = [value.type.layout.owner for value in (*op.inputs(), *op.results)]
     return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A place in a text: `width` characters from line and column, both counted from 1, and the line itself."""
 
     file: str
@@ -27,7 +27,7 @@ class Diagnostic(Exception):
     `context` is shown below the message as it is: the neighborhood of the mistake where there is no source text.
     """
 
-    def __init__(self, message: str, span: Span | None = None, context: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, span: TextSpan | None = None, context: str = "", hint: str = "") -> None:
         super().__init__(message, span, context, hint)
         self.message = message
         self.span = span

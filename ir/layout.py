@@ -117,7 +117,7 @@ class Split:
     stride: int
 
 
-Home = tuple[tuple[str, int], ...]
+Owner = tuple[tuple[str, int], ...]
 """For some axes, in order of their names, the one rank that alone holds a value."""
 
 
@@ -125,12 +125,12 @@ Home = tuple[tuple[str, int], ...]
 class Layout:
     """The splits of a value, ordered by (dim, stride descending), and the axes over which it is partial.
 
-    `home` names, for some axes, the one rank that alone holds the value: on `pp` the stage to which it belongs.
+    `owner` names, for some axes, the one rank that alone holds the value: on `pp` the stage to which it belongs.
     """
 
     splits: tuple[Split, ...] = ()
     partial: tuple[str, ...] = ()
-    home: Home = ()
+    owner: Owner = ()
 
     def split_of(self, axis: str) -> Split | None:
         for split in self.splits:
@@ -149,35 +149,35 @@ class Layout:
         return Layout(
             tuple(split for split in self.splits if split.axis != axis),
             tuple(other for other in self.partial if other != axis),
-            tuple(home for home in self.home if home[0] != axis),
+            tuple(home for home in self.owner if home[0] != axis),
         )
 
-    def home_on(self, axis: str) -> int | None:
+    def owner_on(self, axis: str) -> int | None:
         """The only rank along `axis` that holds the value; None where all do."""
-        for other, rank in self.home:
+        for other, rank in self.owner:
             if other == axis:
                 return rank
         return None
 
-    def with_home(self, axis: str, rank: int | None) -> Layout:
+    def with_owner(self, axis: str, rank: int | None) -> Layout:
         """This layout, held by one rank of `axis` alone, or by all."""
         rest = self.without(axis)
-        home = () if rank is None else ((axis, rank),)
-        return Layout(rest.splits, rest.partial, tuple(sorted((*rest.home, *home))))
+        owner = () if rank is None else ((axis, rank),)
+        return Layout(rest.splits, rest.partial, tuple(sorted((*rest.owner, *owner))))
 
     def holds(self, coordinates: Mapping[str, int]) -> bool:
         """Whether the rank at these coordinates holds a part of the value."""
-        return all(coordinates.get(axis, 0) == rank for axis, rank in self.home)
+        return all(coordinates.get(axis, 0) == rank for axis, rank in self.owner)
 
     def with_state(self, axis: str, state: State) -> Layout:
         """This layout with `axis` set to `state`."""
         rest = self.without(axis)
         if state == PARTIAL:
-            return Layout(rest.splits, tuple(sorted({*rest.partial, axis})), rest.home)
+            return Layout(rest.splits, tuple(sorted({*rest.partial, axis})), rest.owner)
         if not isinstance(state, Sharded):
             return rest
         splits = sorted((*rest.splits, Split(axis, state.dim, state.stride)), key=lambda s: (s.dim, -s.stride, s.axis))
-        return Layout(tuple(splits), rest.partial, rest.home)
+        return Layout(tuple(splits), rest.partial, rest.owner)
 
     def on_dim(self, dim: int) -> tuple[Split, ...]:
         return tuple(split for split in self.splits if split.dim == dim)

@@ -46,7 +46,7 @@ def local_type(tensor: TensorType, mesh: Mesh, axes: Collection[str]) -> TensorT
         if split is not None:
             shape[split.dim] //= mesh.size(axis)
             splits = tuple(_within(other, split, mesh) for other in layout.splits)
-            layout = Layout(splits, layout.partial, layout.home)
+            layout = Layout(splits, layout.partial, layout.owner)
     return TensorType(tensor.dtype, tuple(shape), layout)
 
 
@@ -122,7 +122,7 @@ def _triple(split: Attr) -> tuple[int, int, int]:
 
 # How attributes follow the local shapes. `old` has the types before, `new` is the same op with local ones.
 
-Rewrite = Callable[[Op, Op], Op]
+LocalRewrite = Callable[[Op, Op], Op]
 
 
 def _as_it_is(old: Op, new: Op) -> Op:
@@ -142,7 +142,7 @@ def _dim(op: Op) -> int:
     return attr_int(op, "dim") % len(next(op.inputs()).type.shape)
 
 
-def _result_shape(name: str) -> Rewrite:
+def _result_shape(name: str) -> LocalRewrite:
     return lambda old, new: _with(new, **{name: _shape(new)})
 
 
@@ -180,7 +180,7 @@ def _counts(old: Op, new: Op) -> Op:
     return new
 
 
-_REWRITES: Mapping[str, Rewrite] = {
+_REWRITES: Mapping[str, LocalRewrite] = {
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand"), _result_shape("size")),
     **dict.fromkeys(
         ("aten.full", "aten.zeros", "aten.ones", "aten.empty", "aten.empty.memory_format"), _result_shape("size")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
-from moaic.ir.errors import Diagnostic, Span
+from moaic.ir.errors import Diagnostic, TextSpan
 from moaic.ir.graph import NO_ATTRS, NO_ROLE, NOWHERE, Attr, Function, Location, Module, Op, Operand, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.printer import VERSION, render_type
@@ -27,7 +27,7 @@ class Parsed:
     """A module and where in the text its functions and ops stand."""
 
     module: Module
-    place: Callable[[Function | Op], Span]
+    place: Callable[[Function | Op], TextSpan]
 
 
 def parse(text: str, filename: str = "<text>") -> Module:
@@ -91,7 +91,7 @@ class _RawTensor(NamedTuple):
     dtype: Token
     dims: list[_RawDim]
     partial: list[Token]
-    home: list[tuple[Token, Token]]
+    owner: list[tuple[Token, Token]]
 
 
 class _RawComplex(NamedTuple):
@@ -148,7 +148,7 @@ class _Shapes(Transformer[Token, Any]):
         return tuple(found)
 
     mesh = params = outcomes = returned = as_list
-    targets = operands = values = types = location = pending = home = attrs = sequence = as_list
+    targets = operands = values = types = location = partial = owner = attrs = sequence = as_list
     axis = param = outcome = attr = as_tuple
 
 
@@ -190,15 +190,15 @@ class _Reader:
 
     # Places and mistakes.
 
-    def span(self, token: Token) -> Span:
+    def span(self, token: Token) -> TextSpan:
         return self._span(token.start_pos or 0, len(token))
 
-    def _span(self, offset: int, width: int) -> Span:
+    def _span(self, offset: int, width: int) -> TextSpan:
         start = self.text.rfind("\n", 0, offset) + 1
         source = self.text[start:].split("\n", 1)[0].rstrip("\r")
         column = offset - start + 1
         line = self.text.count("\n", 0, offset) + 1
-        return Span(self.filename, line, column, max(1, min(width, len(source) - column + 1)), source)
+        return TextSpan(self.filename, line, column, max(1, min(width, len(source) - column + 1)), source)
 
     def fail(self, token: Token, message: str, hint: str = "") -> NoReturn:
         raise Diagnostic(message, self.span(token), hint=hint)
@@ -267,8 +267,8 @@ class _Reader:
             self.fail(self._inside(raw.dtype, token), f"`{raw.dtype}` is no element type", f"there are {names}")
         splits = [split for index, dim in enumerate(raw.dims) for split in self._splits(dim, index, token)]
         partial = tuple(sorted(self._axis(axis, token) for axis in raw.partial))
-        home = tuple(sorted((self._axis(axis, token), int(rank)) for axis, rank in raw.home))
-        layout = Layout(tuple(splits), partial, home)
+        owner = tuple(sorted((self._axis(axis, token), int(rank)) for axis, rank in raw.owner))
+        layout = Layout(tuple(splits), partial, owner)
         return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), layout)
 
     def _splits(self, dim: _RawDim, index: int, token: Token) -> Iterable[Split]:

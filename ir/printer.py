@@ -1,4 +1,4 @@
-"""From the data to text. Names are made here: hints where they are free, numbers for values without one."""
+"""From the data to text. ValueNames are made here: hints where they are free, numbers for values without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCATION_COLUMN = 72
 _SYMBOL = re.compile(r"[A-Za-z0-9_.]+")
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.]")
 
-Names = Mapping[Value, str]
+ValueNames = Mapping[Value, str]
 
 
 def render(module: Module) -> str:
@@ -39,7 +39,7 @@ def render_function(function: Function, mesh: Mesh) -> str:
     return _function(function, type_printer(mesh))
 
 
-def render_op(op: Op, names: Names, mesh: Mesh) -> str:
+def render_op(op: Op, names: ValueNames, mesh: Mesh) -> str:
     """One line without indentation or newline; a value without a name in `names` prints as `%?`."""
     return _op(op, names, type_printer(mesh))
 
@@ -91,7 +91,7 @@ def type_printer(mesh: Mesh) -> Callable[[TensorType], str]:
 def _type(tensor: TensorType, mesh: Mesh) -> str:
     dims = ", ".join(_dim(size, dim, tensor.layout, mesh) for dim, size in enumerate(tensor.shape))
     pending = "".join(f" +{axis}" for axis in tensor.layout.partial)
-    home = "".join(f" on {axis}={rank}" for axis, rank in tensor.layout.home)
+    home = "".join(f" on {axis}={rank}" for axis, rank in tensor.layout.owner)
     return f"{tensor.dtype}[{dims}]{pending}{home}"
 
 
@@ -126,7 +126,7 @@ def _attrs(attrs: Iterable[tuple[str, Attr]]) -> str:
     return f" {{{inside}}}" if inside else ""
 
 
-def _operand(operand: Operand, names: Names) -> str:
+def _operand(operand: Operand, names: ValueNames) -> str:
     if operand is None:
         return "_"
     if isinstance(operand, tuple):
@@ -138,7 +138,7 @@ def _symbol(name: str) -> str:
     return f"@{name}" if _SYMBOL.fullmatch(name) else f"@{json.dumps(name)}"
 
 
-def _op(op: Op, names: Names, type_text: Callable[[TensorType], str]) -> str:
+def _op(op: Op, names: ValueNames, type_text: Callable[[TensorType], str]) -> str:
     targets = ", ".join("%" + names.get(value, "?") for value in op.results)
     head, attrs = op.name, op.attrs.items()
     if op.name == "call":
@@ -170,7 +170,7 @@ def _function(function: Function, type_text: Callable[[TensorType], str]) -> str
     return f"{_header(function, names, type_text)} {{\n{body}  return{' ' if returned else ''}{returned}\n}}\n"
 
 
-def _header(function: Function, names: Names, type_text: Callable[[TensorType], str]) -> str:
+def _header(function: Function, names: ValueNames, type_text: Callable[[TensorType], str]) -> str:
     params = [
         f"%{names[value]}: {type_text(value.type)}{_role(function.param_role(index))}"
         for index, value in enumerate(function.params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from moaic.ir.layout import FULLY_REPLICATED, Home, Layout, Mesh
+from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Owner
 
 DTYPE_BYTES: dict[str, int] = {
     "f64": 8,
@@ -48,9 +48,9 @@ class TensorType:
     def with_layout(self, layout: Layout) -> TensorType:
         return TensorType(self.dtype, self.shape, layout)
 
-    def at(self, home: Home) -> TensorType:
+    def at(self, home: Owner) -> TensorType:
         """This type, held where `home` says."""
-        return self if self.layout.home == home else self.with_layout(replace(self.layout, home=home))
+        return self if self.layout.owner == home else self.with_layout(replace(self.layout, owner=home))
 
     def anywhere(self) -> TensorType:
         """This type without a home: a function says nothing of where it is called."""

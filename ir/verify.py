@@ -177,8 +177,8 @@ def _homes(op: Op, mesh: Mesh) -> Complaints:
     """An op runs where its results are; what it reads is there, or everywhere. Only a send changes homes."""
     if op.name == SEND:
         return
-    homes = {value.type.layout.home for value in (*op.inputs(), *op.results)} - {()}
-    if len(homes) > 1 or (homes and any(not value.type.layout.home for value in op.results)):
+    homes = {value.type.layout.owner for value in (*op.inputs(), *op.results)} - {()}
+    if len(homes) > 1 or (homes and any(not value.type.layout.owner for value in op.results)):
         types = ", ".join(render_type(value.type, mesh) for value in (*op.inputs(), *op.results))
         yield f"it runs on one rank, and its operands and results are not all there ({types}): `{SEND}` brings them"
 
@@ -234,7 +234,7 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
         yield f"there is no element type `{tensor.dtype}`"
     if any(size < 0 for size in tensor.shape):
         yield "a size is negative"
-    splits, pending, home = tensor.layout.splits, tensor.layout.partial, tensor.layout.home
+    splits, pending, home = tensor.layout.splits, tensor.layout.partial, tensor.layout.owner
     axes = [*(split.axis for split in splits), *pending, *(axis for axis, _ in home)]
     for axis in axes:
         if axis not in mesh.sizes:
@@ -374,10 +374,10 @@ def _laid_anew(name: str, axis: str, before: TensorType, after: TensorType) -> C
 
 
 def _sent(axis: str, before: TensorType, after: TensorType) -> Complaints:
-    source, target = before.layout.home_on(axis), after.layout.home_on(axis)
+    source, target = before.layout.owner_on(axis), after.layout.owner_on(axis)
     if source is None or target is None or source == target:
         yield f"it brings a value from one rank of `{axis}` to another"
-    elif before != after.with_layout(after.layout.with_home(axis, source)):
+    elif before != after.with_layout(after.layout.with_owner(axis, source)):
         yield f"operand and result differ in more than the rank of `{axis}`"
 
 

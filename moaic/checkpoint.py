@@ -26,9 +26,9 @@ from torch.futures import Future
 from moaic.device.handles import is_ours, view_of
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer
-from moaic.runtime.protocol.boxes import Box, Source
+from moaic.runtime.protocol.boxes import Box, FileSource
 
-State = Mapping[str, Any]
+StateDict = Mapping[str, Any]
 
 _torch: Final[Any] = dcp
 _filesystem: Final[Any] = filesystem
@@ -36,13 +36,13 @@ _metadata: Final[Any] = metadata
 _planner: Final[Any] = planner
 
 
-def save(state: State, folder: str | os.PathLike[str]) -> None:
+def save(state: StateDict, folder: str | os.PathLike[str]) -> None:
     """Writes a state dict, nested or not, to a folder that all workers can reach."""
     with _alone():
         _torch.save(dict(state), storage_writer=Writer(folder), planner=SavePlanner(), no_dist=True)
 
 
-def load(state: State, folder: str | os.PathLike[str]) -> None:
+def load(state: StateDict, folder: str | os.PathLike[str]) -> None:
     """Reads a checkpoint into the tensors of a state dict, which tells what is wanted and where."""
     with _alone():
         _torch.load(dict(state), storage_reader=Reader(folder), no_dist=True)
@@ -150,7 +150,7 @@ class Reader(_torch.FileSystemReader):
     """Reads a checkpoint of any kind; each worker what it holds of the tensors of the device."""
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        sources: dict[Buffer, list[Source]] = {}
+        sources: dict[Buffer, list[FileSource]] = {}
         rest: list[Any] = []
         for item in plan.items:
             buffer = self._buffer(item, planner)
@@ -172,8 +172,8 @@ class Reader(_torch.FileSystemReader):
             return None
         return _whole_buffer(planner.lookup_tensor(item.dest_index))
 
-    def _source(self, item: Any) -> Source:
+    def _source(self, item: Any) -> FileSource:
         stored = self.storage_data[item.storage_index]
         path = Path(self.path).absolute() / stored.relative_path
         inside, starts, sizes = (tuple(each) for each in (item.storage_offsets, item.dest_offsets, item.lengths))
-        return Source(str(path), stored.offset, stored.length, inside, starts, sizes)
+        return FileSource(str(path), stored.offset, stored.length, inside, starts, sizes)

@@ -26,8 +26,8 @@ from moaic.support.units import amount
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moaic.capture.trace_only import Sample, Source
-    from moaic.check.proof import Step
+    from moaic.capture.trace_only import ModelSource, Sample
+    from moaic.check.proof import CapturedStep
     from moaic.passes.perf.machine import Machine
     from moaic.predict.guide import Question
 
@@ -313,28 +313,28 @@ def _capture(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _model(chosen: argparse.Namespace) -> tuple[Source, Sample]:
+def _model(chosen: argparse.Namespace) -> tuple[ModelSource, Sample]:
     from moaic.capture.trace_only import Sample
 
     training = not chosen.inference
     return _source(chosen), Sample(chosen.batch, chosen.sequence, training=training, padding=not chosen.no_padding)
 
 
-def _source(chosen: argparse.Namespace) -> Source:
-    from moaic.capture.trace_only import Source
+def _source(chosen: argparse.Namespace) -> ModelSource:
+    from moaic.capture.trace_only import ModelSource
 
-    return Source(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
+    return ModelSource(chosen.source, dict(map(_setting, chosen.set)), chosen.trust_remote_code)
 
 
 def _guide(chosen: argparse.Namespace) -> int:
     """Prints a table in Markdown, a line as soon as it is known; of GPUs also where its numbers come from."""
     from moaic.planner.processes import ProcessPool
     from moaic.predict import gpu_machine
-    from moaic.predict.guide import Answer, answers, head, row, sources
+    from moaic.predict.guide import Estimate, answers, head, row, sources
     from moaic.runtime.host.cores import cores
 
     question = _question(chosen)
-    found: list[Answer] = []
+    found: list[Estimate] = []
     pool = ProcessPool(cores())
     try:
         for answer in answers(question, pool):
@@ -399,22 +399,22 @@ def _numbers(name: str, text: str) -> list[int]:
 
 def _check(chosen: argparse.Namespace) -> int:
     """Prints a verdict for each plan as soon as there is one, and how many there were."""
-    from moaic.check.proof import Fate
-    from moaic.check.report import Asked, Checked, Table, check, devices_from, summary
+    from moaic.check.proof import ProofOutcome
+    from moaic.check.report import Asked, Checked, VerdictTable, check, devices_from, summary
     from moaic.planner.request import parse_request
 
     request = parse_request(chosen.plan)
     asked = Asked(devices_from(chosen.devices), chosen.all_plans, request, chosen.workers, chosen.compile)
     step = _checked_step(chosen)
-    table = Table(step, asked)
+    table = VerdictTable(step, asked)
     print(table.head())
     found: list[Checked] = []
     for checked in check(step, asked):
         found.append(checked)
         print(table.line(checked), flush=True)
     print(f"\n{summary(found)}")
-    fates = {checked.verdict.fate for checked in found}
-    return WRONG if Fate.FAIL in fates or Fate.PASS not in fates else 0
+    search_result = {checked.verdict.fate for checked in found}
+    return WRONG if ProofOutcome.FAIL in search_result or ProofOutcome.PASS not in search_result else 0
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
@@ -425,9 +425,9 @@ def _doctor(chosen: argparse.Namespace) -> int:
     return 0 if works else WRONG
 
 
-def _checked_step(chosen: argparse.Namespace) -> Step:
+def _checked_step(chosen: argparse.Namespace) -> CapturedStep:
     from moaic.capture.trace_only import take_script, take_small_model
-    from moaic.check.proof import Step, step_of
+    from moaic.check.proof import CapturedStep, step_of
     from moaic.check.report import LARGEST
 
     if chosen.source.endswith(".py"):
@@ -436,7 +436,7 @@ def _checked_step(chosen: argparse.Namespace) -> Step:
         return step_of(take_small_model(*_model(chosen), LARGEST))
     module = read(chosen.source)
     _check_ops(module)
-    return Step(module, tuple(_random_inputs(module.main, 0))).cast("f64")
+    return CapturedStep(module, tuple(_random_inputs(module.main, 0))).cast("f64")
 
 
 def _setting(text: str) -> tuple[str, object]:

@@ -19,13 +19,13 @@ from moaic.passes.sharding.data_parallel import SplitInSpace, SplitInTime
 from moaic.passes.sharding.expert_parallel import SplitExperts
 from moaic.passes.sharding.fsdp import ShardParameters
 from moaic.passes.sharding.loss_chunks import ChunkLoss
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import SplitTensors
 from moaic.passes.transforms.outline import Outline
 from moaic.passes.transforms.recompute import ChooseSaved
 
 
-def build(step: Module, config: Config, prices: Prices | None = None) -> Plan:
+def build(step: Module, config: Config, prices: CostCoefficients | None = None) -> Plan:
     """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
     return Builder(step, prices).build(config)
 
@@ -33,9 +33,9 @@ def build(step: Module, config: Config, prices: Prices | None = None) -> Plan:
 class Builder:
     """Builds plans of one step. Plans whose passes begin alike share what these made until they part."""
 
-    def __init__(self, step: Module, prices: Prices | None = None) -> None:
+    def __init__(self, step: Module, prices: CostCoefficients | None = None) -> None:
         """`prices` are what layouts are chosen by; assumed ones unless given."""
-        self._prices = prices or Prices()
+        self._prices = prices or CostCoefficients()
         self._outlined = check_made(Outline().apply(check_made(step, "capture")), Outline.name)
         self._made: dict[tuple[Pass, ...], Module | Diagnostic] = {}
 
@@ -57,7 +57,7 @@ class Builder:
         return made
 
 
-def passes_of(config: Config, prices: Prices) -> Iterator[Pass]:
+def passes_of(config: Config, prices: CostCoefficients) -> Iterator[Pass]:
     """What carries out each decision of `config` on an outlined step, in the order of the registry."""
     yield ChooseSaved(config.recompute)
     if config.micro_batches > 1:

@@ -202,7 +202,7 @@ class _Ranks:
         """Between ranks that differ along the axis alone."""
         axis = op.attrs["axis"]
         assert isinstance(axis, str)
-        source, made = next(op.inputs()).type.layout.home_on(axis), self._absent()
+        source, made = next(op.inputs()).type.layout.owner_on(axis), self._absent()
         for rank in self.everyone:
             if self._holds(op.results[0], rank):
                 made[rank] = parts[self.mesh.group(rank, axis)[source or 0]]
@@ -266,7 +266,7 @@ def scatter(tensor: Tensor, kind: TensorType, mesh: Mesh) -> PerRank:
 
 def gather(parts: PerRank, kind: TensorType, mesh: Mesh) -> Tensor:
     """The whole tensor of which ranks hold `parts`, pending sums summed; ranks that should agree must."""
-    homeless = {axis: 0 for axis, _ in kind.layout.home}
+    homeless = {axis: 0 for axis, _ in kind.layout.owner}
     places = {rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
     held = {mesh.rank({**at, **homeless}): parts[rank] for rank, at in places.items() if kind.layout.holds(at)}
     for axis in kind.layout.partial:

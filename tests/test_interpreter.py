@@ -14,7 +14,7 @@ from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.parser import parse
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.compile import compile_function, compile_functions
-from moaic.runtime.codegen.lower_to_fx import Run, run_ops
+from moaic.runtime.codegen.lower_to_fx import ComputeFunction, run_ops
 from moaic.runtime.interpreter import gather, put_digits, run_function, run_ranks, scatter, take_digit
 
 # Raised by PyTorch's own modules when Inductor is imported.
@@ -272,12 +272,12 @@ COMPILED = {
 
 
 @pytest.fixture(scope="module")
-def compiled_together() -> dict[str, Run]:
+def compiled_together() -> dict[str, ComputeFunction]:
     return dict(zip(COMPILED, compile_functions(list(COMPILED.values()), compiled=True), strict=True))
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_is_interpreted(compiled_together: dict[str, Run], name: str) -> None:
+def test_compiled_is_interpreted(compiled_together: dict[str, ComputeFunction], name: str) -> None:
     f = COMPILED[name]
     inputs = [torch.tensor([2, 3]) if p.type.dtype == "i64" else drawn(p.type) for p in f.params]
     plain, fast = (run(list(inputs)) for run in (compile_function(f, compiled=False), compiled_together[name]))

@@ -28,7 +28,7 @@ from moaic.capture.from_fx import (
     forward_stub,
     names_of,
 )
-from moaic.capture.op_by_op import Halves, Kept
+from moaic.capture.op_by_op import EagerHalves, Kept
 from moaic.capture.output_aliases import Seen, placed
 from moaic.capture.saved_tensors import Saved
 from moaic.ir.errors import Diagnostic
@@ -192,8 +192,8 @@ class _Training(_Graph):
         return filled(captured.grads, [None] * captured.forward_results + list(grads))
 
     @cached_property
-    def _halves(self) -> Halves:
-        return Halves(self.program)
+    def _halves(self) -> EagerHalves:
+        return EagerHalves(self.program)
 
 
 def _ticket(words: Sequence[int], noted: Saved) -> Tensor:

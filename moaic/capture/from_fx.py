@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
 from moaic.capture.masks import with_flags
-from moaic.capture.output_aliases import Laid, Seen, View, laid
+from moaic.capture.output_aliases import Laid, OutputAlias, Seen, laid
 from moaic.capture.provenance import location, role_of
 from moaic.capture.value_checks import in_force
 from moaic.ir.errors import Diagnostic
@@ -76,20 +76,20 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NameSupply:
     """What Dynamo's graph says of its inputs and outputs: a role per input, a name per output."""
 
     inputs: tuple[Role, ...]
     outputs: tuple[str, ...]
 
 
-def names_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Names:
+def names_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> NameSupply:
     """Roles and names, read from the graph that Dynamo hands to its backend."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     inputs = [_input_role(node, example) for node, example in zip(placeholders, examples, strict=True)]
     (returned,) = graph_module.graph.output_node().args
     outputs = tuple(node.name if isinstance(node, fx.Node) else "" for node in _sequence(returned))
-    return Names(_distinct(inputs), outputs)
+    return NameSupply(_distinct(inputs), outputs)
 
 
 def _input_role(node: fx.Node, example: Any) -> Role:
@@ -115,7 +115,7 @@ class FxProgram:
     `sizes(args)` reads off the arguments of a call what the symbols are; a program without symbols has sizes ().
     """
 
-    def __init__(self, graph_module: fx.GraphModule, forward_outputs: int, names: Names) -> None:
+    def __init__(self, graph_module: fx.GraphModule, forward_outputs: int, names: NameSupply) -> None:
         self.names = names
         self.graph = graph_module
         self._nodes = list(graph_module.graph.nodes)
@@ -152,7 +152,7 @@ class FxProgram:
         """The program for concrete sizes, as `sizes(args)` gives them; made once."""
         if sizes not in self._instances:
             symbols = dict(zip(self._bindings, sizes, strict=True))
-            self._instances[sizes] = _Reader(self, symbols).captured(self._nodes)
+            self._instances[sizes] = _GraphReader(self, symbols).captured(self._nodes)
         return self._instances[sizes]
 
     def read_by_backward(self) -> dict[int, str]:
@@ -253,7 +253,7 @@ def _sequence(returned: Any) -> Sequence[Any]:
     return cast("Sequence[Any]", returned) if isinstance(returned, list | tuple) else (returned,)
 
 
-class _Reader:
+class _GraphReader:
     """One pass over the nodes, for concrete sizes: what each node is in the IR, and the ops so far."""
 
     def __init__(self, program: FxProgram, symbols: Mapping[Any, int]) -> None:
@@ -534,7 +534,7 @@ class _Outputs:
 
     def __init__(
         self,
-        reader: _Reader,
+        reader: _GraphReader,
         returned: Sequence[Any],
         results: list[Value],
         roles: list[Role],
@@ -615,9 +615,9 @@ class _Outputs:
         whole, _ = self._geometry(_root(node))
         return prod(shape) != prod(whole)
 
-    def _views(self, node: fx.Node, start: fx.Node) -> tuple[View, ...]:
+    def _views(self, node: fx.Node, start: fx.Node) -> tuple[OutputAlias, ...]:
         """From `start` to `node`."""
-        views: list[View] = []
+        views: list[OutputAlias] = []
         while node is not start:
             call = _view_call(node)
             assert call is not None
@@ -625,10 +625,10 @@ class _Outputs:
             node = cast("fx.Node", call.args[0])
         return tuple(reversed(views))
 
-    def _view(self, call: fx.Node, item: int | None) -> View:
+    def _view(self, call: fx.Node, item: int | None) -> OutputAlias:
         arguments = tuple(map(self._plain, call.args[1:]))
         keywords = tuple((name, self._plain(given)) for name, given in call.kwargs.items())
-        return View(cast("OpOverload[..., Any]", call.target), arguments, keywords, item)
+        return OutputAlias(cast("OpOverload[..., Any]", call.target), arguments, keywords, item)
 
     def _plain(self, given: Any) -> Any:
         if isinstance(given, list | tuple):
@@ -755,7 +755,7 @@ def _from_front(dim: Attr, rank: int) -> Attr:
 class _Call:
     """A call that is read in a way of its own."""
 
-    reader: _Reader
+    reader: _GraphReader
     node: fx.Node
     name: str
     operands: list[Operand]

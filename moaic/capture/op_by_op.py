@@ -20,7 +20,7 @@ class Kept(Saved):
         self.values = values
 
 
-class Halves:
+class EagerHalves:
     """A joint graph cut where PyTorch cuts it by default: a forward, and a backward that reads what the first keeps."""
 
     def __init__(self, program: FxProgram) -> None:

@@ -21,7 +21,7 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class OutputAlias:
     """A call of an op that gives a view; of the one at place `item` if it gives several."""
 
     op: OpOverload[..., Any]
@@ -40,7 +40,7 @@ class Seen:
 
     kind: Literal["result", "argument"]
     index: int
-    views: tuple[View, ...] = ()
+    views: tuple[OutputAlias, ...] = ()
     known: bool = True
     """Whether autograd is to know of the views: not of those that nothing else shares memory with."""
 

@@ -36,7 +36,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A Hugging Face model: its type (`llama`) or the place of its configuration, and what is set otherwise there."""
 
     name: str
@@ -118,7 +118,7 @@ def _name(model: Callable[..., Any]) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
-def take_model(source: Source, sample: Sample) -> Taken:
+def take_model(source: ModelSource, sample: Sample) -> Taken:
     """The step of a model whose weights are never made."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
@@ -130,7 +130,7 @@ def take_model(source: Source, sample: Sample) -> Taken:
         return _take(model, config, sample)
 
 
-def take_small_model(source: Source, sample: Sample, most: int) -> Taken:
+def take_small_model(source: ModelSource, sample: Sample, most: int) -> Taken:
     """The step of a model with weights as at the beginning of a training; at most so many, else Diagnostic."""
     config = _config(source)
     with torch.device("meta"):
@@ -171,7 +171,7 @@ def take_script(path: str, arguments: Sequence[str]) -> Taken:
     raise Diagnostic(f"{path} ended without a compiled step", hint='it compiles with `backend="moai"`, and calls that')
 
 
-def _config(source: Source) -> Any:
+def _config(source: ModelSource) -> Any:
     """The configuration of a type, made with the settings, or that of a folder with the settings put in."""
     from transformers import AutoConfig
 
@@ -198,7 +198,7 @@ def _config(source: Source) -> Any:
     return config
 
 
-def _check_settings(source: Source, usual: Any, given: Mapping[str, object]) -> None:
+def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]) -> None:
     """Raises Diagnostic for a setting among those `given` that such configurations usually do not have.
 
     A configuration that is made keeps what it does not know as an attribute; what it knows by an old name it takes in.
@@ -208,7 +208,7 @@ def _check_settings(source: Source, usual: Any, given: Mapping[str, object]) -> 
             raise Diagnostic(f"the configuration of `{source.name}` has no `{name}`")
 
 
-def _model(config: Any, source: Source) -> Any:
+def _model(config: Any, source: ModelSource) -> Any:
     """A model that learns its usual task."""
     try:
         model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)

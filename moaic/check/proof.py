@@ -39,7 +39,7 @@ KEY = (5, 6)
 """What random ops draw from."""
 
 
-class Fate(Enum):
+class ProofOutcome(Enum):
     """What became of a plan."""
 
     PASS = "pass"
@@ -52,7 +52,7 @@ class Verdict:
     """One plan and how far its results are from the step's."""
 
     config: Config
-    fate: Fate
+    fate: ProofOutcome
     loss: float | None = None
     """Distance of the loss, if the step has one."""
     gradient: float | None = None
@@ -64,7 +64,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CapturedStep:
     """A step in one floating type, and a value for each of its parameters."""
 
     module: Module
@@ -75,17 +75,17 @@ class Step:
         """How many of the results the forward gives; the rest are gradients."""
         return len(self.module.main.outputs)
 
-    def cast(self, dtype: str) -> Step:
+    def cast(self, dtype: str) -> CapturedStep:
         """This step in another floating type."""
         module = promote(self.module, dtype)
         pairs = zip(self.inputs, module.main.params, strict=True)
-        return Step(module, tuple(tensor.to(DTYPES[param.type.dtype]) for tensor, param in pairs))
+        return CapturedStep(module, tuple(tensor.to(DTYPES[param.type.dtype]) for tensor, param in pairs))
 
 
-def step_of(taken: Taken) -> Step:
+def step_of(taken: Taken) -> CapturedStep:
     """A captured step in float64, with arbitrary values for the tangents of everything that it returns."""
     module = promote(Module((taken.captured.function,)))
-    return Step(module, tuple(_values(module.main, taken)))
+    return CapturedStep(module, tuple(_values(module.main, taken)))
 
 
 def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
@@ -128,7 +128,7 @@ def sampled(configs: Sequence[Config], most: int) -> list[Config]:
 class Proof:
     """One step, what it computes, and the verdicts on programs that were run before: equal texts are run once."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: CapturedStep) -> None:
         self.step = step
         self.builder = Builder(step.module)
         self._verdicts: dict[str, Verdict] = {}
@@ -151,9 +151,9 @@ class Proof:
         try:
             return self._verdict(config, halves)
         except Diagnostic as reason:
-            return Verdict(config, Fate.DROPPED, reason=reason.message)
+            return Verdict(config, ProofOutcome.DROPPED, reason=reason.message)
         except Exception as error:
-            return Verdict(config, Fate.FAIL, reason=crashed(error))
+            return Verdict(config, ProofOutcome.FAIL, reason=crashed(error))
 
     def _verdict(self, config: Config, halves: bool) -> Verdict:
         programs = lower(self.builder.build(config).module, ())
@@ -169,20 +169,20 @@ class Proof:
 
     def _run(self, config: Config, programs: Programs, halves: bool) -> Verdict:
         ways = {"joint": in_one, **({"forward, then backward": in_halves} if halves else {})}
-        verdict = Verdict(config, Fate.PASS)
+        verdict = Verdict(config, ProofOutcome.PASS)
         for name, run in ways.items():
             verdict = compared(config, self.step.module.main, run(self.step, programs), self.expected, TOLERANCE)
-            if verdict.fate is not Fate.PASS:
+            if verdict.fate is not ProofOutcome.PASS:
                 return replace(verdict, reason=f"{verdict.reason} ({name})".strip())
         return verdict
 
 
-def in_one(step: Step, programs: Programs) -> list[Tensor]:
+def in_one(step: CapturedStep, programs: Programs) -> list[Tensor]:
     """The step's results by the joint program."""
     return run_ranks(programs.joint, [step.inputs[i] for i in programs.joint_params])
 
 
-def in_halves(step: Step, programs: Programs) -> list[Tensor]:
+def in_halves(step: CapturedStep, programs: Programs) -> list[Tensor]:
     """The step's results by the forward program and then the backward one."""
     assert programs.backward is not None
     forward = run_ranks(programs.forward, [step.inputs[i] for i in programs.forward_params])
@@ -204,7 +204,7 @@ def compared(
     fits = apart <= tolerance
     return Verdict(
         config,
-        Fate.PASS if fits else Fate.FAIL,
+        ProofOutcome.PASS if fits else ProofOutcome.FAIL,
         None if loss is None else away[loss],
         gradient,
         where,

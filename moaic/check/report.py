@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moaic.check.proof import ANY, Fate, Proof, Step, Verdict, one_of_each_kind, plans_of
+from moaic.check.proof import ANY, CapturedStep, Proof, ProofOutcome, Verdict, one_of_each_kind, plans_of
 from moaic.check.workers import WorkerProof, workers
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request
@@ -46,7 +46,7 @@ class Checked:
     verdict: Verdict
 
 
-def check(step: Step, asked: Asked) -> Iterator[Checked]:
+def check(step: CapturedStep, asked: Asked) -> Iterator[Checked]:
     """A verdict on plan after plan, as they are run."""
     proof = Proof(step)
     for devices in asked.devices:
@@ -56,7 +56,7 @@ def check(step: Step, asked: Asked) -> Iterator[Checked]:
         yield from _on_workers(step, asked)
 
 
-def _on_workers(step: Step, asked: Asked) -> Iterator[Checked]:
+def _on_workers(step: CapturedStep, asked: Asked) -> Iterator[Checked]:
     proof = WorkerProof(step, compiled=asked.compiled)
     for devices in asked.devices:
         with workers(devices) as accelerator:
@@ -64,16 +64,16 @@ def _on_workers(step: Step, asked: Asked) -> Iterator[Checked]:
                 yield Checked(devices, True, proof.verdict(config, accelerator))
 
 
-def chosen(step: Step, devices: int, asked: Asked) -> Sequence[Config]:
+def chosen(step: CapturedStep, devices: int, asked: Asked) -> Sequence[Config]:
     """The plans that are checked for one number of devices."""
     plans = plans_of(step.module, devices, asked.request)
     return plans if asked.all_plans else one_of_each_kind(plans)
 
 
-class Table:
+class VerdictTable:
     """Lines that can be printed one by one: the plans are known beforehand, and with them how wide they are."""
 
-    def __init__(self, step: Step, asked: Asked) -> None:
+    def __init__(self, step: CapturedStep, asked: Asked) -> None:
         configs = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
         self._plan = max(map(len, [HEAD[0], *configs]))
         labels = [step.module.main.result_role(index).label for index in range(len(step.module.main.results))]
@@ -99,11 +99,15 @@ def summary(found: Sequence[Checked]) -> str:
     """How many pairs of this model and a plan there were, by where they ran and by fate."""
     lines: list[str] = []
     for place, on_workers in (("virtual ranks", False), ("workers", True)):
-        fates = Counter(checked.verdict.fate for checked in found if checked.on_workers == on_workers)
-        counts = [f"{fates[fate]:,} {word}" for fate, word in _WORDS.items() if fates[fate] or fate is Fate.PASS]
-        if fates:
-            lines.append(f"{fates.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
+        search_result = Counter(checked.verdict.fate for checked in found if checked.on_workers == on_workers)
+        counts = [
+            f"{search_result[fate]:,} {word}"
+            for fate, word in _WORDS.items()
+            if search_result[fate] or fate is ProofOutcome.PASS
+        ]
+        if search_result:
+            lines.append(f"{search_result.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
     return "\n".join(lines)
 
 
-_WORDS = {Fate.PASS: "passed", Fate.FAIL: "failed", Fate.DROPPED: "dropped"}
+_WORDS = {ProofOutcome.PASS: "passed", ProofOutcome.FAIL: "failed", ProofOutcome.DROPPED: "dropped"}

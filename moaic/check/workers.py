@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from moaic.check.proof import KEY, Fate, Step, Verdict, compared, crashed, loss_at
+from moaic.check.proof import KEY, CapturedStep, ProofOutcome, Verdict, compared, crashed, loss_at
 from moaic.compile.step import Step as Running
 from moaic.device.host_tensor_cache import uploaded
 from moaic.ir.errors import Diagnostic
@@ -39,7 +39,7 @@ def workers(count: int) -> Generator[Accelerator]:
 class WorkerProof:
     """One step in float32 and what it computes; if it has a loss, all tangents but that of the loss are zero."""
 
-    def __init__(self, step: Step, *, compiled: bool) -> None:
+    def __init__(self, step: CapturedStep, *, compiled: bool) -> None:
         self._exact = with_tangent_of_loss_alone(step)
         self._step = self._exact.cast("f32")
         self._compiled = compiled
@@ -56,9 +56,9 @@ class WorkerProof:
         try:
             results = self._results(Running(main, accelerator, plan, compiled=self._compiled), accelerator)
         except Diagnostic as reason:
-            return Verdict(config, Fate.DROPPED, reason=reason.message)
+            return Verdict(config, ProofOutcome.DROPPED, reason=reason.message)
         except Exception as error:
-            return Verdict(config, Fate.FAIL, reason=crashed(error))
+            return Verdict(config, ProofOutcome.FAIL, reason=crashed(error))
         return compared(config, main, results, self._expected, TOLERANCE)
 
     def _builder(self, step: Module) -> Builder:
@@ -79,7 +79,7 @@ class WorkerProof:
         return [accelerator.download(whole(made[i])) for i in range(len(main.results))]
 
 
-def with_tangent_of_loss_alone(step: Step) -> Step:
+def with_tangent_of_loss_alone(step: CapturedStep) -> CapturedStep:
     """The step with the tangents that `loss.backward()` gives."""
     main = step.module.main
     loss = loss_at(main)
@@ -90,4 +90,4 @@ def with_tangent_of_loss_alone(step: Step) -> Step:
         role = main.param_role(index)
         if role.kind == "tangent":
             inputs[index] = torch.ones_like(tensor) if role.label == label else torch.zeros_like(tensor)
-    return Step(step.module, tuple(inputs))
+    return CapturedStep(step.module, tuple(inputs))

@@ -16,7 +16,7 @@ from moaic.capture.float8 import in_float8
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
-from moaic.compile.step import Call, Key, Step
+from moaic.compile.step import Key, Step, StepCall
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.host_tensor_cache import mirrored, uploaded
 from moaic.device.lifecycle import LIFECYCLE
@@ -85,7 +85,7 @@ class GraphEngine:
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, StepCall] = {}
         self._forgotten: deque[int] = deque()
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:

@@ -10,14 +10,14 @@ from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.planner.memory_fit import Sized, least, model_bytes, rows_that_fit, smallest
-from moaic.planner.worker import Pool
+from moaic.planner.worker import CompilerPool
 from moaic.runtime.host.flavors import Flavor
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """A flavor and the bytes that each of its workers can give to tensors."""
 
     flavor: Flavor
@@ -37,13 +37,13 @@ class Need:
     """Whether the step is a whole model's, so that its rows are the person's batch."""
 
 
-def ways_out(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> str:
-    """What a person can do who has `machine` and could have the flavors `rooms`: one hint to a line, the best first."""
-    found = [*_plan(need, machine, pool), _flavor(need, machine, rooms, pool), _batch(need, machine)]
+def ways_out(need: Need, machine: Machine, capacities: Sequence[Capacity], pool: CompilerPool) -> str:
+    """Hints for a user who has `machine` and could have the flavors of `capacities`, one to a line, the best first."""
+    found = [*_plan(need, machine, pool), _flavor(need, machine, capacities, pool), _batch(need, machine)]
     return "\nhint: ".join(found)
 
 
-def _plan(need: Need, machine: Machine, pool: Pool) -> Iterator[str]:
+def _plan(need: Need, machine: Machine, pool: CompilerPool) -> Iterator[str]:
     """Another plan on the same workers, if one fits."""
     if need.tried and need.request == Request():
         return
@@ -53,21 +53,25 @@ def _plan(need: Need, machine: Machine, pool: Pool) -> Iterator[str]:
         yield f'take a plan that needs less, MOAI_PLAN="{config}": {_mib(memory.peak)} per worker'
 
 
-def _flavor(need: Need, machine: Machine, rooms: Sequence[Room], pool: Pool) -> str:
-    """The smallest flavor with more room, in all or for each worker, on which a plan fits."""
-    larger = [room for room in rooms if room.memory > machine.memory or room.flavor.workers > machine.workers]
+def _flavor(need: Need, machine: Machine, capacities: Sequence[Capacity], pool: CompilerPool) -> str:
+    """The smallest flavor with more memory, in all or for each worker, on which a plan fits."""
+    larger = [
+        capacity
+        for capacity in capacities
+        if capacity.memory > machine.memory or capacity.flavor.workers > machine.workers
+    ]
     smallest = 0
-    for room in sorted(larger, key=lambda room: (room.flavor.memory, room.flavor.workers)):
-        place = replace(machine, workers=room.flavor.workers, memory=room.memory)
+    for capacity in sorted(larger, key=lambda capacity: (capacity.flavor.memory, capacity.flavor.workers)):
+        place = replace(machine, workers=capacity.flavor.workers, memory=capacity.memory)
         found = least(need.step, place, need.request, pool)
         if found is None:
             continue
         config, memory = found
-        if memory.peak <= room.memory:
+        if memory.peak <= capacity.memory:
             return (
-                f"switch to a flavor that fits, `moai-switch-model -M {room.flavor.name}`: on its "
-                f"{room.flavor.workers} workers {config} needs {_mib(memory.peak)} each, and there are "
-                f"{_mib(room.memory)}"
+                f"switch to a flavor that fits, `moai-switch-model -M {capacity.flavor.name}`: on its "
+                f"{capacity.flavor.workers} workers {config} needs {_mib(memory.peak)} each, and there are "
+                f"{_mib(capacity.memory)}"
             )
         smallest = min(smallest or memory.peak, memory.peak)
     least_need = f": the least that any plan needs is {_mib(smallest)} per worker" if smallest else ""

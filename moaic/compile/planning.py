@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from moaic.capture.pieces import Piece
-from moaic.compile.oom_advice import MIB, Need, Room, ways_out
+from moaic.compile.oom_advice import MIB, Capacity, Need, ways_out
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
@@ -42,7 +42,7 @@ from moaic.support.report import Report
 from moaic.support.this_machine import idle_bytes, this_machine
 
 CAUTION = 0.7
-"""Share of a worker's room that is counted on once a plan that was predicted to fit did not."""
+"""Share of a worker's memory that is counted on once a plan that was predicted to fit did not."""
 
 REDUCE_OVERHEAD = "reduce-overhead"
 """What `torch.compile` calls a mode in which GPUs repeat what they have recorded."""
@@ -147,7 +147,7 @@ class Planning:
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         _pool().rest()
-        chosen = selection.fates.of(selection.fates.selected)
+        chosen = selection.search_result.of(selection.search_result.selected)
         assert chosen.memory is not None
         sized = [(chosen.config, chosen.memory)]
         session.accelerator().explain_shortage(partial(_after_all, step, request, sized, self._piece.is_whole))
@@ -168,7 +168,7 @@ class Planning:
             if kept == self.request:
                 raise
             selection = _cached(step, machine, kept)
-            self._say_bent(step, let_go(self.request, kept), selection.fates.selected, reason.message)
+            self._say_bent(step, let_go(self.request, kept), selection.search_result.selected, reason.message)
             return selection, kept
 
     def _asked_for(self, step: Module, machine: Machine) -> Selection:
@@ -205,7 +205,7 @@ def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bo
     had = shortage.held + shortage.free
     # What else runs here may have left the worker less than its share; and the program may hold more than the plan.
     scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
-    ways = _ways_out(step, request, sized, lambda room: int(scale * room) - beside, tried=False, whole=whole)
+    ways = _ways_out(step, request, sized, lambda memory: int(scale * memory) - beside, tried=False, whole=whole)
     return (
         f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
         f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
@@ -221,16 +221,16 @@ def _ways_out(
     tried: bool = True,
     whole: bool = True,
 ) -> str:
-    """Ways out of too little memory; `left` says what of the room of a worker is left for plans."""
+    """Ways out of too little memory; `left` says what of a worker's memory is left for plans."""
     machine = this_machine()
     now = session.SESSION.flavor()
     others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
-    rooms = [Room(flavor, left(memory_per_worker(flavor, idle_bytes()))) for flavor in others]
+    capacities = [Capacity(flavor, left(memory_per_worker(flavor, idle_bytes()))) for flavor in others]
     pool = _pool()
     with pool.turn:
         try:
             here = replace(machine, memory=left(machine.memory))
-            return ways_out(Need(step, request, sized, tried, whole), here, rooms, pool)
+            return ways_out(Need(step, request, sized, tried, whole), here, capacities, pool)
         finally:
             pool.rest()
 

@@ -22,7 +22,7 @@ from moaic.passes.sharding.from_inputs import follow_resting
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
-from moaic.runtime.controller.deferred_forward import Promise
+from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.protocol.placement import Placement
 
 Key = tuple[int, int]
@@ -42,7 +42,7 @@ class Variant:
     recorded: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
-    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: Call) -> None:
+    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
         """Run a program for `call`; parameters move to where a training program wants them, for good."""
         main = self.program(name).main
         if name not in self._numbers:
@@ -79,7 +79,7 @@ def new_buffer(accelerator: Accelerator, value: Value) -> Buffer:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class StepCall:
     """One call of the compiled forward, until autograd lets go of it."""
 
     inputs: list[Buffer]
@@ -88,7 +88,7 @@ class Call:
     resting: frozenset[Buffer]
     """Those of the inputs that are parameters of a training step."""
     key: Key
-    promise: Promise | None = None
+    promise: DeferredForward | None = None
     variant: Variant | None = None
     saved: list[Buffer] | None = None
     """What the forward kept, if it ran alone."""
@@ -143,17 +143,17 @@ class Step:
             return frozenset()
         return frozenset(i for i, shape in shapes.items() if shape != ())
 
-    def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], Call]:
+    def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], StepCall]:
         """Handles for the outputs of a call that has not run; an inference step is sent to the workers at once."""
         outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
-        call = Call(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
+        call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
         if not self.grads:
             variant = self._at_rest(inputs) or self._variant(frozenset())
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # What no plan can do is said now, before anything waits for the values.
         self._planned(self._assumed_zero)
-        call.promise = Promise(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
+        call.promise = DeferredForward(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
         return outputs, call
@@ -174,7 +174,7 @@ class Step:
     def _made_at_rest(self, places: Sequence[Placement | None]) -> Variant | None:
         spread = [place for place in places if place is not None and place.mesh.ranks > 1]
         meshes = {place.mesh for place in spread if place.layout.splits} or {place.mesh for place in spread[:1]}
-        if len(meshes) != 1 or any(place and (place.layout.home or place.layout.partial) for place in places):
+        if len(meshes) != 1 or any(place and (place.layout.owner or place.layout.partial) for place in places):
             return None
         layouts: list[Layout | None] = [None] * len(self.function.params)
         for index, place in zip(self.given, places, strict=True):
@@ -191,7 +191,7 @@ class Step:
         pairs = zip(self.given, inputs, strict=True)
         return frozenset(buffer for i, buffer in pairs if self.function.param_role(i).kind in ("param", "buffer"))
 
-    def backward(self, call: Call, tangents: Sequence[Buffer | None]) -> list[Buffer]:
+    def backward(self, call: StepCall, tangents: Sequence[Buffer | None]) -> list[Buffer]:
         """Handles for the gradients, in the order of the step's grad results; None is a tangent that nobody set."""
         given = dict(zip(self.tangents, tangents, strict=True))
         zeros = frozenset(i for i, buffer in given.items() if buffer is None or _is_zero(buffer))
@@ -207,7 +207,7 @@ class Step:
             self._run_forward(call, zeros)
         return self._run_backward(call, given)
 
-    def _run_joint(self, call: Call, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
+    def _run_joint(self, call: StepCall, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
         handles = {position: call.alive(i) for i, position in enumerate(self.outputs)}
         results = {position: buffer for position, buffer in handles.items() if buffer is not None}
         variant = self._variant(zeros, frozenset(handles.keys() - results.keys()))
@@ -220,7 +220,7 @@ class Step:
         promise.fulfilled()
         return [grads[i] for i in self.grads]
 
-    def _run_forward(self, call: Call, zeros: frozenset[int]) -> None:
+    def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
         """Run the forward alone; outputs whose handles are gone, or that are made already, are not asked for."""
         call.variant = self._variant(zeros)
         done = call.promise is not None and call.promise.done
@@ -229,7 +229,7 @@ class Step:
         inputs = self._arguments(call, {}, call.variant.programs.forward_params)
         call.variant.run("forward", inputs, [*outputs, *call.saved], call)
 
-    def _run_backward(self, call: Call, tangents: dict[int, Buffer | None]) -> list[Buffer]:
+    def _run_backward(self, call: StepCall, tangents: dict[int, Buffer | None]) -> list[Buffer]:
         assert call.variant is not None
         assert call.saved is not None
         inputs = self._arguments(call, tangents, call.variant.programs.backward_params)
@@ -237,7 +237,7 @@ class Step:
         call.variant.run("backward", [*call.saved, *inputs], grads, call)
         return grads
 
-    def _arguments(self, call: Call, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
+    def _arguments(self, call: StepCall, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
         """Buffers for the step's parameters at these positions, the key left out."""
         given = dict[int, Buffer | None](zip(self.given, call.inputs, strict=True)) | tangents
         return [self._tangent(i, given[i]) for i in positions if i in given]

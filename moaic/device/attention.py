@@ -202,10 +202,10 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable
 def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     if mask.requires_grad or mask.dtype not in (torch.bool, query.dtype) or mask.device != query.device:
         return False
-    room = (*query.shape[:3], key.shape[2])
-    if mask.size(-2) not in (1, room[2]) or mask.dim() > 4:
+    scores = (*query.shape[:3], key.shape[2])
+    if mask.size(-2) not in (1, scores[2]) or mask.dim() > 4:
         return False
-    return all(size in (1, full) for size, full in zip(mask.shape, room[-mask.dim() :], strict=True))
+    return all(size in (1, full) for size, full in zip(mask.shape, scores[-mask.dim() :], strict=True))
 
 
 def _is_fused_on_the_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

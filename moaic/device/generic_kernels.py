@@ -15,11 +15,11 @@ import torch
 from moaic.device import cpu_fallback, memory_overlap, torch_private
 from moaic.device.dtype_trial import trial_of
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
-from moaic.device.op_signature import Kind, Signature
+from moaic.device.op_signature import ArgKind, OpSignature
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import View
 
-Kernel = Callable[..., Any]
+DeviceKernel = Callable[..., Any]
 
 _tuple: Any = tuple
 _new: Final[Callable[..., Any]] = _tuple.__new__
@@ -28,10 +28,10 @@ _new: Final[Callable[..., Any]] = _tuple.__new__
 _CACHE_LIMIT: Final = 4096
 """Geometries kept per op; a program that never repeats its shapes starts over instead of growing without end."""
 
-_TENSOR: Final = Kind.TENSOR
-_TENSORS: Final = Kind.TENSORS
-_VALUE: Final = Kind.VALUE
-_NUMBER: Final = Kind.NUMBER
+_TENSOR: Final = ArgKind.TENSOR
+_TENSORS: Final = ArgKind.TENSORS
+_VALUE: Final = ArgKind.VALUE
+_NUMBER: Final = ArgKind.NUMBER
 
 _TRIED: Final = (
     "aten._embedding_bag",
@@ -45,21 +45,23 @@ _TRIED: Final = (
 )
 """Ops whose results on meta tensors look different from those on the CPU: tried on zeros instead."""
 
-Made = Geometry | None | tuple[Geometry, ...]
+ResultGeometry = Geometry | None | tuple[Geometry, ...]
 
 
-class Plan(NamedTuple):
+class CallPlan(NamedTuple):
     """What an op gives back for operands of one geometry; `single` when that is just one tensor."""
 
     single: Geometry | None
-    results: tuple[Made, ...]
+    results: tuple[ResultGeometry, ...]
 
 
 class MixedDevices(RuntimeError):
     """Operands on the host that only a scalar may be."""
 
 
-def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
+def pack(
+    signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any], list[Any]]:
     """The arguments as the accelerator takes them, and the key under which the op's results are known."""
     sent: list[Any] = []
     key: list[Any] = []
@@ -70,7 +72,7 @@ def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     named: dict[str, Any] = {}
     for name, value in kwargs.items():
         kind = signature.by_name[name]
-        if kind is Kind.PLACE:
+        if kind is ArgKind.PLACE:
             check_place(name, value)
             continue
         key.append(name)
@@ -90,7 +92,7 @@ def check_place(name: str, value: Any) -> None:
         raise NotImplementedError(f"device moai holds dense tensors only, not {value}")
 
 
-def _pack(kind: Kind, value: Any, sent: list[Any], key: list[Any]) -> None:
+def _pack(kind: ArgKind, value: Any, sent: list[Any], key: list[Any]) -> None:
     if kind is _TENSOR:
         try:
             buffer = value.untyped_storage().moai
@@ -147,10 +149,10 @@ def _odd_operand(value: Any, key: list[Any]) -> Any:
     )
 
 
-def functional(signature: Signature) -> Kernel:
+def functional(signature: OpSignature) -> DeviceKernel:
     """The kernel of an op whose results are all new."""
     name, overload = signature.name, signature.overload
-    plans: dict[tuple[Any, ...], Plan] = {}
+    plans: dict[tuple[Any, ...], CallPlan] = {}
     check_types = trial_of(signature)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +181,7 @@ def functional(signature: Signature) -> Kernel:
     return kernel
 
 
-def in_place_on_lists(signature: Signature) -> Kernel:
+def in_place_on_lists(signature: OpSignature) -> DeviceKernel:
     """The kernel of an op that writes lists of tensors and gives nothing back: there is nothing to find out."""
     name = signature.name
     counts_versions = name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
@@ -200,10 +202,10 @@ def in_place_on_lists(signature: Signature) -> Kernel:
     return kernel
 
 
-def mutating(signature: Signature) -> Kernel:
+def mutating(signature: OpSignature) -> DeviceKernel:
     """The kernel of an op that writes into its arguments; what else it gives back is new."""
     name = signature.name
-    plans: dict[tuple[Any, ...], Plan] = {}
+    plans: dict[tuple[Any, ...], CallPlan] = {}
     takes_out = any(_is_out(signature, position) for position in signature.written)
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
@@ -228,7 +230,9 @@ def mutating(signature: Signature) -> Kernel:
         if alone:
             session.accelerator().launch(name, sent, named, ())
             return signature.argument(signature.returns[0] or 0, args, kwargs)
-        fresh = build(Plan(None, tuple(m for m, at in zip(plan.results, signature.returns, strict=True) if at is None)))
+        fresh = build(
+            CallPlan(None, tuple(m for m, at in zip(plan.results, signature.returns, strict=True) if at is None))
+        )
         session.accelerator().launch(name, sent, named, _buffers(fresh))
         rest = iter(fresh)
         results = tuple(next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns)
@@ -244,11 +248,11 @@ def _share(sent: list[Any]) -> bool:
     return len(buffers) > 1 and len(set(buffers)) < len(buffers)
 
 
-def _is_out(signature: Signature, position: int) -> bool:
+def _is_out(signature: OpSignature, position: int) -> bool:
     return bool(torch_private.schema_of(signature.overload).arguments[position].is_out)
 
 
-def _grow(signature: Signature, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _grow(signature: OpSignature, plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized.
 
     Ops that take `out=` give nothing but these tensors.
@@ -276,7 +280,7 @@ def fit(out: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None
 
 
 def _strides_on_host(
-    signature: Signature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
+    signature: OpSignature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, tuple[int, ...]]:
     """By name: the strides that a call on the host gives to empty `out=` tensors; none where its values are refused.
 
@@ -305,13 +309,13 @@ def _identity(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Te
     return torch.full(shape, dtype == torch.int32, dtype=dtype, device=device)
 
 
-def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
+def _check_not_read(signature: OpSignature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
     """An elementwise op cannot resize what it reads."""
     if "pointwise" in signature.tags and any(arg is out for arg in args):
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}")
 
 
-def build(plan: Plan) -> tuple[Any, ...]:
+def build(plan: CallPlan) -> tuple[Any, ...]:
     """New tensors for the results of a plan."""
     return tuple(
         None if made is None else new_tensor(made) if isinstance(made, Geometry) else [new_tensor(m) for m in made]
@@ -329,7 +333,7 @@ def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
     return buffers
 
 
-def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+def results_on_meta(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan | None:
     """Run the op on meta tensors; None for one that cannot say what it gives without seeing values."""
     if cpu_fallback.needs_values(signature, args, kwargs):
         return None
@@ -344,10 +348,10 @@ def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[st
     listed = cast("tuple[Any, ...]", results if count > 1 else (results,) if count else ())
     made = tuple(_made(result) for result in listed)
     first = made[0] if len(made) == 1 else None
-    return Plan(first if isinstance(first, Geometry) else None, made)
+    return CallPlan(first if isinstance(first, Geometry) else None, made)
 
 
-def _made(result: Any) -> Made:
+def _made(result: Any) -> ResultGeometry:
     if result is None:
         return None
     if isinstance(result, torch.Tensor):
@@ -355,7 +359,7 @@ def _made(result: Any) -> Made:
     return tuple(geometry_of(tensor) for tensor in result)
 
 
-def _meta_kwargs(signature: Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _meta_kwargs(signature: OpSignature, kwargs: dict[str, Any]) -> dict[str, Any]:
     named = {name: _meta(value) for name, value in kwargs.items()}
     if "device" in signature.names:
         named["device"] = torch.device("meta")

@@ -146,7 +146,7 @@ def _check_broadcast(target: torch.Tensor, source: torch.Tensor) -> None:
     if wanted == given:
         return
     tail = wanted[len(wanted) - len(given) :] if len(given) <= len(wanted) else None
-    if tail is None or any(size not in (1, room) for size, room in zip(given, tail, strict=True)):
+    if tail is None or any(size not in (1, length) for size, length in zip(given, tail, strict=True)):
         raise RuntimeError(f"output with shape {list(wanted)} doesn't match the broadcast shape {list(given)}")
 
 
@@ -197,11 +197,11 @@ def resize_(
     """Change the shape; a storage that is too small gives way to a larger one."""
     like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     offset: Any = tensor.storage_offset()
-    room = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    available = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     needed = offset + extent(like.shape, like.stride())
-    if tensor.shape == like.shape or needed <= room:
+    if tensor.shape == like.shape or needed <= available:
         return _resize(tensor, size, memory_format=memory_format)
-    return _grow(tensor, like, needed if offset else None, room)
+    return _grow(tensor, like, needed if offset else None, available)
 
 
 def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from moaic.device import torch_private
 from moaic.runtime.protocol.aten_schema import op_name
 
 
-class Kind(IntEnum):
+class ArgKind(IntEnum):
     """How an argument enters the message to the workers and the key of the geometry cache."""
 
     TENSOR = 0
@@ -25,14 +25,14 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Signature:
+class OpSignature:
     """One overload. `kinds` follow the arguments in order, keyword-only ones too."""
 
     overload: Any
     name: str
     """The op's name in the IR, such as `aten.add.Tensor`."""
     names: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ArgKind, ...]
     written: tuple[int, ...]
     """Positions of the arguments that the op writes."""
     returns: tuple[int | None, ...]
@@ -41,12 +41,12 @@ class Signature:
     """Whether all results are tensors or lists of them."""
 
     @cached_property
-    def by_name(self) -> dict[str, Kind]:
+    def by_name(self) -> dict[str, ArgKind]:
         return dict(zip(self.names, self.kinds, strict=True))
 
     @cached_property
     def has_lists(self) -> bool:
-        return Kind.TENSORS in self.kinds
+        return ArgKind.TENSORS in self.kinds
 
     @cached_property
     def tags(self) -> frozenset[str]:
@@ -57,13 +57,13 @@ class Signature:
         return args[position] if position < len(args) else kwargs.get(self.names[position])
 
 
-def signature_of(overload: Any) -> Signature:
+def signature_of(overload: Any) -> OpSignature:
     schema = torch_private.schema_of(overload)
     arguments: list[Any] = list(schema.arguments)
     results: list[Any] = list(schema.returns)
     creates = not any("Tensor" in str(argument.type) for argument in arguments)
     written = [i for i, argument in enumerate(arguments) if _writes(argument)]
-    return Signature(
+    return OpSignature(
         overload=overload,
         name=op_name(overload),
         names=tuple(argument.name for argument in arguments),
@@ -85,12 +85,12 @@ def _source(result: Any, arguments: list[Any], written: list[int]) -> int | None
     return next(i for i in written if arguments[i].alias_info.before_set == names)
 
 
-def _kind(argument: Any, creates: bool) -> Kind:
+def _kind(argument: Any, creates: bool) -> ArgKind:
     kind = str(argument.type)
     if "Tensor" in kind:
-        return Kind.TENSORS if "List" in kind else Kind.TENSOR
+        return ArgKind.TENSORS if "List" in kind else ArgKind.TENSOR
     if argument.name in ("device", "layout", "pin_memory"):
-        return Kind.PLACE
+        return ArgKind.PLACE
     if not creates and kind.removeprefix("Optional[").removesuffix("]") in ("number", "float"):
-        return Kind.NUMBER
-    return Kind.VALUE
+        return ArgKind.NUMBER
+    return ArgKind.VALUE

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from moaic.runtime.controller import session
-from moaic.runtime.protocol.span import Span
+from moaic.runtime.protocol.span import TraceSpan
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 """One event of a Chrome trace."""
 
 
@@ -25,7 +25,7 @@ class profile(torch.profiler.profile):  # noqa: N801, the name that torch gave i
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.spans: Mapping[int, Sequence[Span]] = {}
+        self.spans: Mapping[int, Sequence[TraceSpan]] = {}
         """Per worker what it did in the last cycle that was recorded."""
 
     def start_trace(self) -> None:
@@ -48,7 +48,7 @@ class profile(torch.profiler.profile):  # noqa: N801, the name that torch gave i
             json.dump(trace, file)
 
 
-def events(spans: Mapping[int, Sequence[Span]], base: int) -> Iterator[Event]:
+def events(spans: Mapping[int, Sequence[TraceSpan]], base: int) -> Iterator[TraceEvent]:
     """The tracks of the workers. `base` is the trace's zero, in nanoseconds of Unix time."""
     ahead = time.time_ns() - time.perf_counter_ns() - base
     for rank, done in spans.items():

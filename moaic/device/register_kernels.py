@@ -19,7 +19,7 @@ from moaic.device import (
     torch_private,
 )
 from moaic.device.handles import is_ours
-from moaic.device.op_signature import Signature, signature_of
+from moaic.device.op_signature import OpSignature, signature_of
 from moaic.device.transfer import plain, to_device
 from moaic.support import excepthook, logging_setup
 
@@ -114,7 +114,7 @@ def _build(name: str) -> Any:
     return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
 
 
-def _generic(signature: Signature) -> Any:
+def _generic(signature: OpSignature) -> Any:
     if not signature.written:
         return generic_kernels.functional(signature)
     if signature.has_lists and not signature.returns:

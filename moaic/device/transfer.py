@@ -19,10 +19,10 @@ def laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return values
     size = extent(values.shape, strides)
     places = torch.arange(size, device="cpu").as_strided(values.shape, strides).flatten()
-    room = torch.empty(size, 1, dtype=values.dtype, device="cpu")
+    storage = torch.empty(size, 1, dtype=values.dtype, device="cpu")
     # As bytes, since no op puts elements of every type.
-    room.view(torch.uint8)[places] = values.reshape(-1, 1).view(torch.uint8)
-    return room.as_strided(values.shape, strides)
+    storage.view(torch.uint8)[places] = values.reshape(-1, 1).view(torch.uint8)
+    return storage.as_strided(values.shape, strides)
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -160,7 +160,7 @@ def _tensor_type(real: Any) -> Any:
     def of_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         name = str(dtype).removeprefix("torch.cuda.")
         wanted = getattr(torch.cuda, name) if str(dtype).startswith("torch.cuda.") else dtype
-        if isinstance(wanted, cuda.TensorType):
+        if isinstance(wanted, cuda.LegacyTensorType):
             return self.to(DEVICE, wanted.dtype, non_blocking=non_blocking)
         return real(self, dtype, non_blocking, **kwargs)
 

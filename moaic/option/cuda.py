@@ -123,7 +123,7 @@ class DeviceProperties:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorType:
+class LegacyTensorType:
     """`torch.cuda.FloatTensor` and its like: makes tensors, and `isinstance` asks it."""
 
     dtype: torch.dtype
@@ -196,7 +196,7 @@ def mappings() -> Iterator[Mapping]:
     for name, (ours, meaning) in OWN.items():
         yield from _mapped(name, ours, meaning)
     for name, dtype in _TYPES.items():
-        yield from _mapped(f"{name}Tensor", TensorType(dtype), "tensors of its type on the accelerator")
+        yield from _mapped(f"{name}Tensor", LegacyTensorType(dtype), "tensors of its type on the accelerator")
     for name in refused():
         yield from _mapped(name, _refused(name), "raises, with a way out")
     yield Mapping(

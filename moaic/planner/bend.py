@@ -14,7 +14,7 @@ from moaic.passes.config import KEPT, Request, spelled
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
 from moaic.planner.candidates import candidates
-from moaic.planner.worker import Here, Pool
+from moaic.planner.worker import CompilerPool, Here
 
 
 def followed(step: Module, machine: Machine, request: Request) -> Request:
@@ -35,7 +35,7 @@ def let_go(request: Request, kept: Request) -> str:
     return ",".join(f"{name}={spelled(getattr(request, name))}" for name in names)
 
 
-def _is_possible(step: Module, machine: Machine, request: Request, workshop: Pool) -> bool:
+def _is_possible(step: Module, machine: Machine, request: Request, workshop: CompilerPool) -> bool:
     """Whether the simplest plan that keeps to `request` can be built, however much memory it takes."""
     try:
         simplest, *_ = candidates(step, machine.workers, request)

@@ -46,12 +46,12 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
 
 def candidates_table(step: Module, selection: Selection) -> str:
     """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
-    ranked = selection.fates.ranked
-    rest = [candidate for candidate in selection.fates.candidates if candidate.prediction is None]
+    ranked = selection.search_result.ranked
+    rest = [candidate for candidate in selection.search_result.candidates if candidate.prediction is None]
     rows = [HEADER, *(_row(candidate) for candidate in (*ranked, *rest))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    chosen = selection.fates.of(selection.fates.selected)
+    chosen = selection.search_result.of(selection.search_result.selected)
     parts = _parts(chosen)
     return "\n".join([f"selected: {configuration(step, chosen.config)}", *parts, "", *lines]) + "\n"
 

@@ -12,13 +12,13 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.schedules import SCHEDULES
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.planner.candidates import candidates
-from moaic.planner.worker import Pool
+from moaic.planner.worker import CompilerPool
 
 Sized = tuple[Config, Memory]
 """A candidate and what it needs."""
 
 
-def least(step: Module, machine: Machine, request: Request, pool: Pool) -> Sized | None:
+def least(step: Module, machine: Machine, request: Request, pool: CompilerPool) -> Sized | None:
     """Which of the most frugal plans needs the least per worker, fitting or not; None where none is possible."""
     try:
         configs = frugal(candidates(step, machine.workers, request))

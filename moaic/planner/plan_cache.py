@@ -19,11 +19,13 @@ from moaic.passes.estimate.memory import Memory
 from moaic.passes.perf import machine
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
-from moaic.planner.search import Candidate, Fates, Selection, again, search
-from moaic.planner.worker import Pool, config_in, config_out, prediction_in, prediction_out
+from moaic.planner.search import Candidate, SearchResult, Selection, again, search
+from moaic.planner.worker import CompilerPool, config_in, config_out, prediction_in, prediction_out
 
 
-def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool, folder: Path | None) -> Selection:
+def search_cached(
+    step: Module, where: Machine, request: Request, *, pool: CompilerPool, folder: Path | None
+) -> Selection:
     """`search`, its outcome found again in `folder` if nothing that it depends on has changed."""
     path = None if folder is None else folder / f"plan-{fingerprint(step, where, request)}.json"
     known = None if path is None else _read(path)
@@ -32,8 +34,8 @@ def search_cached(step: Module, where: Machine, request: Request, *, pool: Pool,
         return again(step, where, known)
     found = search(step, where, request, pool=pool)
     # What a bug of ours left out may come out otherwise next time.
-    if path is not None and not any(candidate.crash for candidate in found.fates.candidates):
-        _write(path, to_text(found.fates))
+    if path is not None and not any(candidate.crash for candidate in found.search_result.candidates):
+        _write(path, to_text(found.search_result))
     return found
 
 
@@ -59,17 +61,17 @@ def sources_hash(*folders: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def to_text(fates: Fates) -> str:
+def to_text(search_result: SearchResult) -> str:
     """JSON: the selected configuration, what it needs in halves or with all outputs, then one object per candidate."""
-    rows = [_candidate_out(candidate) for candidate in fates.candidates]
-    needs = {"apart": fates.apart, "held": fates.held}
-    return json.dumps({"selected": config_out(fates.selected), **needs, "candidates": rows}, indent=1)
+    rows = [_candidate_out(candidate) for candidate in search_result.candidates]
+    needs = {"apart": search_result.apart, "held": search_result.held}
+    return json.dumps({"selected": config_out(search_result.selected), **needs, "candidates": rows}, indent=1)
 
 
-def from_text(text: str) -> Fates:
+def from_text(text: str) -> SearchResult:
     data = json.loads(text)
     candidates = tuple(_candidate_in(row) for row in data["candidates"])
-    return Fates(candidates, config_in(data["selected"]), data["apart"], data["held"])
+    return SearchResult(candidates, config_in(data["selected"]), data["apart"], data["held"])
 
 
 def _candidate_out(candidate: Candidate) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def _candidate_in(row: Mapping[str, Any]) -> Candidate:
     return Candidate(config_in(row["config"]), memory, prediction, row["dropped"])
 
 
-def _read(path: Path) -> Fates | None:
+def _read(path: Path) -> SearchResult | None:
     """What the file says; None where there is none, or where somebody has been at it."""
     try:
         return from_text(path.read_text(encoding="utf-8"))

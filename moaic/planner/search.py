@@ -28,7 +28,7 @@ from moaic.passes.sharding.solver.costs import prices_of
 from moaic.planner import log
 from moaic.planner.candidates import candidates, relaxed
 from moaic.planner.memory_fit import frugal
-from moaic.planner.worker import Compiled, Here, Pool
+from moaic.planner.worker import Compiled, CompilerPool, Here
 
 NOT_NEEDED = "it would save memory that is not short"
 
@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
+class SearchResult:
     """Every candidate of a step, and which of them was selected."""
 
     candidates: tuple[Candidate, ...]
@@ -87,11 +87,11 @@ class Selection:
     """The selected plan, and what became of all candidates."""
 
     plan: Plan
-    fates: Fates
+    search_result: SearchResult
     machine: Machine
 
 
-def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> Selection:
+def search(step: Module, machine: Machine, request: Request, *, pool: CompilerPool) -> Selection:
     """The best plan for `step` on `machine` that keeps to `request`.
 
     Raises Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none
@@ -109,10 +109,10 @@ def search(step: Module, machine: Machine, request: Request, *, pool: Pool) -> S
         found = _judged(step, [config for config in configs if config not in spoilt], workshop, machine)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *spoilt.values()], machine, wanted)
-        fates = _select(found)
-        plan = build(step, fates.selected, prices_of(machine))
+        search_result = _select(found)
+        plan = build(step, search_result.selected, prices_of(machine))
         if not (crash := _malformed(plan)):
-            return _finish(step, machine, replace(fates, candidates=(*found, *spoilt.values())), plan)
+            return _finish(step, machine, replace(search_result, candidates=(*found, *spoilt.values())), plan)
         # Plans that were left out because this one is better are looked at after all.
         spoilt[plan.config] = _crashed(plan.config, crash)
         _say_crashes([spoilt[plan.config]])
@@ -127,7 +127,7 @@ def _malformed(plan: Plan) -> str:
     return ""
 
 
-def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machine) -> list[Candidate]:
+def _judged(step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> list[Candidate]:
     """Every candidate with its fate, said in the log."""
     log.compiling()
     work = _Search(step, configs, pool, machine)
@@ -142,34 +142,34 @@ def _judged(step: Module, configs: Sequence[Config], pool: Pool, machine: Machin
     return found
 
 
-def _finish(step: Module, machine: Machine, fates: Fates, plan: Plan) -> Selection:
+def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: Plan) -> Selection:
     fused = fused_functions()
-    found = replace(fates, apart=split_peak(plan, fused), held=held_peak(plan, fused))
+    found = replace(search_result, apart=split_peak(plan, fused), held=held_peak(plan, fused))
     return _said(step, Selection(plan, found, machine))
 
 
-def again(step: Module, machine: Machine, fates: Fates) -> Selection:
+def again(step: Module, machine: Machine, search_result: SearchResult) -> Selection:
     """The plan of a selection that was made before, said in the log."""
-    return _said(step, Selection(build(step, fates.selected, prices_of(machine)), fates, machine))
+    return _said(step, Selection(build(step, search_result.selected, prices_of(machine)), search_result, machine))
 
 
 def _said(step: Module, selection: Selection) -> Selection:
-    fates, memory = selection.fates, selection.machine.memory
-    chosen = fates.of(fates.selected)
+    search_result, memory = selection.search_result, selection.machine.memory
+    chosen = search_result.of(search_result.selected)
     assert chosen.memory is not None
     assert chosen.prediction is not None
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
-    if fates.apart > memory:
-        log.split_does_not_fit(fates.apart, memory)
-    if fates.held > memory:
-        log.outputs_do_not_fit(fates.held, memory)
+    if search_result.apart > memory:
+        log.split_does_not_fit(search_result.apart, memory)
+    if search_result.held > memory:
+        log.outputs_do_not_fit(search_result.held, memory)
     return selection
 
 
 class _Search:
     """Compiles what may be the best by and by: the less a plan takes at least, the earlier."""
 
-    def __init__(self, step: Module, configs: Sequence[Config], pool: Pool, machine: Machine) -> None:
+    def __init__(self, step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> None:
         self.step = step
         self.configs = configs
         self.pool = pool
@@ -303,11 +303,11 @@ def _say_crashes(found: Sequence[Candidate]) -> None:
         log.crashed(configs, trace)
 
 
-def _select(found: Sequence[Candidate]) -> Fates:
+def _select(found: Sequence[Candidate]) -> SearchResult:
     possible = [candidate for candidate in found if candidate.prediction is not None]
     best = min(map(_seconds, possible))
     equal = [candidate.config for candidate in possible if _seconds(candidate) <= best * (1 + TIE)]
-    return Fates(tuple(found), min(equal, key=simplicity))
+    return SearchResult(tuple(found), min(equal, key=simplicity))
 
 
 def _seconds(candidate: Candidate) -> float:

@@ -28,7 +28,7 @@ from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
 from moaic.passes.estimate.step_time import Prediction, function_seconds, predict
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import machine as machines
-from moaic.passes.perf.machine import Machine, Number, Source
+from moaic.passes.perf.machine import Machine, MeasureSource, Number
 from moaic.passes.sharding.solver.costs import prices_of
 
 REST_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Compiled:
     """Trace of a failure that is a bug of ours, not a property of the candidate."""
 
 
-class Pool(Protocol):
+class CompilerPool(Protocol):
     """Compiles candidates of one step for one machine, in whatever order, and answers in the order asked."""
 
     def begin(self, step: Module, machine: Machine) -> None:
@@ -164,7 +164,7 @@ def prediction_out(prediction: Prediction) -> dict[str, Any]:
 
 
 def prediction_in(data: Mapping[str, Any]) -> Prediction:
-    return Prediction({part: Number(value, Source[source.upper()]) for part, (value, source) in data.items()})
+    return Prediction({part: Number(value, MeasureSource[source.upper()]) for part, (value, source) in data.items()})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.errors import Diagnostic
-from moaic.passes.perf.machine import Link, Machine, MadeKernel, Number, Source, sent_share
+from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number, sent_share
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
 from moaic.runtime.host.memory import USABLE
 from moaic.support.units import amount, duration
@@ -71,12 +71,12 @@ def _pair(target: Target) -> Link:
 
 
 def _published(value: float) -> Number:
-    return Number(value, Source.PUBLISHED)
+    return Number(value, MeasureSource.PUBLISHED)
 
 
 def sources(machine: Machine) -> Iterator[str]:
     """Every number of such a machine with where it comes from, as lines of a Markdown list."""
-    share = f"{USABLE:.0%} ({Source.ASSUMED}) of a GPU's ({Source.PUBLISHED})"
+    share = f"{USABLE:.0%} ({MeasureSource.ASSUMED}) of a GPU's ({MeasureSource.PUBLISHED})"
     yield f"* memory for plans: {amount(machine.memory)}B, {share}"
     yield f"* bandwidth: {_rate(machine.bandwidth, 'B')}"
     for name, rate in machine.flops.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from moaic.capture.trace_only import Sample, Source, take_model
+from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
@@ -20,7 +20,7 @@ from moaic.passes.perf.machine import Machine, Number
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
 from moaic.planner.search import Selection, search
-from moaic.planner.worker import Pool
+from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
 from moaic.runtime.host.flavors import GIB, Host
@@ -43,7 +43,7 @@ class Question:
     Only plans that keep to `request` count.
     """
 
-    source: Source
+    source: ModelSource
     batches: Sequence[int]
     sequence: int
     machine: Machine
@@ -57,7 +57,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Estimate:
     """The selected plan of one batch on so many workers; `reason` says why there is none."""
 
     workers: int
@@ -74,7 +74,7 @@ class Answer:
     known: int = 0
 
 
-def answers(question: Question, pool: Pool) -> Iterator[Answer]:
+def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
     """One answer per batch and number of workers, as soon as it is known. Raises Diagnostic for no model."""
     for batch in question.batches:
         step = captured_step(question.source, Sample(batch, question.sequence, padding=question.padding))
@@ -83,7 +83,7 @@ def answers(question: Question, pool: Pool) -> Iterator[Answer]:
             yield planned(step, batch, machine, question, pool)
 
 
-def captured_step(source: Source, sample: Sample) -> Module:
+def captured_step(source: ModelSource, sample: Sample) -> Module:
     """The training step of a loop that reads the loss and nothing else."""
     # Dynamo counts over all models of a type how often one forward is captured, and gives up after eight.
     torch.compiler.reset()
@@ -91,19 +91,19 @@ def captured_step(source: Source, sample: Sample) -> Module:
     return run_passes(Module((captured.function,)), "zero")
 
 
-def planned(step: Module, batch: int, machine: Machine, question: Question, pool: Pool) -> Answer:
+def planned(step: Module, batch: int, machine: Machine, question: Question, pool: CompilerPool) -> Estimate:
     """What is to be said of one step on one machine."""
     try:
         selection = _selected(step, machine, question, pool)
     except Diagnostic as error:
-        return Answer(machine.workers, batch, reason=error.message)
+        return Estimate(machine.workers, batch, reason=error.message)
     if question.folder is not None:
         _write(question.folder / f"batch-{batch}-on-{machine.workers}.moai", selection.plan.module)
-    chosen = selection.fates.of(selection.fates.selected)
+    chosen = selection.search_result.of(selection.search_result.selected)
     assert chosen.prediction is not None
     assert chosen.memory is not None
     keys = [key_of(function) for function, _ in called_in(selection.plan.programs.joint)]
-    return Answer(
+    return Estimate(
         machine.workers,
         batch,
         str(chosen.config),
@@ -115,7 +115,7 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
     )
 
 
-def _selected(step: Module, machine: Machine, question: Question, pool: Pool) -> Selection:
+def _selected(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> Selection:
     """The best plan; where kernels are to be made, those of each that comes out best, until one stays the best."""
     if question.kernels is None:
         return search(step, machine, question.request, pool=pool)
@@ -133,7 +133,7 @@ def _write(path: Path, plan: Module) -> None:
         raise Diagnostic(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def row(answer: Answer, question: Question) -> str:
+def row(answer: Estimate, question: Question) -> str:
     """One line of a Markdown table with the columns of `HEAD`."""
     flavor = Host(answer.workers, answer.workers * question.machine.memory).flavor(answer.workers)
     known = (flavor.name, str(answer.workers), str(answer.batch))
@@ -143,7 +143,7 @@ def row(answer: Answer, question: Question) -> str:
     return _line(*known, f"`{answer.plan}`", _time(answer.seconds), rate, f"{answer.nbytes / GIB:.1f} GiB")
 
 
-def sources(answer: Answer) -> str:
+def sources(answer: Estimate) -> str:
     """A line of a Markdown list: what the predicted seconds go into, and where each number comes from."""
     parts = ", ".join(f"{part} {duration(each.value)} ({each.source})" for part, each in answer.parts.items())
     return (

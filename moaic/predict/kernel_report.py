@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompiledFunction:
     """A kernel, and where Triton made it its source and its binary."""
 
     row: Row
@@ -62,7 +62,7 @@ def program_of(module: Module) -> Module:
     return module if is_program else lower(module).joint
 
 
-def made_of(module: Module, target: Target) -> Iterator[Made]:
+def made_of(module: Module, target: Target) -> Iterator[CompiledFunction]:
     """The kernels of a program, function by function, as soon as they are made. Raises Diagnostic."""
     for function, runs in called_in(module):
         yield from _of_function(function, runs, target)
@@ -74,10 +74,10 @@ def called_in(program: Module) -> Iterator[tuple[Function, int]]:
     return ((localize(each, program.mesh), runs[each.name]) for each in program.functions if runs[each.name])
 
 
-def _of_function(function: Function, runs: int, target: Target) -> Iterator[Made]:
+def _of_function(function: Function, runs: int, target: Target) -> Iterator[CompiledFunction]:
     for kernel in generated(function, target):
         binary = None if kernel.source is None else compiled(kernel.name, kernel.source, target)
-        yield Made(_row(function, runs, kernel, binary, target), kernel.source, binary)
+        yield CompiledFunction(_row(function, runs, kernel, binary, target), kernel.source, binary)
 
 
 def _row(function: Function, runs: int, kernel: Generated, binary: Binary | None, target: Target) -> Row:
@@ -128,7 +128,7 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def save(folder: Path, made: Sequence[Made], target: Target) -> None:
+def save(folder: Path, made: Sequence[CompiledFunction], target: Target) -> None:
     """Each Triton kernel's source and binary, in a folder per function, and the table as `kernels.json`."""
     for each in made:
         if each.source is not None and each.binary is not None:

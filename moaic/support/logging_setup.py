@@ -12,7 +12,7 @@ from moaic.support.progress import CLEAR
 LEVELS: Mapping[str, int] = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
-class Lines(logging.Handler):
+class LineFormatter(logging.Handler):
     """Writes to whatever standard error is at the time; silent where the person's program has handlers of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -31,7 +31,7 @@ def install(environment: Mapping[str, str]) -> None:
     if name not in LEVELS:
         raise Diagnostic(f"MOAI_LOG={name} is not a level", hint=f"choose one of {', '.join(LEVELS)}")
     logger = logging.getLogger("moaic")
-    if not any(isinstance(handler, Lines) for handler in logger.handlers):
-        logger.addHandler(Lines())
+    if not any(isinstance(handler, LineFormatter) for handler in logger.handlers):
+        logger.addHandler(LineFormatter())
     if logger.level == logging.NOTSET or "MOAI_LOG" in environment:
         logger.setLevel(LEVELS[name])

@@ -29,7 +29,7 @@ WAITS: Final[Mapping[int, str]] = {
 """What workers do that people wait for."""
 
 
-class Line:
+class ProgressLine:
     """The last line of a terminal, written over again and again."""
 
     def __init__(self, stream: TextIO, title: str) -> None:
@@ -55,12 +55,12 @@ class Line:
 
 
 @contextmanager
-def shown(title: str) -> Generator[Line | None]:
+def shown(title: str) -> Generator[ProgressLine | None]:
     """A line for the time of the block; None where nobody would see it."""
     if not is_seen():
         yield None
         return
-    line = Line(sys.stderr, title)
+    line = ProgressLine(sys.stderr, title)
     try:
         yield line
     finally:

@@ -32,7 +32,7 @@ ENTRY_POINTS = {"torch.backends": "moaic", "torch_dynamo_backends": "moai"}
 """By which PyTorch finds us."""
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     FOUND = "found"
     NOTE = "note"
     """Not needed, or good to know."""
@@ -42,7 +42,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    state: State
+    state: FindingState
     text: str
     mend: str = ""
     """A command, or what else is to be done."""
@@ -64,7 +64,7 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
 def report(environment: Mapping[str, str]) -> tuple[str, bool]:
     """What `moaic doctor` prints, and whether a first run would work."""
     found = findings(environment)
-    works = all(finding.state is not State.MISSING for finding in found)
+    works = all(finding.state is not FindingState.MISSING for finding in found)
     last = first_run(environment) if works else "A first run would not work: see what is missing above."
     return "\n".join([*map(str, found), "", last]), works
 
@@ -87,9 +87,9 @@ def first_run(environment: Mapping[str, str]) -> str:
 def _python(environment: Mapping[str, str]) -> Iterator[Finding]:
     text = f"Python {platform.python_version()} at {sys.executable}"
     if sys.version_info >= OLDEST_PYTHON:
-        yield Finding(State.FOUND, text)
+        yield Finding(FindingState.FOUND, text)
     else:
-        yield Finding(State.MISSING, f"{text} is too old", "make PYTHON=python3.11")
+        yield Finding(FindingState.MISSING, f"{text} is too old", "make PYTHON=python3.11")
 
 
 def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -97,9 +97,9 @@ def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         wanted = metadata.requires("moaic") or []
     except metadata.PackageNotFoundError:
-        yield Finding(State.MISSING, "moaic is not installed", "pip install -c constraints.txt -e .")
+        yield Finding(FindingState.MISSING, "moaic is not installed", "pip install -c constraints.txt -e .")
         return
-    yield Finding(State.FOUND, f"moaic {VERSION}")
+    yield Finding(FindingState.FOUND, f"moaic {VERSION}")
     for requirement in wanted:
         yield from _package(requirement)
 
@@ -115,15 +115,17 @@ def _package(requirement: str) -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         if "extra" in marker:
             yield Finding(
-                State.NOTE, f"{name} is not installed, which `moai-smi --watch` needs", f"pip install '{head.strip()}'"
+                FindingState.NOTE,
+                f"{name} is not installed, which `moai-smi --watch` needs",
+                f"pip install '{head.strip()}'",
             )
         else:
-            yield Finding(State.MISSING, f"{name} is not installed", f"pip install '{head.strip()}'")
+            yield Finding(FindingState.MISSING, f"{name} is not installed", f"pip install '{head.strip()}'")
         return
     if oldest and _numbers(version) < _numbers(oldest[0]):
-        yield Finding(State.MISSING, f"{name} {version} is too old", f"pip install '{head.strip()}'")
+        yield Finding(FindingState.MISSING, f"{name} {version} is too old", f"pip install '{head.strip()}'")
     else:
-        yield Finding(State.FOUND, f"{name} {version}")
+        yield Finding(FindingState.FOUND, f"{name} {version}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -134,34 +136,36 @@ def _entry_points(environment: Mapping[str, str]) -> Iterator[Finding]:
     for group, name in ENTRY_POINTS.items():
         if name not in metadata.entry_points(group=group).names:
             mend = "pip install -c constraints.txt -e ."
-            yield Finding(State.MISSING, f"PyTorch does not find `{name}` among its {group}", mend)
+            yield Finding(FindingState.MISSING, f"PyTorch does not find `{name}` among its {group}", mend)
     if environment.get("MOAI_DEVICE") == "0":
-        yield Finding(State.MISSING, "MOAI_DEVICE=0 keeps the device away", "unset MOAI_DEVICE")
+        yield Finding(FindingState.MISSING, "MOAI_DEVICE=0 keeps the device away", "unset MOAI_DEVICE")
 
 
 def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
     """What Inductor needs, which makes the workers' kernels."""
     if not may_compile(environment):
-        yield Finding(State.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
+        yield Finding(FindingState.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
         return
     name = environment.get("CXX", "g++")
     path = shutil.which(name, path=environment.get("PATH"))
     if path is None:
         mend = "apt-get install g++, or set CXX to a compiler, or MOAI_COMPILE=0 to do without"
-        yield Finding(State.MISSING, f"there is no C++ compiler `{name}`", mend)
+        yield Finding(FindingState.MISSING, f"there is no C++ compiler `{name}`", mend)
     else:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        yield Finding(State.FOUND, f"C++ compiler {path}: {said.partition(chr(10))[0]}")
+        yield Finding(FindingState.FOUND, f"C++ compiler {path}: {said.partition(chr(10))[0]}")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
-        yield Finding(State.MISSING, f"{header} is not there, which kernels include", "apt-get install python3-dev")
+        yield Finding(
+            FindingState.MISSING, f"{header} is not there, which kernels include", "apt-get install python3-dev"
+        )
 
 
 def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
-    yield Finding(State.FOUND, _count(cores(), "core"))
-    yield Finding(State.FOUND, f"{host_bytes() / GIB:.1f} GiB of memory, {free_bytes() / GIB:.1f} GiB free")
+    yield Finding(FindingState.FOUND, _count(cores(), "core"))
+    yield Finding(FindingState.FOUND, f"{host_bytes() / GIB:.1f} GiB of memory, {free_bytes() / GIB:.1f} GiB free")
     if (limit := data_limit()) is not None:
-        yield Finding(State.NOTE, f"ulimit -d allows each process {limit / GIB:.1f} GiB of private memory")
+        yield Finding(FindingState.NOTE, f"ulimit -d allows each process {limit / GIB:.1f} GiB of private memory")
 
 
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -169,7 +173,7 @@ def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
     used = usable(environment)
     for gpu in used:
         text = f"{gpu.name} with {gpu.memory / GIB:.0f} GiB: a worker computes on it"
-        yield Finding(State.NOTE, f"{text}, which this version has not been tried with")
+        yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")
     if used:
         return
     built = built_for()
@@ -180,11 +184,13 @@ def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
     for name in names:
         if built:
             hidden = variable(built, environment)
-            yield Finding(State.NOTE, f"{name}: not used; PyTorch is for {built}, and its driver or {hidden} hides it")
+            yield Finding(
+                FindingState.NOTE, f"{name}: not used; PyTorch is for {built}, and its driver or {hidden} hides it"
+            )
         else:
-            yield Finding(State.NOTE, f"{name}: not used; this PyTorch is for CPUs", "install a PyTorch for it")
+            yield Finding(FindingState.NOTE, f"{name}: not used; this PyTorch is for CPUs", "install a PyTorch for it")
     if not names:
-        yield Finding(State.FOUND, "no GPU, and none is needed")
+        yield Finding(FindingState.FOUND, "no GPU, and none is needed")
 
 
 def _lines(path: Path) -> list[str]:
@@ -197,19 +203,23 @@ def _lines(path: Path) -> list[str]:
 def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Where things are kept; without the first nothing is remembered, without the last `moai-smi` sees nothing."""
     try:
-        yield Finding(State.FOUND, f"running programs are listed in {runtime_folder(environment)}")
+        yield Finding(FindingState.FOUND, f"running programs are listed in {runtime_folder(environment)}")
     except Diagnostic as error:
-        yield Finding(State.NOTE, f"moai-smi will not see programs: {error.message}", error.hint)
+        yield Finding(FindingState.NOTE, f"moai-smi will not see programs: {error.message}", error.hint)
     cache = cache_folder(environment)
     if cache is None:
-        yield Finding(State.NOTE, "nothing is cached: every run measures and plans anew")
+        yield Finding(FindingState.NOTE, "nothing is cached: every run measures and plans anew")
     for folder, use in ((cache, "plans and measurements"), (state_folder(environment), "the chosen flavor")):
         if folder is None:
             continue
         if _writable(folder):
-            yield Finding(State.FOUND, f"{use} are kept in {folder}" if folder == cache else f"{use} is in {folder}")
+            yield Finding(
+                FindingState.FOUND, f"{use} are kept in {folder}" if folder == cache else f"{use} is in {folder}"
+            )
         else:
-            yield Finding(State.NOTE, f"{folder} cannot be written to: {use} will be forgotten", f"chmod u+w {folder}")
+            yield Finding(
+                FindingState.NOTE, f"{folder} cannot be written to: {use} will be forgotten", f"chmod u+w {folder}"
+            )
 
 
 def _writable(folder: Path) -> bool:
@@ -222,13 +232,17 @@ def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         known = flavors(environment)
         names = ", ".join(flavor.name for flavor in known if not flavor.others)
-        yield Finding(State.FOUND, f"flavors {names}; {current_flavor(environment).name} is chosen")
+        yield Finding(FindingState.FOUND, f"flavors {names}; {current_flavor(environment).name} is chosen")
         if away := [flavor for flavor in known if flavor.others]:
             names = ", ".join(flavor.name for flavor in away)
-            yield Finding(State.NOTE, f"flavors {names} need workers on other hosts, which cannot be started yet")
+            yield Finding(
+                FindingState.NOTE, f"flavors {names} need workers on other hosts, which cannot be started yet"
+            )
     except Diagnostic as error:
         where = "" if error.span is None else f"{error.span.file}:{error.span.line}: "
-        yield Finding(State.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}")
+        yield Finding(
+            FindingState.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}"
+        )
 
 
 def _count(number: int, word: str) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from moaic.ir.layout import Mesh
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.flavors import flavors, named
-from moaic.runtime.host.jobs import Entry, jobs, status_of
+from moaic.runtime.host.jobs import JobEntry, jobs, status_of
 from moaic.runtime.host.selection import choice
 from moaic.tools.usage import cpu_shares, memory, temperature
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerView:
     """One worker of a job. Bytes of the memory it computes in, seconds, degrees Celsius; None for what is not known."""
 
     rank: int
@@ -31,14 +31,14 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobView:
     """A program that runs."""
 
     number: int
     pid: int
     command: str
     plan: str
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerView, ...]
 
     @property
     def memory(self) -> int:
@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Accelerator:
+class AcceleratorView:
     """One of the person's accelerators: its flavor, or the one that the program there runs with, and its jobs."""
 
     number: int
@@ -61,7 +61,7 @@ class Accelerator:
     flavor: str
     total: int
     """Bytes."""
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobView, ...]
 
     @property
     def memory(self) -> int:
@@ -72,30 +72,30 @@ class Accelerator:
         return min(1.0, sum(job.utilization for job in self.jobs))
 
 
-def overview(environment: Mapping[str, str]) -> list[Accelerator]:
+def overview(environment: Mapping[str, str]) -> list[AcceleratorView]:
     """Every accelerator of this person, those of running programs among them. Takes a moment to watch the workers."""
     chosen, known = choice(environment), flavors(environment)
     entries = jobs(environment)
     shares = cpu_shares([pid for entry in entries for pid in entry.workers])
-    found: list[Accelerator] = []
+    found: list[AcceleratorView] = []
     for number in sorted({*chosen.sizes, *(entry.accelerator for entry in entries)}):
         here = [entry for entry in entries if entry.accelerator == number]
         flavor = here[0].flavor if here else named(chosen.sizes[number], known)
         name, total = (chosen.sizes[number], 0) if flavor is None else (flavor.name, flavor.memory)
         running = tuple(_job(entry, shares) for entry in here)
-        found.append(Accelerator(number, number == chosen.current, name, total, running))
+        found.append(AcceleratorView(number, number == chosen.current, name, total, running))
     return found
 
 
-def _job(entry: Entry, shares: Mapping[int, float]) -> Job:
+def _job(entry: JobEntry, shares: Mapping[int, float]) -> JobView:
     status = status_of(entry)
     mesh, degrees, nbytes = Mesh(entry.mesh), temperature(), memory(entry.workers)
-    workers: list[Worker] = []
+    workers: list[WorkerView] = []
     for rank, pid in enumerate(entry.workers):
         at = mesh.coordinates(rank) if entry.plan and rank < mesh.ranks else None
         steps = status.steps(rank) if status is not None else None
         workers.append(
-            Worker(
+            WorkerView(
                 rank,
                 pid,
                 None if at is None else at.get("pp", 0),
@@ -109,4 +109,4 @@ def _job(entry: Entry, shares: Mapping[int, float]) -> Job:
         )
     if status is not None:
         status.close()
-    return Job(entry.job, entry.pid, entry.command, entry.plan, tuple(workers))
+    return JobView(entry.job, entry.pid, entry.command, entry.plan, tuple(workers))

@@ -14,18 +14,18 @@ from dataclasses import asdict
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.flavors import flavors, named
-from moaic.runtime.host.jobs import Entry, jobs
+from moaic.runtime.host.jobs import JobEntry, jobs
 from moaic.runtime.host.selection import choice, current, keep
 from moaic.runtime.host.version import VERSION
 from moaic.tools.command import answered
-from moaic.tools.overview import Accelerator, Job, Worker, overview
+from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.switch_model import numbered, picked
 from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
 
 MIB = 1 << 20
 
-NAME = "MoAI Accelerator"
+NAME = "MoAI AcceleratorView"
 
 LONGEST = 60
 """Characters of a command line that a table shows."""
@@ -44,9 +44,9 @@ DEVICES = (
     Column("Total Memory"),
     Column("Utilization"),
 )
-PROCESSES = (Column("Device", ">"), Column("Job ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
+PROCESSES = (Column("Device", ">"), Column("JobView ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
 WORKERS = (
-    *(Column("Device", ">"), Column("Job ID"), Column("Worker", ">"), Column("PID"), Column("Stage", ">")),
+    *(Column("Device", ">"), Column("JobView ID"), Column("WorkerView", ">"), Column("PID"), Column("Stage", ">")),
     *(
         Column("Coordinates"),
         Column("Memory Usage"),
@@ -95,7 +95,7 @@ def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return 0
 
 
-def page(accelerators: Sequence[Accelerator], *, with_workers: bool = False) -> str:
+def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False) -> str:
     """All tables: the accelerators; where programs run these, and on demand their workers."""
     parts = [
         table(DEVICES, [_device_row(each) for each in accelerators], f"Current Version: {VERSION}  Latest Version: -")
@@ -106,23 +106,23 @@ def page(accelerators: Sequence[Accelerator], *, with_workers: bool = False) -> 
     if running and with_workers:
         rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
         parts += ["", "Workers:", table(WORKERS, rows)]
-        parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
+        parts += [f"JobView {job.number}: {job.plan}" for _, job in running if job.plan]
     return "\n".join(parts)
 
 
-def _device_row(each: Accelerator) -> list[str]:
+def _device_row(each: AcceleratorView) -> list[str]:
     head = [_starred(each.number, is_current=each.is_current), NAME, each.flavor]
     if not each.jobs:
         return [*head, "-", "-", "-"]
     return [*head, _mib(each.memory), _mib(each.total), f"{100 * each.utilization:.0f} %"]
 
 
-def _process_row(number: int, job: Job) -> list[str]:
+def _process_row(number: int, job: JobView) -> list[str]:
     command = job.command if len(job.command) <= LONGEST else f"{job.command[: LONGEST - 3]}..."
     return [str(number), str(job.number), str(job.pid), command, _mib(job.memory)]
 
 
-def _worker_row(number: int, job: Job, worker: Worker) -> list[str]:
+def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
     return [
         str(number),
         str(job.number),
@@ -169,13 +169,13 @@ def _reset(environment: Mapping[str, str], *, is_sure: bool) -> int:
         print(f"No program uses accelerator {number}.")
         return 0
     for entry in running:
-        print(f"Job {entry.job} will be ended: {entry.command} (pid {entry.pid}).")
+        print(f"JobView {entry.job} will be ended: {entry.command} (pid {entry.pid}).")
     if not is_sure and not _agrees():
         print("Nothing was done.")
         return 0
     for entry in running:
         _end(entry, environment)
-    print(f"Accelerator {number} is reset.")
+    print(f"AcceleratorView {number} is reset.")
     return 0
 
 
@@ -186,7 +186,7 @@ def _agrees() -> bool:
         return False
 
 
-def _end(entry: Entry, environment: Mapping[str, str]) -> None:
+def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
     """Asks the program to end, and kills it if it does not; then those of its workers that have not ended with it.
 
     The lock that the program still holds says that it is it.
@@ -215,11 +215,11 @@ def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if chosen.add is not None:
         added, number = have.added(picked(chosen.add or _flavor_asked(environment), flavors(environment)))
         keep(environment, added)
-        print(f"Accelerator {number} is added.")
+        print(f"AcceleratorView {number} is added.")
     elif chosen.rm is not None:
         _check_unused(chosen.rm, environment)
         keep(environment, have.removed(chosen.rm))
-        print(f"Accelerator {chosen.rm} is removed.")
+        print(f"AcceleratorView {chosen.rm} is removed.")
     elif chosen.switch is not None:
         keep(environment, have.switched(chosen.switch))
         print(f"Programs take accelerator {chosen.switch} from now on.")

@@ -1,4 +1,4 @@
-"""Run a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
+"""Simulated a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
 
 A worker does its instructions in order, each once its operands are there. A send keeps its two ends busy for half of
 its time each, and neither waits for the other but for the value. Some instructions may run beside the others: one after
@@ -16,7 +16,7 @@ from moaic.ir.ops import SEND
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Simulated:
     """What each worker did, for how long, and when it was done; `last` is the one that ended last.
 
     `done` and `busy` leave out what ran beside; `exposed` is how long the worker waited for that.
@@ -32,7 +32,7 @@ class Run:
         return max(self.ends, key=lambda worker: self.ends[worker])
 
 
-def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Run:
+def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Simulated:
     """The program with these durations on the workers along `pp`; what is `beside` runs beside the rest."""
     workers = range(program.mesh.size("pp"))
     clock = dict.fromkeys(workers, 0.0)
@@ -61,7 +61,7 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
 
     for op in program.main.ops:
         if op.name == SEND:
-            source, target = (value.type.layout.home_on("pp") for value in (*op.inputs(), *op.results))
+            source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
             assert source is not None
             assert target is not None
             run(op, source, seconds[op] / 2)
@@ -70,10 +70,10 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
             busy[target] += seconds[op] / 2
             done[target].append(op)
             continue
-        home = op.results[0].type.layout.home_on("pp")
+        home = op.results[0].type.layout.owner_on("pp")
         for worker in workers if home is None else [home]:
             (begin if op in beside else run)(op, worker, seconds[op])
     for worker in workers:
         exposed[worker] += max(0.0, side[worker] - clock[worker])
         clock[worker] = max(clock[worker], side[worker])
-    return Run(done, busy, clock, exposed)
+    return Simulated(done, busy, clock, exposed)

@@ -24,8 +24,8 @@ from moaic.passes.estimate.per_rank import homes
 from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
-from moaic.passes.perf.fusion import Fused, Kernel
-from moaic.passes.perf.machine import ZERO, Machine, MadeKernel, Number, Source, larger_side, total
+from moaic.passes.perf.fusion import Fused, FusedKernel
+from moaic.passes.perf.machine import ZERO, Machine, MadeKernel, MeasureSource, Number, larger_side, total
 from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_of, turns
 from moaic.passes.perf.structural_hash import key_of
 
@@ -198,7 +198,7 @@ def _made(kernel: MadeKernel, machine: Machine) -> Number:
     return max(arithmetic, machine.seconds_to_move(kernel.nbytes), key=lambda number: number.value).times(kernel.calls)
 
 
-def _kernel(kernel: Kernel, machine: Machine) -> Number:
+def _kernel(kernel: FusedKernel, machine: Machine) -> Number:
     """The longer of arithmetic and traffic."""
     arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
     traffic = machine.seconds_to_move(kernel.nbytes)
@@ -242,4 +242,4 @@ def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) 
             if each.gradient.layout.split_of(axis) is not None and each.parameter.layout.split_of(axis) is None
         ]
     seconds = total(spent)
-    return Number(seconds.value, Source.ASSUMED) if spent else ZERO
+    return Number(seconds.value, MeasureSource.ASSUMED) if spent else ZERO

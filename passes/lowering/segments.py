@@ -17,7 +17,7 @@ from moaic.ir.layout import Mesh
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.order import ops_in_order
 from moaic.passes.lowering.grad_accumulation import Known
-from moaic.passes.lowering.sink import Key, sunk
+from moaic.passes.lowering.sink import SinkKey, sunk
 from moaic.passes.transforms.outline import fresh, shape_of
 
 
@@ -58,25 +58,25 @@ def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Se
     return replace(function, ops=ops)
 
 
-def _keys(function: Function, phases: Sequence[Hashable]) -> list[Key]:
+def _keys(function: Function, phases: Sequence[Hashable]) -> list[SinkKey]:
     """(phase, level, home) of every op."""
     levels: dict[Value, int] = {}
-    keys: list[Key] = []
+    keys: list[SinkKey] = []
     for op, phase in zip(function.ops, phases, strict=True):
         level = max((levels[value] for value in op.inputs() if value in levels), default=0)
         after = level + 1 if kind_of(op) is Kind.INSTRUCTION else level
-        keys.append((phase, level, op.results[0].type.layout.home))
+        keys.append((phase, level, op.results[0].type.layout.owner))
         levels.update(dict.fromkeys(op.results, after))
     return keys
 
 
-def _members(function: Function, keys: Sequence[Key]) -> dict[Key, list[int]]:
+def _members(function: Function, keys: Sequence[SinkKey]) -> dict[SinkKey, list[int]]:
     """Ops of each segment in order, the views and constants that it needs copied in, unneeded ones left out."""
     producer = {result: i for i, op in enumerate(function.ops) for result in op.results}
     movable = [kind_of(op) in (Kind.VIEW, Kind.NULLARY) for op in function.ops]
-    needed: dict[Key, set[int]] = defaultdict(set)
+    needed: dict[SinkKey, set[int]] = defaultdict(set)
 
-    def include(index: int, key: Key) -> None:
+    def include(index: int, key: SinkKey) -> None:
         waiting = [index]
         while waiting:
             at = waiting.pop()
@@ -99,7 +99,7 @@ def _members(function: Function, keys: Sequence[Key]) -> dict[Key, list[int]]:
     return {key: sorted(indices) for key, indices in needed.items()}
 
 
-def _used(function: Function, members: dict[Key, list[int]]) -> dict[Value, set[int]]:
+def _used(function: Function, members: dict[SinkKey, list[int]]) -> dict[Value, set[int]]:
     """For every value the numbers of the segments that read it; -1 for the function's results, -2 for instructions."""
     used: dict[Value, set[int]] = defaultdict(set)
     for value in function.results:

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.layout import Home, Mesh
+from moaic.ir.layout import Mesh, Owner
 from moaic.ir.ops import Kind, kind_of
 
-Key = tuple[Hashable, int, Home]
+SinkKey = tuple[Hashable, int, Owner]
 """Names a segment: its phase, its level, and where it runs."""
 
 _COPIED = (Kind.VIEW, Kind.NULLARY)
 _FIXED = (Kind.INSTRUCTION, Kind.HEAVY)
 
 
-def sunk(function: Function, keys: Sequence[Key], mesh: Mesh) -> list[Key]:
+def sunk(function: Function, keys: Sequence[SinkKey], mesh: Mesh) -> list[SinkKey]:
     """The segment of every op, given those in which they can be done first. No op leaves its phase or its place."""
-    sight = _Sight(function, keys, mesh)
+    sight = _Sinking(function, keys, mesh)
     found = list(keys)
     for cone in sight.cones():
         if sight.saved(cone) > sight.kept(cone):
@@ -34,13 +34,13 @@ def sunk(function: Function, keys: Sequence[Key], mesh: Mesh) -> list[Key]:
 
 
 @dataclass
-class _Sight:
+class _Sinking:
     """A function in segments. Views and constants are in every segment that reads them, and are seen through."""
 
     function: Function
-    keys: Sequence[Key]
+    keys: Sequence[SinkKey]
     mesh: Mesh
-    wanted: dict[int, Key] = field(default_factory=dict[int, Key])
+    wanted: dict[int, SinkKey] = field(default_factory=dict[int, SinkKey])
     """The one later segment that wants what an op makes."""
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class _Sight:
                 if wanted is not None:
                     self.wanted[index] = wanted
 
-    def _wanted(self, index: int) -> Key | None:
+    def _wanted(self, index: int) -> SinkKey | None:
         readers = [reader for result in self.function.ops[index].results for reader in self.readers[result]]
         keys = {self.wanted.get(reader, self.keys[reader]) for reader in readers if reader >= 0}
         if len(keys) != 1 or any(reader < 0 or self._is(reader, Kind.INSTRUCTION) for reader in readers):
@@ -85,7 +85,7 @@ class _Sight:
         return found
 
     @cached_property
-    def starts(self) -> Mapping[Key, int]:
+    def starts(self) -> Mapping[SinkKey, int]:
         """Position of the first op of each segment."""
         return {key: index for index, key in reversed([*enumerate(self.keys)])}
 

@@ -229,7 +229,7 @@ class _Unroller:
         if len(local.params) > len(inputs):
             given.append(self._number(index))
         bound = dict(zip(local.params, given, strict=True))
-        home = op.results[0].type.layout.home
+        home = op.results[0].type.layout.owner
         for value in (result for each in local.ops for result in each.results):
             bound[value] = Value(value.type.at(home), value.name)
         return [

@@ -24,7 +24,7 @@ LOOKUPS = frozenset({"aten.embedding", "aten.index.Tensor", "aten.gather"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FusedKernel:
     """Ops that run as one: `reads` come from memory, `writes` go there. Both name the values that own the memory."""
 
     ops: tuple[Op, ...]
@@ -54,7 +54,7 @@ class Fused:
     function: Function
     owners: Mapping[Value, Value]
     """For every value the one whose memory it is: itself unless it is a view."""
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[FusedKernel, ...]
 
     @cached_property
     def transient(self) -> int:
@@ -183,7 +183,7 @@ def _kernel(
     readers: Mapping[Value, set[int]],
     escaping: set[Value],
     constants: set[Value],
-) -> Kernel:
+) -> FusedKernel:
     made = {result for op in ops for result in op.results}
     reads: dict[Value, int] = defaultdict(int)
     for value, size in _looked_at(ops):
@@ -193,7 +193,7 @@ def _kernel(
     writes = tuple(
         result for op in ops for result in op.results if result in escaping or readers.get(result, set()) - {group}
     )
-    return Kernel(tuple(ops), dict(reads), writes)
+    return FusedKernel(tuple(ops), dict(reads), writes)
 
 
 def _looked_at(ops: Iterable[Op]) -> Iterable[tuple[Value, int]]:
@@ -207,7 +207,7 @@ def _looked_at(ops: Iterable[Op]) -> Iterable[tuple[Value, int]]:
     return sizes.items()
 
 
-def _in_order(kernels: Mapping[int, Kernel]) -> tuple[Kernel, ...]:
+def _in_order(kernels: Mapping[int, FusedKernel]) -> tuple[FusedKernel, ...]:
     """Kernels after those they read from, otherwise by their first op."""
     made_by = {value: group for group, kernel in kernels.items() for value in kernel.writes}
     waiting = {group: {made_by[v] for v in kernel.reads if v in made_by} for group, kernel in kernels.items()}

@@ -13,7 +13,7 @@ from moaic.ir.layout import Mesh
 from moaic.ir.types import DTYPE_BYTES, FLOAT8, TensorType
 
 
-class Source(IntEnum):
+class MeasureSource(IntEnum):
     """Where a number comes from, the best first: what depends on several numbers is as good as the worst of them."""
 
     MEASURED = 0
@@ -32,9 +32,9 @@ class Number:
     """A value and its source."""
 
     value: float
-    source: Source = Source.ASSUMED
+    source: MeasureSource = MeasureSource.ASSUMED
 
-    def worse(self, source: Source) -> Number:
+    def worse(self, source: MeasureSource) -> Number:
         """This number where it stands for something that is at best as good as `source`."""
         return Number(self.value, max(self.source, source))
 
@@ -45,12 +45,12 @@ class Number:
         return f"{self.value:.4g} ({self.source})"
 
 
-ZERO = Number(0.0, Source.MEASURED)
+ZERO = Number(0.0, MeasureSource.MEASURED)
 
 
 def total(numbers: Iterable[Number]) -> Number:
     """The sum; a number that is zero says nothing of the source."""
-    value, source = 0.0, Source.MEASURED
+    value, source = 0.0, MeasureSource.MEASURED
     for number in numbers:
         value += number.value
         if number.value:
@@ -135,12 +135,14 @@ class Machine:
         """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
         for name in (family, SUBSTITUTES.get(family, family)):
             if (found := self.flops.get(f"{name}.{dtype}")) is not None:
-                return found if name == family else found.worse(Source.INTERPOLATED)
+                return found if name == family else found.worse(MeasureSource.INTERPOLATED)
         if family in LIGHT:
             # Light ops compute in float32 whatever the dtype; unmeasured ones hide behind the memory traffic.
             wide = self.flops.get(f"{family}.f32")
-            return Number(float("inf"), Source.ASSUMED) if wide is None else wide.worse(Source.INTERPOLATED)
-        return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], Source.ASSUMED)
+            return (
+                Number(float("inf"), MeasureSource.ASSUMED) if wide is None else wide.worse(MeasureSource.INTERPOLATED)
+            )
+        return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], MeasureSource.ASSUMED)
 
     def _matmul(self, dtype: str) -> Number:
         """A dtype that nobody measured does no better than float32, and worse where it is wider."""
@@ -156,9 +158,9 @@ class Machine:
         link = self.links.get(kind)
         if link is None:
             seconds = ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(kind, ranks) * nbytes / self.bandwidth.value
-            return Number(seconds, Source.ASSUMED)
+            return Number(seconds, MeasureSource.ASSUMED)
         source = max(link.latency.source, link.rate.source)
-        known = source if link.ranks == ranks else max(source, Source.INTERPOLATED)
+        known = source if link.ranks == ranks else max(source, MeasureSource.INTERPOLATED)
         return Number(link.seconds(kind, nbytes, ranks), known)
 
 
@@ -231,4 +233,4 @@ def _number_out(number: Number) -> list[float | str]:
 
 def _number_in(pair: list[float | str]) -> Number:
     value, source = pair
-    return Number(float(value), Source[str(source).upper()])
+    return Number(float(value), MeasureSource[str(source).upper()])

@@ -16,7 +16,7 @@ from moaic.ir.graph import Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ring import attention_of, is_striped
 from moaic.ir.types import DTYPE_BYTES, TensorType
-from moaic.passes.perf.fusion import Kernel, nbytes
+from moaic.passes.perf.fusion import FusedKernel, nbytes
 
 MERGED = 3
 """Times that adding what a turn gives to what was before reads or writes it."""
@@ -48,7 +48,7 @@ def handed_on_in(op: Op, mesh: Mesh) -> list[float]:
     return handed_on(block_bytes(op, mesh), gradient_bytes(op, mesh), ranks_of(op, mesh))
 
 
-def turns(op: Op, mesh: Mesh) -> list[Kernel]:
+def turns(op: Op, mesh: Mesh) -> list[FusedKernel]:
     """What the rank does that has most to do, turn by turn."""
     return [_turn(op, mesh, is_causal(op) and (turn == 0 or is_striped(op))) for turn in range(ranks_of(op, mesh))]
 
@@ -68,7 +68,7 @@ def ranks_of(op: Op, mesh: Mesh) -> int:
     return mesh.size(str(op.attrs["axis"]))
 
 
-def _turn(op: Op, mesh: Mesh, causal: bool) -> Kernel:
+def _turn(op: Op, mesh: Mesh, causal: bool) -> FusedKernel:
     """Attention of the rows here over one block of keys; of a mask a block's columns are read."""
     local = {value: Value(value.type.local(mesh), value.name) for value in (*op.inputs(), *op.results)}
     attention = attention_of(op).with_operands(local)
@@ -77,7 +77,7 @@ def _turn(op: Op, mesh: Mesh, causal: bool) -> Kernel:
     reads = {value: nbytes(value) for value in block.inputs()}
     if mask := mask_of(block):
         reads[mask] //= ranks_of(op, mesh)
-    return Kernel((block,), reads, results)
+    return FusedKernel((block,), reads, results)
 
 
 def _wide_bytes(tensor: TensorType, mesh: Mesh) -> int:

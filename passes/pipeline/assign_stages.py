@@ -296,4 +296,4 @@ class _Placer:
 
 
 def _at(value: Value, stage: int) -> Value:
-    return Value(value.type.with_layout(value.type.layout.with_home(AXIS, stage)), value.name)
+    return Value(value.type.with_layout(value.type.layout.with_owner(AXIS, stage)), value.name)

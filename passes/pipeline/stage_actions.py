@@ -38,7 +38,7 @@ def actions_of(main: Function, body: Sequence[Op], chunked: Collection[Op], *, s
 def _stage(op: Op) -> int:
     """Where an op runs."""
     value = next(op.inputs()) if op.name == SEND else op.results[0]
-    stage = value.type.layout.home_on(AXIS)
+    stage = value.type.layout.owner_on(AXIS)
     assert stage is not None, f"{op.name} has no stage"
     return stage
 
@@ -52,7 +52,7 @@ def _forward(main: Function, body: Sequence[Op], chunked: Collection[Op]) -> set
         sources = {makers[value] for value in op.inputs() if value in makers}
         if op in found or sources <= found | early:
             early.add(op)
-    rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.home_on(AXIS) or 0)}
+    rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.owner_on(AXIS) or 0)}
     wanted = [value for op in early if op in rising or op in chunked for value in op.results]
     return found | ({main.ops[i] for i in needed(main, wanted)} & early)
 
@@ -90,8 +90,8 @@ def _on_worker(value: Value, schedule: Schedule) -> Value:
 
 
 def _type_on_worker(tensor: TensorType, schedule: Schedule) -> TensorType:
-    stage = tensor.layout.home_on(AXIS)
-    return tensor if stage is None else tensor.with_layout(tensor.layout.with_home(AXIS, schedule.homes[stage]))
+    stage = tensor.layout.owner_on(AXIS)
+    return tensor if stage is None else tensor.with_layout(tensor.layout.with_owner(AXIS, schedule.homes[stage]))
 
 
 def on_workers(timed: Timed, schedule: Schedule) -> Timed:
@@ -114,7 +114,7 @@ def on_workers(timed: Timed, schedule: Schedule) -> Timed:
     for op, phase in zip(function.ops, timed.phases, strict=True):
         if op.name == SEND:
             (source,), (target,) = tuple(op.inputs()), op.results
-            if placed(source).type.layout.home == placed(target).type.layout.home:
+            if placed(source).type.layout.owner == placed(target).type.layout.owner:
                 same[target] = same[source]
                 continue
         results = tuple(map(placed, op.results))

@@ -26,10 +26,10 @@ from moaic.ir.ring import rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.pass_options import AT_LEAST
-from moaic.passes.sharding.partitioner import Annotated, Axis
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.partitioner import Axis, Partitioned
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.solver.problem import weight_values
-from moaic.passes.sharding.solver.strategy_sets import Possible, possible
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
 from moaic.passes.sharding.split_reductions import take_apart
 from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
@@ -41,7 +41,7 @@ class SplitSequence:
     ranks: int = 2
     gather_keys: bool = True
     tp: int = field(default=1, metadata={AT_LEAST: 1})
-    prices: Prices = Prices()
+    prices: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
         axis = Axis(self.name, self.ranks)
@@ -49,8 +49,8 @@ class SplitSequence:
 
 
 def follow_context(
-    module: Module, axis: Axis, prices: Prices | None = None, gather_keys: bool = True, tp: int = 1
-) -> Annotated:
+    module: Module, axis: Axis, prices: CostCoefficients | None = None, gather_keys: bool = True, tp: int = 1
+) -> Partitioned:
     """`module` with its sequence split over `axis`; raises Diagnostic where there is none that divides.
 
     Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
@@ -61,10 +61,10 @@ def follow_context(
     found = _used(module, axis, found)
     if not gather_keys:
         found = _without_gathers(module, axis, found)
-    return solved(module, axis, found, prices or Prices(), inputs_split=True)
+    return solved(module, axis, found, prices or CostCoefficients(), inputs_split=True)
 
 
-def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> Possible:
+def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> StrategySets:
     """What rules allow, and rings."""
     found = possible(module, axis, partial(_seeds, tp=tp, wanted=rows), weight_values)
     strategies = dict(found.strategies)
@@ -75,13 +75,13 @@ def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> Poss
     return replace(found, strategies=strategies)
 
 
-def _is_reached(op: Op, strategy: Strategy, found: Possible) -> bool:
+def _is_reached(op: Op, strategy: Strategy, found: StrategySets) -> bool:
     """Whether the values of an op may lie as the strategy says."""
     pairs = zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
     return all(state == REPLICATED or state in found.splits.get(value, ()) for value, state in pairs)
 
 
-def _without_gathers(module: Module, axis: Axis, found: Possible) -> Possible:
+def _without_gathers(module: Module, axis: Axis, found: StrategySets) -> StrategySets:
     """`found` with attention only where keys lie in parts; raises Diagnostic where some must have them whole."""
     strategies = dict(found.strategies)
     for op in _attention(module):
@@ -161,7 +161,7 @@ def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Itera
             yield from rows(value, 2)
 
 
-def _used(module: Module, axis: Axis, found: Possible) -> Possible:
+def _used(module: Module, axis: Axis, found: StrategySets) -> StrategySets:
     """`found` with every heavy op split that can be: an axis that was asked for is used, however small the model."""
     strategies = dict(found.strategies)
     heavy = [op for op in strategies if kind_of(op) is Kind.HEAVY]

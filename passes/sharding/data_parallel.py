@@ -11,7 +11,7 @@ from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
 from moaic.ir.rules import Strategy
 from moaic.passes.loop_axes import MICRO_BATCHES
-from moaic.passes.sharding.partitioner import Annotated, Axis, Versions, annotate, barrier, function_flops
+from moaic.passes.sharding.partitioner import Axis, Partitioned, Versions, barrier, function_flops, partition
 from moaic.passes.sharding.solver.strategy_sets import possible
 from moaic.passes.sharding.split_reductions import extremes_apart
 
@@ -26,7 +26,7 @@ class SplitInTime:
     parts: int = 2
 
     def apply(self, module: Module) -> Module:
-        return follow_time(module, Axis(self.name, self.parts, in_time=True)).module
+        return follow_time(module, Axis(self.name, self.parts, is_loop=True)).module
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +66,22 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
     return tuple(Sharded(0, rows // parts) if value in carrying else REPLICATED for value in module.main.params)
 
 
-def follow_space(module: Module, axis: Axis) -> Annotated:
+def follow_space(module: Module, axis: Axis) -> Partitioned:
     """`module` with the batch split over `axis`; what is whole on one device ends whole on every rank."""
     states = batch_states(module, axis)
     module = extremes_apart(module, axis, lambda module, axis: possible(module, axis, _batch))
-    return annotate(module, axis, states, _finished, cheapest_in_space)
+    return partition(module, axis, states, _finished, cheapest_in_space)
 
 
 def _batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     return zip(module.main.params, batch_states(module, axis), strict=True)
 
 
-def follow_time(module: Module, axis: Axis) -> Annotated:
+def follow_time(module: Module, axis: Axis) -> Partitioned:
     """`module` in micro-batches; raises Barrier where much of the step would have to run unsplit first."""
     total = function_flops(module, module.main)
     most = PRE_LIMIT * total
-    found = annotate(module, axis, batch_states(module, axis), _finished, cheapest_in_time, most_early=most)
+    found = partition(module, axis, batch_states(module, axis), _finished, cheapest_in_time, most_early=most)
     if found.pre_op is not None and found.pre_flops > most:
         share = 100 * found.pre_flops / total
         raise barrier(axis, found.pre_op, f"making that takes {share:.0f} % of the step's FLOPs again")

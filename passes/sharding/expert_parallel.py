@@ -22,10 +22,10 @@ from moaic.ir.layout import Layout, Sharded, State, splits_dim
 from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.sharding.data_parallel import batch_size, carriers
-from moaic.passes.sharding.partitioner import Annotated, Axis
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.partitioner import Axis, Partitioned
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.solver.problem import weight_values
-from moaic.passes.sharding.solver.strategy_sets import Possible, possible
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
 from moaic.passes.sharding.split_reductions import take_apart
 from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
@@ -37,17 +37,17 @@ class SplitExperts:
     name: ClassVar[str] = "ep"
     summary: ClassVar[str] = "split experts and the batch"
     ranks: int = 2
-    prices: Prices = Prices()
+    prices: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
         return follow_experts(module, Axis(self.name, self.ranks), self.prices).module
 
 
-def follow_experts(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
+def follow_experts(module: Module, axis: Axis, prices: CostCoefficients | None = None) -> Partitioned:
     """`module` with its experts split over `axis`; raises Diagnostic where there are none, or not as many as divide."""
     _check(module, axis)
     module, found = take_apart(in_blocks(module, axis.size), axis, _possible)
-    return solved(module, axis, _used(found), prices or Prices(), inputs_split=True)
+    return solved(module, axis, _used(found), prices or CostCoefficients(), inputs_split=True)
 
 
 def experts_of(module: Module) -> list[int]:
@@ -78,7 +78,7 @@ def _check(module: Module, axis: Axis) -> None:
         raise Diagnostic(f"{asked} does not divide {min(counts)} experts{alternatives(would)}")
 
 
-def _possible(module: Module, axis: Axis) -> Possible:
+def _possible(module: Module, axis: Axis) -> StrategySets:
     """Experts are split, and rows of the batch; other weights stay whole."""
     alone = possible(module, axis, _of_experts)
     weights = weight_values(module) - {value for value, states in alone.splits.items() if states}
@@ -104,7 +104,7 @@ def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
         yield from ((value, Sharded(0, rows // parts)) for value in module.main.params if value in carrying)
 
 
-def _used(found: Possible) -> Possible:
+def _used(found: StrategySets) -> StrategySets:
     """`found` with every heavy op split that can be, and products of experts by the experts alone."""
     strategies = dict(found.strategies)
     for op, choices in found.strategies.items():

@@ -12,7 +12,7 @@ from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, State
 from moaic.ir.verify import check_made
 from moaic.passes.sharding.data_parallel import cheapest_in_space
-from moaic.passes.sharding.partitioner import Axis, annotate
+from moaic.passes.sharding.partitioner import Axis, partition
 
 
 def follow_resting(step: Module, mesh: Mesh, layouts: Sequence[Layout | None]) -> Module:
@@ -25,7 +25,7 @@ def follow_resting(step: Module, mesh: Mesh, layouts: Sequence[Layout | None]) -
     for name, size in mesh.axes:
         if size > 1:
             states = [layout.state(name) for layout in found]
-            module = annotate(module, Axis(name, size), states, _as_made, cheapest_in_space).module
+            module = partition(module, Axis(name, size), states, _as_made, cheapest_in_space).module
     return check_made(module, "resting")
 
 

@@ -23,7 +23,7 @@ from moaic.ir.order import ops_in_order
 from moaic.ir.rules import Strategy, fits
 from moaic.passes.loop_axes import CHUNKS
 from moaic.passes.sharding.data_parallel import cheapest_in_time
-from moaic.passes.sharding.partitioner import Axis, annotate
+from moaic.passes.sharding.partitioner import Axis, partition
 from moaic.passes.transforms.dce import needed_forward
 from moaic.passes.transforms.outline import fresh, shape_of, spelled_out
 
@@ -53,7 +53,7 @@ def in_chunks(module: Module, count: int) -> Module:
         raise Diagnostic(
             f"loss_chunks={count} cannot cut this loss into equal chunks: its logits are {shape} at a time{staged}"
         )
-    main = _cut(module, found, Axis(CHUNKS, count, in_time=True))
+    main = _cut(module, found, Axis(CHUNKS, count, is_loop=True))
     return replace(module, functions=(*module.functions[:-1], main), mesh=mesh)
 
 
@@ -167,7 +167,7 @@ def _cut(module: Module, region: _Region, axis: Axis) -> Function:
     whole = _outlined(main, region.ops)
     states = [region.states.get(value, REPLICATED) for value in whole.inputs()]
     function = fresh(Function("loss", tuple(whole.inputs()), tuple(main.ops[i] for i in region.ops), whole.results))
-    made = annotate(Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time)
+    made = partition(Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time)
     spelled, results = spelled_out(whole, made.module.main)
     new = dict(zip(whole.results, results, strict=True))
     inside = {*region.ops}

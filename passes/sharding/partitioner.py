@@ -30,7 +30,7 @@ COLLECTIVE = {change: name for name, change in COLLECTIVES.items()}
 """By what it finds and what it leaves."""
 
 
-class Barrier(Diagnostic):
+class UnshardableOp(Diagnostic):
     """An axis cannot pass: an op needs whole what the axis has split, and the message names the op."""
 
 
@@ -40,7 +40,7 @@ class Axis:
 
     name: str
     size: int
-    in_time: bool = False
+    is_loop: bool = False
 
 
 Versions = tuple[State, ...]
@@ -57,7 +57,7 @@ ParamStates = Callable[[Function], tuple[State, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Annotated:
+class Partitioned:
     """A module with the axis in its types, and what had to be computed before the first micro-batch."""
 
     module: Module
@@ -66,7 +66,7 @@ class Annotated:
     """The op that asked for the most expensive unsplit value."""
 
 
-def annotate(
+def partition(
     module: Module,
     axis: Axis,
     inputs: Sequence[State],
@@ -74,19 +74,19 @@ def annotate(
     choose: Chooser,
     callee_params: ParamStates | None = None,
     most_early: float = float("inf"),
-) -> Annotated:
+) -> Partitioned:
     """`module` with `axis` in every type.
 
     `inputs` are the states of the main function's parameters; in time those of their parts, while the parameters stay
-    whole. A backward waits for what would take more than `most_early` FLOPs to make early. Raises Barrier where the
-    axis cannot pass.
+    whole. A backward waits for what would take more than `most_early` FLOPs to make early. Raises UnshardableOp where
+    the axis cannot pass.
     """
     mesh = module.mesh.with_axis(axis.name, axis.size)
     work = _Work(module, axis, mesh, choose, callee_params, most_early)
     main = work.function(module.main, tuple(inputs), results)
     functions = (*work.made.values(), main)
     pre_op = max(work.asked, key=lambda op: work.asked[op], default=None)
-    return Annotated(without_dead_ops(Module(functions, mesh)), work.asked.total(), pre_op)
+    return Partitioned(without_dead_ops(Module(functions, mesh)), work.asked.total(), pre_op)
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class _Rewriter:
         self.asked = Counter[Op]()
 
     def run(self, results: ResultStates | None) -> Function:
-        if self.axis.in_time and results is not None:
+        if self.axis.is_loop and results is not None:
             self._cut_into_parts()
         roles = {value: self.old.result_role(i) for i, value in enumerate(self.old.results)}
         for index, op in enumerate(self.old.ops):
@@ -222,7 +222,7 @@ class _Rewriter:
         if results is None:
             return self.versions[value][have]
         want = results(role, value, have)
-        if self.axis.in_time:
+        if self.axis.is_loop:
             want = REPLICATED if REPLICATED in self.versions[value] else DEFERRED
         return self.convert(value, want)
 
@@ -270,7 +270,7 @@ class _Rewriter:
     def _emit(self, op: Op, inputs: Sequence[Value], strategy: Strategy) -> None:
         wanted = strategy.operands
         results = strategy.results
-        unsplit = self.axis.in_time and all(state == REPLICATED for state in wanted)
+        unsplit = self.axis.is_loop and all(state == REPLICATED for state in wanted)
         if unsplit and any(REPLICATED not in self.versions[value] for value in inputs):
             if any(isinstance(self.primary[value], Sharded) for value in inputs):
                 self._make_whole(op, results, op)
@@ -314,7 +314,7 @@ class _Rewriter:
         if self.work.callee_params is not None:
             return self.work.callee_params(self.work.module.function(op.callee))
         states = [self.primary[value] for value in inputs]
-        if not self.axis.in_time or any(isinstance(state, Sharded) for state in states):
+        if not self.axis.is_loop or any(isinstance(state, Sharded) for state in states):
             return tuple(state if isinstance(state, Sharded) else REPLICATED for state in states)
         return tuple(REPLICATED if REPLICATED in self.versions[value] else DEFERRED for value in inputs)
 
@@ -331,7 +331,7 @@ class _Rewriter:
     def _make(self, value: Value, want: State) -> Value:
         versions = self.versions[value]
         have = REPLICATED if REPLICATED in versions else self.primary[value]
-        if self.axis.in_time:
+        if self.axis.is_loop:
             if want == DEFERRED and REPLICATED in versions:
                 return versions[REPLICATED]
             if want != DEFERRED and have != REPLICATED:
@@ -423,7 +423,7 @@ class _Rewriter:
                 waiting += [v for v in self.old.ops[index].inputs() if REPLICATED not in self.versions.get(v, {})]
         return sorted(needed)
 
-    def _barrier(self, value: Value) -> Barrier:
+    def _barrier(self, value: Value) -> UnshardableOp:
         assert self.at is not None
         what = f"`%{value.name}`" if value.name else f"a value of {list(value.type.shape)}"
         return barrier(self.axis, self.at, f"{what} is split where it enters @{self.old.name}")
@@ -439,11 +439,13 @@ def replace_type(value: Value, old: Value) -> Value:
     return Value(old.type, value.name)
 
 
-def barrier(axis: Axis, op: Op, why: str) -> Barrier:
+def barrier(axis: Axis, op: Op, why: str) -> UnshardableOp:
     """The message that names the op in the way of `axis`."""
     where = f" in {op.loc.module}" if op.loc.module else ""
     line = f' ("{op.loc.file}":{op.loc.line})' if op.loc.file else ""
-    return Barrier(f"{axis.name}={axis.size} cannot pass {op.name}{where}{line}: it needs the whole batch, and {why}")
+    return UnshardableOp(
+        f"{axis.name}={axis.size} cannot pass {op.name}{where}{line}: it needs the whole batch, and {why}"
+    )
 
 
 def flops_in(module: Module, op: Op) -> int:

@@ -16,17 +16,17 @@ from moaic.ir.layout import Sharded
 from moaic.ir.ops import reduced_dims
 from moaic.ir.types import TensorType
 from moaic.passes.sharding.partitioner import Axis
-from moaic.passes.sharding.solver.strategy_sets import Possible
+from moaic.passes.sharding.solver.strategy_sets import StrategySets
 
 NARROW = frozenset({"f16", "bf16"})
 
 _EXTREMES = ("aten.amax", "aten.amin")
 
-Find = Callable[[Module, Axis], Possible]
+Find = Callable[[Module, Axis], StrategySets]
 """What an axis may do to a module."""
 
 
-def take_apart(module: Module, axis: Axis, find: Find) -> tuple[Module, Possible]:
+def take_apart(module: Module, axis: Axis, find: Find) -> tuple[Module, StrategySets]:
     """`module` with every softmax whose dim the axis could split taken apart, and what the axis may do to it then."""
     found = find(module, axis)
     functions = tuple(_function(function, axis, found) for function in module.functions)
@@ -42,7 +42,7 @@ def extremes_apart(module: Module, axis: Axis, find: Find) -> Module:
     return take_apart(module, axis, find)[0] if has_any else module
 
 
-def _function(function: Function, axis: Axis, found: Possible) -> Function:
+def _function(function: Function, axis: Axis, found: StrategySets) -> Function:
     cuts = {op: cut for op in function.ops if op.name in _MAKERS and (cut := _cut(op, axis, found))}
     if not cuts:
         return function
@@ -50,11 +50,11 @@ def _function(function: Function, axis: Axis, found: Possible) -> Function:
     return replace(function, ops=tuple(ops))
 
 
-Cut = Mapping[int, int]
+DimStrides = Mapping[int, int]
 """For dims that an op reduces, the stride of the digit that an axis could take."""
 
 
-def _cut(op: Op, axis: Axis, found: Possible) -> Cut:
+def _cut(op: Op, axis: Axis, found: StrategySets) -> DimStrides:
     """Where the axis, and no other one, could split the dims that the op reduces: contiguously if it can."""
     (x,) = op.inputs()
     dims = reduced_dims(op)
@@ -67,7 +67,7 @@ def _cut(op: Op, axis: Axis, found: Possible) -> Cut:
 @dataclass(slots=True)
 class _Work(Emitter):
     old: Op
-    cut: Cut
+    cut: DimStrides
     ranks: int
 
     @property
@@ -133,7 +133,7 @@ def _with_sizes(kind: TensorType, dim: int, *sizes: int) -> TensorType:
     return TensorType(kind.dtype, shape, replace(kind.layout, splits=tuple(splits)))
 
 
-def _apart(op: Op, axis: Axis, cut: Cut) -> Sequence[Op]:
+def _apart(op: Op, axis: Axis, cut: DimStrides) -> Sequence[Op]:
     work = _Work(op, cut, axis.size, loc=op.loc)
     return work.finish(_MAKERS[op.name](work))
 

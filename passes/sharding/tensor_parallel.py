@@ -17,11 +17,11 @@ from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.ring import is_ring
 from moaic.ir.rules import Strategy
-from moaic.passes.sharding.partitioner import Annotated, Axis, Versions, annotate
-from moaic.passes.sharding.solver.costs import Prices, Pricing
+from moaic.passes.sharding.partitioner import Axis, Partitioned, Versions, partition
+from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts
 from moaic.passes.sharding.solver.milp import solve
-from moaic.passes.sharding.solver.problem import Choice, Problem, problem
-from moaic.passes.sharding.solver.strategy_sets import Possible, possible
+from moaic.passes.sharding.solver.problem import Problem, StrategyChoice, problem
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
 from moaic.passes.sharding.split_reductions import take_apart
 
 
@@ -30,22 +30,24 @@ class SplitTensors:
     name: ClassVar[str] = "tp"
     summary: ClassVar[str] = "split tensors, by the solver"
     ranks: int = 2
-    prices: Prices = Prices()
+    prices: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
         return follow_tensor(module, Axis(self.name, self.ranks), self.prices).module
 
 
-def follow_tensor(module: Module, axis: Axis, prices: Prices | None = None) -> Annotated:
+def follow_tensor(module: Module, axis: Axis, prices: CostCoefficients | None = None) -> Partitioned:
     """`module` with `axis` in every type, the cheapest way; raises Diagnostic where it cannot split what it is for."""
     module, found = take_apart(module, axis, possible)
     _check(module, axis, found)
-    return solved(module, axis, found, prices or Prices())
+    return solved(module, axis, found, prices or CostCoefficients())
 
 
-def solved(module: Module, axis: Axis, found: Possible, prices: Prices, inputs_split: bool = False) -> Annotated:
+def solved(
+    module: Module, axis: Axis, found: StrategySets, prices: CostCoefficients, inputs_split: bool = False
+) -> Partitioned:
     """`module` with `axis` in every type, the cheapest way among what was found possible."""
-    pricing = Pricing(prices, module.mesh, axis.size)
+    pricing = LayoutCosts(prices, module.mesh, axis.size)
     asked = problem(module, found, pricing, inputs_split)
     solution = _Solution(asked, solve(asked, pricing))
     plan: dict[Op, Strategy] = {}
@@ -63,13 +65,13 @@ def solved(module: Module, axis: Axis, found: Possible, prices: Prices, inputs_s
         return results[value, role]
 
     inputs = tuple(solution.of_param(value) for value in main.params)
-    return annotate(spelled, axis, inputs, finished, choose, lambda f: tuple(solution.of_param(v) for v in f.params))
+    return partition(spelled, axis, inputs, finished, choose, lambda f: tuple(solution.of_param(v) for v in f.params))
 
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
     problem: Problem
-    taken: dict[Choice, Strategy]
+    taken: dict[StrategyChoice, Strategy]
 
     def of_param(self, value: Value) -> State:
         return self.taken[self.problem.of_param[value]].results[0]
@@ -78,7 +80,7 @@ class _Solution:
         return self.taken[self.problem.of_result[index]].operands[0]
 
 
-def _check(module: Module, axis: Axis, found: Possible) -> None:
+def _check(module: Module, axis: Axis, found: StrategySets) -> None:
     """Raises Diagnostic where attention, or every matrix product, would run unsplit on all ranks."""
     heavy = [op for function in module.functions for op in function.ops if kind_of(op) is Kind.HEAVY or is_ring(op)]
     stuck = [op for op in heavy if len(found.strategies[op]) == 1]

@@ -29,7 +29,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """A group of ops up to names: what isomorphic groups share, the values taken from outside and those made."""
 
     key: Hashable
@@ -58,7 +58,7 @@ def outline(module: Module) -> Module:
     return module
 
 
-def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, Shape]]]) -> Module | None:
+def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, LayerShape]]]) -> Module | None:
     """`module` with these groups called; None where two of them would wait for each other."""
     main = module.main
     outside = _used_outside(main, groups)
@@ -99,15 +99,15 @@ def regions(function: Function) -> list[Region]:
     return [Region(*key, tuple(ops)) for key, ops in members.items()]
 
 
-def _isomorphic(function: Function, found: Sequence[Region]) -> list[list[tuple[Region, Shape]]]:
-    classes: dict[Hashable, list[tuple[Region, Shape]]] = defaultdict(list)
+def _isomorphic(function: Function, found: Sequence[Region]) -> list[list[tuple[Region, LayerShape]]]:
+    classes: dict[Hashable, list[tuple[Region, LayerShape]]] = defaultdict(list)
     for region in found:
         shape = shape_of(function, region.ops)
         classes[region.container, region.side, shape.key].append((region, shape))
     return [group for group in classes.values() if len(group) > 1]
 
 
-def shape_of(function: Function, indices: Sequence[int]) -> Shape:
+def shape_of(function: Function, indices: Sequence[int]) -> LayerShape:
     """The ops at `indices` up to names."""
     numbers: dict[Value, Hashable] = {}
     inputs: list[Value] = []
@@ -132,10 +132,12 @@ def shape_of(function: Function, indices: Sequence[int]) -> Shape:
         for result in op.results:
             numbers[result] = len(values)
             values.append(result)
-    return Shape(tuple(key), tuple(inputs), tuple(values))
+    return LayerShape(tuple(key), tuple(inputs), tuple(values))
 
 
-def _used_outside(function: Function, groups: Sequence[Sequence[tuple[Region, Shape]]]) -> dict[Region, set[Value]]:
+def _used_outside(
+    function: Function, groups: Sequence[Sequence[tuple[Region, LayerShape]]]
+) -> dict[Region, set[Value]]:
     owner = {i: region for group in groups for region, _ in group for i in region.ops}
     made_in = {result: owner[i] for i in owner for result in function.ops[i].results}
     outside: dict[Region, set[Value]] = defaultdict(set)
@@ -149,7 +151,7 @@ def _used_outside(function: Function, groups: Sequence[Sequence[tuple[Region, Sh
     return outside
 
 
-def _names(groups: Sequence[Sequence[tuple[Region, Shape]]], taken: Sequence[str]) -> list[str]:
+def _names(groups: Sequence[Sequence[tuple[Region, LayerShape]]], taken: Sequence[str]) -> list[str]:
     """A name for the function of each group, by its container; numbered where there are several."""
     names = list(taken)
     for group in groups:
@@ -160,7 +162,7 @@ def _names(groups: Sequence[Sequence[tuple[Region, Shape]]], taken: Sequence[str
     return names[len(taken) :]
 
 
-def _function(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Function:
+def _function(main: Function, name: str, region: Region, shape: LayerShape, kept: Sequence[bool]) -> Function:
     """The region's ops with the layer's own number taken out of their module paths."""
     params = tuple(Value(value.type, value.name) for value in shape.inputs)
     ops = [
@@ -179,7 +181,7 @@ def _relocated(op: Op, region: Region) -> Op:
 def spelled_out(call: Op, callee: Function) -> tuple[list[Op], list[Value]]:
     """The callee's ops where it is called, and what they make of its results: the inverse of outlining."""
     mapping: dict[Value, Value] = dict(zip(callee.params, call.inputs(), strict=True))
-    home = call.results[0].type.layout.home
+    home = call.results[0].type.layout.owner
     ops: list[Op] = []
     for op in callee.ops:
         results = tuple(Value(result.type.at(home), result.name) for result in op.results)
@@ -199,7 +201,7 @@ def fresh(function: Function) -> Function:
     return replace(function, params=params, ops=ops, results=tuple(mapping[value] for value in function.results))
 
 
-def _call(main: Function, name: str, region: Region, shape: Shape, kept: Sequence[bool]) -> Op:
+def _call(main: Function, name: str, region: Region, shape: LayerShape, kept: Sequence[bool]) -> Op:
     results = tuple(value for value, keep in zip(shape.values, kept, strict=True) if keep)
     loc = Location(module=f"{region.container}.{region.index}", side=region.side)
     return Op("call", shape.inputs, results, {"callee": name}, loc)

@@ -19,7 +19,7 @@ from torch import Tensor
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.sums import overwritten
 from moaic.ir.types import TensorType
-from moaic.runtime.codegen.lower_to_fx import CPU, Run, add_in_place, run_ops, scatters, trace
+from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
 """What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
@@ -28,7 +28,7 @@ _OUTSIDE: Final = re.compile(r"index out of bounds: 0 <= .* < (\d+)")
 """In the words of a kernel of Inductor's for CPUs: an index, and how many there are."""
 
 
-def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> Run:
+def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> ComputeFunction:
     """A callable for `function`, whose types are local: from the parameters' tensors to the results', in order.
 
     Parameters may have any strides; results of a compiled function are contiguous. A result may be (a view of) a
@@ -39,7 +39,9 @@ def compile_function(function: Function, *, compiled: bool, device: torch.device
     return run
 
 
-def compile_functions(functions: Sequence[Function], *, compiled: bool, device: torch.device = CPU) -> list[Run]:
+def compile_functions(
+    functions: Sequence[Function], *, compiled: bool, device: torch.device = CPU
+) -> list[ComputeFunction]:
     """A callable for each function. What is compiled together here is found again together."""
     if not compiled:
         return [_interpreted(function, device) for function in functions]
@@ -79,7 +81,7 @@ def precompile_headers() -> None:
     inductor_cpp.precompile_headers()
 
 
-def _interpreted(function: Function, device: torch.device) -> Run:
+def _interpreted(function: Function, device: torch.device) -> ComputeFunction:
     def run(inputs: list[Tensor]) -> list[Tensor]:
         with torch.no_grad():
             return run_ops(function, inputs, device)
@@ -87,7 +89,7 @@ def _interpreted(function: Function, device: torch.device) -> Run:
     return run
 
 
-def _compiled(kernel: Any) -> Run:
+def _compiled(kernel: Any) -> ComputeFunction:
     def run(inputs: list[Tensor]) -> list[Tensor]:
         arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
         # The kernel lets go of each argument after its last use, if nobody else holds it.

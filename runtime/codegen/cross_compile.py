@@ -1,6 +1,6 @@
 """Has Inductor write the kernels of a function for a GPU that is not here.
 
-The only room that knows how: tensors are fake, Inductor's questions about the device are answered from a table, and
+The only file that knows how: tensors are fake, Inductor's questions about the device are answered from a table, and
 what it would do on the device itself (folding constants, benchmarking, loading) is left out. All of this is private to
 PyTorch, so what is relied on is looked for first, and a version that lacks it is named.
 """
@@ -95,7 +95,7 @@ def generated(function: Function, target: Target) -> list[Generated]:
 
 
 def _check() -> None:
-    """Whether this PyTorch is one that the room knows."""
+    """Whether this PyTorch is one whose Inductor is known here."""
     try:
         importlib.import_module("triton")
     except ImportError:

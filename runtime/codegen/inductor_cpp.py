@@ -22,7 +22,7 @@ NAME: Final = CppPythonBindingsCodeCache.entry_function
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class CppKernel:
     """A kernel to be built, and where the function is to be found then."""
 
     argtypes: Sequence[str]
@@ -33,7 +33,7 @@ class Batch:
     """Kernels of several graphs' modules."""
 
     def __init__(self) -> None:
-        self._kernels: list[tuple[dict[str, Any], str, Kernel]] = []
+        self._kernels: list[tuple[dict[str, Any], str, CppKernel]] = []
 
     @contextmanager
     def collecting(self) -> Generator[None]:
@@ -42,7 +42,7 @@ class Batch:
 
         class Together(AsyncCompile):
             def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-                return Kernel(argtypes, source_code)
+                return CppKernel(argtypes, source_code)
 
             def wait(self, scope: dict[str, Any]) -> None:
                 add(scope)
@@ -56,7 +56,7 @@ class Batch:
 
     def _add(self, scope: dict[str, Any]) -> None:
         """Has the kernels in a module's namespace replaced by what is built of them."""
-        self._kernels += [(scope, name, value) for name, value in scope.items() if isinstance(value, Kernel)]
+        self._kernels += [(scope, name, value) for name, value in scope.items() if isinstance(value, CppKernel)]
 
     def build(self) -> None:
         """Compiles and loads all kernels."""
@@ -78,14 +78,14 @@ def precompile_headers() -> None:
     CppPythonBindingsCodeCache.load_async("")
 
 
-def _text(kernels: Sequence[Kernel]) -> str:
+def _text(kernels: Sequence[CppKernel]) -> str:
     """One source file: each kernel under a name of its own, in a namespace for what it brings along."""
     lines = [line for number, kernel in enumerate(kernels) for line in _section(number, kernel).splitlines()]
     includes = dict.fromkeys(line.strip() for line in lines if line.lstrip().startswith("#include"))
     return "\n".join([*includes, *(line for line in lines if line.strip() not in includes)])
 
 
-def _section(number: int, kernel: Kernel) -> str:
+def _section(number: int, kernel: CppKernel) -> str:
     name = _name(number)
     arguments = [f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(kernel.argtypes)]
     bindings = CppPythonBindingsCodeCache.suffix_template.format(

@@ -30,7 +30,7 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol import aten_schema
 from moaic.runtime.rng import WORD, global_index, mix
 
-Run = Callable[[list[Tensor]], list[Tensor]]
+ComputeFunction = Callable[[list[Tensor]], list[Tensor]]
 """A compute function: takes its parameters in order, gives its results in order."""
 
 Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | tuple[Tensor, ...]]
@@ -51,7 +51,7 @@ def run_op(op: Op, operands: Sequence[Any], device: torch.device = CPU) -> tuple
 
 
 def run_ops(function: Function, inputs: Sequence[Tensor], device: torch.device = CPU) -> list[Tensor]:
-    """Run `function` op by op; values are let go after their last use."""
+    """ComputeFunction `function` op by op; values are let go after their last use."""
     values: dict[Value, Tensor] = dict(zip(function.params, inputs, strict=True))
     dying = last_uses(function)
     for op, dead in zip(function.ops, dying, strict=True):

@@ -1,4 +1,4 @@
-"""The physical device of a worker: what is done otherwise on a GPU than on a CPU, in one place.
+"""The backend device of a worker: what is done otherwise on a GPU than on a CPU, in one place.
 
 It is handed to whoever makes tensors or asks for memory. No GPU has run this yet.
 """
@@ -26,7 +26,7 @@ BEHIND: Final = 2
 """How many collectives a GPU may be behind what it computes: each keeps the memory of its operands."""
 
 
-class Physical(Protocol):
+class DeviceBackend(Protocol):
     """One device, of which a worker makes all its tensors."""
 
     @property
@@ -36,15 +36,15 @@ class Physical(Protocol):
         """Makes it this process's device, before anything is made on it."""
         ...
 
-    def room(self, size: int) -> Tensor:
+    def staging(self, size: int) -> Tensor:
         """Memory of the host for so many bytes that are on their way to the device."""
         ...
 
-    def taken_in(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         """A tensor of the host on the device; itself where that is the same."""
         ...
 
-    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+    def run_async(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
         """Begins what runs beside all that the device is told to compute from now on, and after all that it was told.
 
         What comes back gives the result, and is called before anybody reads it.
@@ -72,19 +72,19 @@ class Physical(Protocol):
         """Returns once all that was begun here is done."""
         ...
 
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of the device's memory that this process has, shared ones by their share."""
         ...
 
-    def apart(self) -> int:
+    def device_bytes(self) -> int:
         """Bytes that tensors of this process take of a memory that is not the host's."""
         ...
 
-    def taken(self) -> int:
+    def private_bytes(self) -> int:
         """Bytes of the device's memory that are this process's alone."""
         ...
 
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that this process can still get."""
         ...
 
@@ -98,7 +98,7 @@ class Physical(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
+class CpuBackend:
     """Cores of the host, and its memory."""
 
     @property
@@ -108,13 +108,13 @@ class Processor:
     def begin(self) -> None:
         pass
 
-    def room(self, size: int) -> Tensor:
+    def staging(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def taken_in(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+    def run_async(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
         result = run(operands)
         return lambda: result
 
@@ -132,16 +132,16 @@ class Processor:
     def synchronize(self) -> None:
         pass
 
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         return proportional_bytes("self")
 
-    def apart(self) -> int:
+    def device_bytes(self) -> int:
         return 0
 
-    def taken(self) -> int:
+    def private_bytes(self) -> int:
         return data_bytes("self")
 
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         return free_bytes()
 
     def peak(self) -> int:
@@ -151,7 +151,7 @@ class Processor:
         pass
 
 
-class Gpu:
+class GpuBackend:
     """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
 
     Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
@@ -174,15 +174,15 @@ class Gpu:
         self._side = torch.cuda.Stream(self.device, priority=-1)
         self._behind: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
-    def room(self, size: int) -> Tensor:
+    def staging(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def taken_in(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         # From pinned memory the copy runs beside what the host does; the allocator keeps that memory until it is done.
         staged = tensor if tensor.is_pinned() else tensor.pin_memory()
         return staged.to(self.device, non_blocking=True)
 
-    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+    def run_async(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
         if len(self._behind) == BEHIND:
             self._wait_for(self._behind[0][0])
         self._side.wait_stream(torch.cuda.current_stream(self.device))
@@ -228,16 +228,16 @@ class Gpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.device)
 
-    def apart(self) -> int:
-        return self.resident()
+    def device_bytes(self) -> int:
+        return self.resident_bytes()
 
-    def taken(self) -> int:
-        return self.resident()
+    def private_bytes(self) -> int:
+        return self.resident_bytes()
 
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + self._idle() - sum(self._pools.values())
 
@@ -252,11 +252,11 @@ class Gpu:
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def physical_of(name: str) -> Physical:
+def backend_of(name: str) -> DeviceBackend:
     """The device called `cpu` or `cuda:N`."""
     if name == CPU:
-        return Processor()
+        return CpuBackend()
     index = int(name.removeprefix("cuda:"))
     # Where each worker sees its own GPU alone, as the first, what one of them compiles is found by all.
     sight = narrowed(index, os.environ)
-    return Gpu(torch.device("cuda", 0 if sight else index), sight)
+    return GpuBackend(torch.device("cuda", 0 if sight else index), sight)

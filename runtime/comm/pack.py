@@ -8,11 +8,11 @@ from math import prod
 from torch import Tensor
 
 from moaic.runtime.comm.reshard import dense
-from moaic.runtime.comm.transport import Digit
+from moaic.runtime.comm.transport import SubAxis
 from moaic.runtime.kernels.dispatch import tile_where_it_wins
 
 
-def digits(shape: Sequence[int], digit: Digit, count: int) -> tuple[tuple[int, ...], int, int]:
+def digits(shape: Sequence[int], digit: SubAxis, count: int) -> tuple[tuple[int, ...], int, int]:
     """Shape of one of `count` parts, and the whole seen as (rows, count, columns)."""
     dim, stride = digit
     part = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
@@ -20,14 +20,14 @@ def digits(shape: Sequence[int], digit: Digit, count: int) -> tuple[tuple[int, .
     return part, prod(part) // columns if columns else 0, columns
 
 
-def gathered_digits(shape: Sequence[int], digit: Digit, count: int) -> tuple[tuple[int, ...], int, int]:
+def gathered_digits(shape: Sequence[int], digit: SubAxis, count: int) -> tuple[tuple[int, ...], int, int]:
     """Shape of the whole of `count` parts of this shape, and a part seen as (rows, columns)."""
     dim, stride = digit
     rows, columns = prod(shape[:dim]) * (shape[dim] // stride), stride * prod(shape[dim + 1 :])
     return (*shape[:dim], shape[dim] * count, *shape[dim + 1 :]), rows, columns
 
 
-def in_parts(tensor: Tensor, digit: Digit, count: int) -> Tensor:
+def in_parts(tensor: Tensor, digit: SubAxis, count: int) -> Tensor:
     """The parts [count, ...] along the digit; a view where they lie so already."""
     shape, rows, columns = digits(tensor.shape, digit, count)
     tile = tile_where_it_wins("exchange", tensor, (count, rows, columns)) if rows > 1 else None
@@ -38,7 +38,7 @@ def in_parts(tensor: Tensor, digit: Digit, count: int) -> Tensor:
     return pack(tensor, *digit, count, tile)
 
 
-def put_together(parts: Tensor, digit: Digit) -> Tensor:
+def put_together(parts: Tensor, digit: SubAxis) -> Tensor:
     """The tensor that `in_parts` makes these parts of."""
     count = parts.shape[0]
     shape, rows, columns = gathered_digits(parts.shape[1:], digit, count)

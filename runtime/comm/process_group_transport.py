@@ -17,11 +17,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, distributed
 
-from moaic.runtime.comm.device_backend import Physical
+from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.pack import in_parts, put_together
 from moaic.runtime.comm.reshard import dense
 from moaic.runtime.comm.shm_slots import PeerLost
-from moaic.runtime.comm.transport import ONE_TURN, Digit, Group, summed
+from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, summed
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.wire import bytes_of
@@ -44,31 +44,31 @@ class GroupTransport:
     """The collectives of one worker."""
 
     def __init__(
-        self, make: Maker, alike: Alike, physical: Physical, *, stages: bool, can_be_recorded: bool = False
+        self, make: Maker, alike: Alike, backend: DeviceBackend, *, stages: bool, can_be_recorded: bool = False
     ) -> None:
         """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
         self._make = make
         self._alike = alike
-        self._physical = physical
+        self._backend = backend
         self._stages = stages
         self.can_be_recorded = can_be_recorded
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sending: deque[tuple[Any, Tensor]] = deque()
 
     @property
-    def rooms(self) -> int:
+    def send_slots(self) -> int:
         # Two ranks that send to each other first would each wait for the other in the making of its own group.
         return 0
 
     @property
-    def runs_beside(self) -> bool:
+    def is_asynchronous(self) -> bool:
         return True
 
     @property
     def can_be_given_up(self) -> bool:
         return False
 
-    def alike(self, group: Group, choice: int) -> bool:
+    def agree(self, group: Group, choice: int) -> bool:
         return self._alike(group.others, choice)
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
@@ -84,13 +84,13 @@ class GroupTransport:
             mine = summed(self._exchanged(segments, group).unbind(0))
             piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         return summed(self._exchanged(in_parts(tensor, digit, group.size), group).unbind(0))
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         return put_together(self._gathered(dense(tensor), group), digit)
 
-    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+    def all_to_all(self, tensor: Tensor, group: Group, given: SubAxis, taken: SubAxis) -> Tensor:
         return put_together(self._exchanged(in_parts(tensor, given, group.size), group), taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
@@ -99,14 +99,14 @@ class GroupTransport:
         def run(given: list[Tensor]) -> list[Tensor]:
             return [self._handed_on(tensor, group) for tensor in given]
 
-        return self._physical.beside(run, list(tensors))
+        return self._backend.run_async(run, list(tensors))
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
         block = bytes_of(dense(tensor))
         if not block.numel():
             return
         is_first = group.index == 0
-        carried = self._physical.room(block.numel()) if self._stages else block
+        carried = self._backend.staging(block.numel()) if self._stages else block
         if self._stages and is_first:
             carried.copy_(block)
         with _together():
@@ -116,12 +116,12 @@ class GroupTransport:
         if is_first:
             # What is kept shares the memory of `tensor`, so that nobody who asks takes it for unused.
             self._sending.append((work, carried))
-            if not self._physical.is_recording:
+            if not self._backend.is_recording:
                 self._forget_done()
         elif self._stages:
             block.copy_(carried)
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         while self._sending:
             work, _ = self._sending.popleft()
             with _together():
@@ -162,7 +162,7 @@ class GroupTransport:
         if not out.numel():
             return out
         theirs, mine = bytes_of(out), bytes_of(given)
-        landing = self._physical.room(theirs.numel()) if self._stages else theirs
+        landing = self._backend.staging(theirs.numel()) if self._stages else theirs
         with _together():
             start(landing, mine.cpu() if self._stages else mine).wait()
         if self._stages:
@@ -200,7 +200,7 @@ def _together() -> Generator[None]:
         raise PeerLost(str(error)) from error
 
 
-def group_transport(carrier: Carrier, store: int, alike: Alike, physical: Physical) -> GroupTransport:
+def group_transport(carrier: Carrier, store: int, alike: Alike, backend: DeviceBackend) -> GroupTransport:
     """The transport over a backend; `store` is the descriptor of a file, empty at first, where all workers meet."""
     # A path of this kind opens the file anew, so that its locks hold between workers.
     stores: Any = distributed
@@ -212,8 +212,8 @@ def group_transport(carrier: Carrier, store: int, alike: Alike, physical: Physic
         with _together():
             return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
 
-    stages = carrier is Carrier.GLOO and physical.device.type != CPU
-    return GroupTransport(made, alike, physical, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
+    stages = carrier is Carrier.GLOO and backend.device.type != CPU
+    return GroupTransport(made, alike, backend, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
 
 
 def _gloo() -> Callable[[Any, int, int], Any]:

@@ -12,31 +12,31 @@ import torch
 from torch import Tensor
 
 from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, Split
-from moaic.runtime.comm.transport import Digit, Group, Transport
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.transport import Group, SubAxis, Transport
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.protocol.conversion import Conversion
+from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.placement import Placement
 from moaic.runtime.protocol.tensor_parts import cut
 
-Move = Callable[[Tensor], Tensor]
+LocalMove = Callable[[Tensor], Tensor]
 """From a rank's local tensor to its local tensor afterwards. May be, or share memory with, its argument."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankContext:
     """One rank of a mesh, and how it talks to the others."""
 
     mesh: Mesh
-    station: Station
+    context: WorkerContext
 
     @property
     def rank(self) -> int:
-        return self.station.rank
+        return self.context.rank
 
     @property
     def transport(self) -> Transport:
-        return self.station.transport
+        return self.context.transport
 
     def group(self, axis: str) -> Group:
         return Group.of(self.mesh.group(self.rank, axis), self.rank)
@@ -45,7 +45,7 @@ class Seat:
         return self.mesh.coordinates(self.rank)[axis]
 
 
-def move(seat: Seat, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> Move:
+def move(seat: RankContext, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> LocalMove:
     """The move that takes a value from layout `before` to `after`, which differ on `axis` alone.
 
     `in_place`: the argument's memory may be used for the result.
@@ -69,7 +69,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _all_reduce(seat: Seat, axis: str, in_place: bool) -> Move:
+def _all_reduce(seat: RankContext, axis: str, in_place: bool) -> LocalMove:
     group, transport = seat.group(axis), seat.transport
 
     def run(tensor: Tensor) -> Tensor:
@@ -80,27 +80,27 @@ def _all_reduce(seat: Seat, axis: str, in_place: bool) -> Move:
     return run
 
 
-def _reduce_scatter(seat: Seat, axis: str, after: Layout) -> Move:
+def _reduce_scatter(seat: RankContext, axis: str, after: Layout) -> LocalMove:
     group, digit = seat.group(axis), _digit(after, axis, seat.mesh)
     return lambda tensor: seat.transport.reduce_scatter(tensor, group, digit)
 
 
-def _all_gather(seat: Seat, axis: str, before: Layout) -> Move:
+def _all_gather(seat: RankContext, axis: str, before: Layout) -> LocalMove:
     group, digit = seat.group(axis), _digit(before, axis, seat.mesh)
     return lambda tensor: seat.transport.all_gather(tensor, group, digit)
 
 
-def _shard(seat: Seat, axis: str, after: Layout) -> Move:
+def _shard(seat: RankContext, axis: str, after: Layout) -> LocalMove:
     digit = _digit(after, axis, seat.mesh)
     count, index = seat.mesh.size(axis), seat.index(axis)
     return lambda tensor: cut(tensor, *digit, count, index)
 
 
-def _first(seat: Seat, axis: str, in_place: bool) -> Move:
+def _first(seat: RankContext, axis: str, in_place: bool) -> LocalMove:
     return _same if seat.index(axis) == 0 else torch.zeros_like
 
 
-def _all_to_all(seat: Seat, axis: str, before: Layout, after: Layout) -> Move:
+def _all_to_all(seat: RankContext, axis: str, before: Layout, after: Layout) -> LocalMove:
     (old, give_stride), (new, _) = _split(before, axis, seat.mesh), _split(after, axis, seat.mesh)
     if old.dim == new.dim and not _are_apart(old, new, seat.mesh.size(axis)):
         gather, shard = _all_gather(seat, axis, before), _shard(seat, axis, after)
@@ -112,13 +112,13 @@ def _all_to_all(seat: Seat, axis: str, before: Layout, after: Layout) -> Move:
     inner = count if old.dim == new.dim and new.stride < old.stride else 1
     join_stride = give_stride // inner
 
-    given, taken = Digit(new.dim, cut_stride), Digit(old.dim, join_stride)
+    given, taken = SubAxis(new.dim, cut_stride), SubAxis(old.dim, join_stride)
     return lambda tensor: seat.transport.all_to_all(tensor, group, given, taken)
 
 
-def _digit(layout: Layout, axis: str, mesh: Mesh) -> Digit:
+def _digit(layout: Layout, axis: str, mesh: Mesh) -> SubAxis:
     split, stride = _split(layout, axis, mesh)
-    return Digit(split.dim, stride)
+    return SubAxis(split.dim, stride)
 
 
 def _split(layout: Layout, axis: str, mesh: Mesh) -> tuple[Split, int]:
@@ -155,16 +155,16 @@ def owned(tensor: Tensor, free: bool) -> Tensor:
     return tensor if free and not is_shared(tensor) else own(tensor)
 
 
-def convert(conversion: Conversion, station: Station) -> Callable[[Tensor | None], Tensor | None]:
+def convert(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:
     """What one worker does: from its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
-    if before.mesh == after.mesh and before.layout.home == after.layout.home:
-        steps = _changes(before, before.layout, after.layout, station)
+    if before.mesh == after.mesh and before.layout.owner == after.layout.owner:
+        steps = _changes(before, before.layout, after.layout, context)
         return lambda tensor: _apply(steps, tensor)
-    gather = _changes(before, before.layout, FULLY_REPLICATED, station)
-    spread = _spread(conversion, station)
-    cutting = _changes(after, FULLY_REPLICATED, after.layout, station)
-    keeps = station.rank in after.holders
+    gather = _changes(before, before.layout, FULLY_REPLICATED, context)
+    spread = _spread(conversion, context)
+    cutting = _changes(after, FULLY_REPLICATED, after.layout, context)
+    keeps = context.rank in after.holders
 
     def run(tensor: Tensor | None) -> Tensor | None:
         whole = spread(_apply(gather, tensor))
@@ -173,42 +173,42 @@ def convert(conversion: Conversion, station: Station) -> Callable[[Tensor | None
     return run
 
 
-def meeting(conversion: Conversion, rank: int) -> tuple[int, ...]:
+def meeting(conversion: Resharding, rank: int) -> tuple[int, ...]:
     """The ranks that carry out a conversion together, this one among them; none where there is nothing to be sent."""
     had, gets = set(conversion.before.holders), set(conversion.after.holders)
     is_local = conversion.before.is_uncut and gets <= had
     return () if is_local or rank not in had | gets else tuple(sorted(had | gets))
 
 
-def _spread(conversion: Conversion, station: Station) -> Callable[[Tensor | None], Tensor | None]:
+def _spread(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:
     """Brings a value that its holders have whole to those that are to hold it and do not."""
     have = conversion.before.holders
     new = [each for each in conversion.after.holders if each not in have]
-    if not new or (station.rank != have[0] and station.rank not in new):
+    if not new or (context.rank != have[0] and context.rank not in new):
         return lambda tensor: tensor
-    group, dtype = Group.of((have[0], *new), station.rank), DTYPES[conversion.dtype]
+    group, dtype = Group.of((have[0], *new), context.rank), DTYPES[conversion.dtype]
 
     def run(tensor: Tensor | None) -> Tensor:
-        out = torch.empty(conversion.shape, dtype=dtype, device=station.device) if tensor is None else tensor
-        station.transport.broadcast(out, group)
-        station.transport.settle()
+        out = torch.empty(conversion.shape, dtype=dtype, device=context.device) if tensor is None else tensor
+        context.transport.broadcast(out, group)
+        context.transport.wait_sends()
         return out
 
     return run
 
 
-def _changes(place: Placement, before: Layout, after: Layout, station: Station) -> list[Move]:
+def _changes(place: Placement, before: Layout, after: Layout, context: WorkerContext) -> list[LocalMove]:
     """Moves among the holders of `place` from one layout to another.
 
     One if one axis changes, else first all that changes is gathered, then cut.
     """
-    if station.rank not in place.holders:
+    if context.rank not in place.holders:
         return []
-    seat = Seat(place.mesh, station)
+    seat = RankContext(place.mesh, context)
     changing = [axis for axis, size in seat.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
     if len(changing) == 1:
         return [move(seat, changing[0], before, after)]
-    moves: list[Move] = []
+    moves: list[LocalMove] = []
     at = before
     for axis in changing:
         whole = at.with_state(axis, REPLICATED)
@@ -221,7 +221,7 @@ def _changes(place: Placement, before: Layout, after: Layout, station: Station) 
     return moves
 
 
-def _apply(steps: list[Move], tensor: Tensor | None) -> Tensor | None:
+def _apply(steps: list[LocalMove], tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     for step in steps:

@@ -1,8 +1,8 @@
-"""Memory shared by the workers of one host: rooms for data, mailboxes, and a line where each says what it does.
+"""Memory shared by the workers of one host: slots for data, mailboxes, and a line where each says what it does.
 
 The memory is an anonymous file handed down by descriptor, so nothing of it outlives the processes. Layout: one status
-line per worker, a few lines per ordered pair, then the rooms of each worker. A worker writes into a room of its own,
-posts it to some peers, and may write into the same room again once each of them has given it back. Every word has one
+line per worker, a few lines per ordered pair, then the slots of each worker. A worker writes into a slot of its own,
+posts it to some peers, and may write into the same slot again once each of them has given it back. Every word has one
 writer. Counts only grow, so that no pair needs to know what other pairs did.
 """
 
@@ -33,13 +33,13 @@ from moaic.runtime.protocol.shared_memory import (
     PAIR,
     POSTED,
     RETURNED,
-    ROOM,
-    ROOMS,
     ROOT,
+    SLOT_BYTES,
+    SLOTS,
     TURNS,
     WHERE,
     memory_bytes,
-    rooms_start,
+    slots_start,
 )
 
 SPINS: Final = 200
@@ -74,15 +74,15 @@ class Mailbox:
         self.ranks = ranks
         self._map = mmap.mmap(descriptor, memory_bytes(ranks))
         self._words = memoryview(self._map).cast("q")
-        self._rooms = _rooms(self._map, ranks)
+        self._slots = _slots(self._map, ranks)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._lives = select.poll()
         for lifeline in lifelines:
             self._lives.register(lifeline, select.POLLIN)
         self._spins = spins
-        self._room = 0
+        self._slot = 0
         self._asked = {TURNS: 0, AHEAD: 0}
-        self._owed: list[list[tuple[int, int]]] = [[] for _ in range(ROOMS)]
+        self._owed: list[list[tuple[int, int]]] = [[] for _ in range(SLOTS)]
         self._posted = [0] * ranks
         self._taken = [0] * ranks
         self._together = NOBODY
@@ -112,42 +112,42 @@ class Mailbox:
         """Lets no peer wait for this worker any longer."""
         self._words[self.rank * WORDS + FAILED] = 1
 
-    def room(self, dtype: torch.dtype, among: range = TURNS) -> Tensor:
-        """This worker's next room, once all its readers have given it back. Raises PeerLost."""
-        self._room = among[self._asked[among] % len(among)]
+    def slot(self, dtype: torch.dtype, among: range = TURNS) -> Tensor:
+        """This worker's next slot, once all its readers have given it back. Raises PeerLost."""
+        self._slot = among[self._asked[among] % len(among)]
         self._asked[among] += 1
-        owed = self._owed[self._room]
+        owed = self._owed[self._slot]
         for peer, count in owed:
             self._await(peer, RETURNED, count)
         owed.clear()
-        return self._rooms[self.rank][self._room][dtype]
+        return self._slots[self.rank][self._slot][dtype]
 
     def post(self, peers: Sequence[int]) -> None:
-        """Shows the room last asked for to `peers`."""
+        """Shows the slot last asked for to `peers`."""
         self._fence.pass_through()
         for peer in peers:
             at = self._line(self.rank, peer)
             count = self._posted[peer] = self._posted[peer] + 1
-            self._words[at + WHERE + count % ROOMS] = self._room
+            self._words[at + WHERE + count % SLOTS] = self._slot
             self._set(peer, at + POSTED, count)
-            self._owed[self._room].append((peer, count))
+            self._owed[self._slot].append((peer, count))
 
     def take(self, peer: int, dtype: torch.dtype) -> Tensor:
-        """The next room that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
+        """The next slot that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
         count = self._taken[peer] = self._taken[peer] + 1
         self._await(peer, POSTED, count)
         self._fence.pass_through()
-        return self._rooms[peer][self._words[self._line(peer, self.rank) + WHERE + count % ROOMS]][dtype]
+        return self._slots[peer][self._words[self._line(peer, self.rank) + WHERE + count % SLOTS]][dtype]
 
     def give_back(self, peers: Sequence[int]) -> None:
-        """Tells `peers` that the rooms taken from them have been read."""
+        """Tells `peers` that the slots taken from them have been read."""
         self._fence.pass_through()
         for peer in peers:
             self._set(peer, self._line(self.rank, peer) + RETURNED, self._taken[peer])
 
-    def alike(self, peers: Sequence[int], choice: int) -> bool:
+    def agree(self, peers: Sequence[int], choice: int) -> bool:
         """Whether all `peers`, who ask at the same time, have chosen as this worker has. Raises PeerLost."""
-        self.room(torch.uint8)[0] = choice
+        self.slot(torch.uint8)[0] = choice
         self.post(peers)
         theirs = [int(self.take(peer, torch.uint8)[0]) for peer in peers]
         self.give_back(peers)
@@ -270,6 +270,6 @@ class _Timespec(ctypes.Structure):
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _rooms(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
-    rooms = torch.frombuffer(memory, dtype=torch.uint8)[rooms_start(ranks) :].view(ranks, ROOMS, ROOM)
-    return [[{dtype: room.view(dtype) for dtype in DTYPES.values()} for room in of_rank] for of_rank in rooms]
+def _slots(memory: mmap.mmap, ranks: int) -> list[list[dict[torch.dtype, Tensor]]]:
+    slots = torch.frombuffer(memory, dtype=torch.uint8)[slots_start(ranks) :].view(ranks, SLOTS, SLOT_BYTES)
+    return [[{dtype: slot.view(dtype) for dtype in DTYPES.values()} for slot in of_rank] for of_rank in slots]

@@ -1,6 +1,6 @@
 """Collectives between the workers of one host, over their shared memory, for tensors that lie in it.
 
-Data passes through rooms of bounded size: what does not fit goes in turns.
+Data passes through slots of bounded size: what does not fit goes in turns.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from moaic.runtime.comm.pack import digits, gathered_digits
 from moaic.runtime.comm.shm_slots import Mailbox
-from moaic.runtime.comm.transport import ONE_TURN, Digit, Group, summed
-from moaic.runtime.protocol.shared_memory import AHEAD, ROOM
+from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, summed
+from moaic.runtime.protocol.shared_memory import AHEAD, SLOT_BYTES
 from moaic.runtime.protocol.tensor_parts import cut, join
 
 ALIGNMENT: Final = 64
 
 
 class SharedMemoryTransport:
-    """What is sent is copied into a room at once, so there is never anything to settle."""
+    """What is sent is copied into a slot at once, so there is never anything to settle."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._box = mailbox
 
     @property
-    def rooms(self) -> int:
+    def send_slots(self) -> int:
         return len(AHEAD)
 
     @property
-    def runs_beside(self) -> bool:
+    def is_asynchronous(self) -> bool:
         return False
 
     @property
@@ -42,8 +42,8 @@ class SharedMemoryTransport:
     def can_be_given_up(self) -> bool:
         return True
 
-    def alike(self, group: Group, choice: int) -> bool:
-        return self._box.alike(group.others, choice)
+    def agree(self, group: Group, choice: int) -> bool:
+        return self._box.agree(group.others, choice)
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.view(-1)
@@ -52,43 +52,43 @@ class SharedMemoryTransport:
         else:
             self._sum_in_segments(flat, group)
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         shape, rows, columns = digits(tensor.shape, digit, group.size)
         whole = tensor.contiguous().view(rows, group.size, columns)
         out = tensor.new_empty(rows, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, group.size - 1)):
-            room = self._box.room(tensor.dtype)
+            slot = self._box.slot(tensor.dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
-                room[i * count : (i + 1) * count].view(out[at].shape).copy_(whole[at[0], index, at[1]])
+                slot[i * count : (i + 1) * count].view(out[at].shape).copy_(whole[at[0], index, at[1]])
             self._box.post(group.others)
             self._add(out[at], whole[at[0], group.index, at[1]], group, count)
             self._box.give_back(group.others)
         return out.view(shape)
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         shape, rows, columns = gathered_digits(tensor.shape, digit, group.size)
         mine = tensor.contiguous().view(rows, columns)
         whole = tensor.new_empty(rows, group.size, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, 1)):
-            self._box.room(tensor.dtype)[:count].view(mine[at].shape).copy_(mine[at])
+            self._box.slot(tensor.dtype)[:count].view(mine[at].shape).copy_(mine[at])
             self._box.post(group.others)
             whole[at[0], group.index, at[1]].copy_(mine[at])
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
-                    room = self._box.take(peer, tensor.dtype)
-                    whole[at[0], index, at[1]].copy_(room[:count].view(mine[at].shape))
+                    slot = self._box.take(peer, tensor.dtype)
+                    whole[at[0], index, at[1]].copy_(slot[:count].view(mine[at].shape))
             self._box.give_back(group.others)
         return whole.view(shape)
 
-    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+    def all_to_all(self, tensor: Tensor, group: Group, given: SubAxis, taken: SubAxis) -> Tensor:
         parts = [cut(tensor, *given, group.size, index) for index in range(group.size)]
         sent = [part.contiguous().view(-1) for part in parts]
         received = [torch.empty_like(sent[0]) for _ in parts]
         received[group.index] = sent[group.index]
         for (_, at), count in _blocks(1, sent[0].numel(), _capacity(sent[0], group.size - 1)):
-            room = self._box.room(sent[0].dtype)
+            slot = self._box.slot(sent[0].dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
-                room[i * count : (i + 1) * count].copy_(sent[index][at])
+                slot[i * count : (i + 1) * count].copy_(sent[index][at])
             self._box.post(group.others)
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
@@ -97,7 +97,7 @@ class SharedMemoryTransport:
         return join([part.view(parts[0].shape) for part in received], *taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
-        """The first piece is shown at once, each further one when the one before has come: two rooms are enough."""
+        """The first piece is shown at once, each further one when the one before has come: two slots are enough."""
         received = [torch.empty_like(tensor) for tensor in tensors]
         given = (piece for tensor in tensors for piece in _pieces(tensor))
         after, before = group.ranks[group.after], group.ranks[group.before]
@@ -105,7 +105,7 @@ class SharedMemoryTransport:
         def show_next() -> None:
             piece = next(given, None)
             if piece is not None:
-                self._box.room(piece.dtype)[: piece.numel()].copy_(piece)
+                self._box.slot(piece.dtype)[: piece.numel()].copy_(piece)
                 self._box.post((after,))
 
         def finish() -> list[Tensor]:
@@ -122,13 +122,13 @@ class SharedMemoryTransport:
         flat = tensor.contiguous().view(-1)
         for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
             if group.index == 0:
-                self._box.room(tensor.dtype, AHEAD)[:count].copy_(flat[at])
+                self._box.slot(tensor.dtype, AHEAD)[:count].copy_(flat[at])
                 self._box.post(group.others)
             else:
                 flat[at].copy_(self._box.take(group.ranks[0], tensor.dtype)[:count])
                 self._box.give_back(group.ranks[:1])
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         pass
 
     def abandon(self) -> None:
@@ -136,7 +136,7 @@ class SharedMemoryTransport:
 
     def _sum_everywhere(self, flat: Tensor, group: Group) -> None:
         count = flat.numel()
-        self._box.room(flat.dtype)[:count].copy_(flat)
+        self._box.slot(flat.dtype)[:count].copy_(flat)
         self._box.post(group.others)
         terms = [flat if peer == self._box.rank else self._box.take(peer, flat.dtype)[:count] for peer in group.ranks]
         flat.copy_(summed(terms))
@@ -151,7 +151,7 @@ class SharedMemoryTransport:
             segments = [flat[start + i * length : start + (i + 1) * length] for i in range(group.size)]
             self._show_terms(segments, group, length)
             mine = segments[group.index]
-            result = self._box.room(flat.dtype)[: mine.numel()]
+            result = self._box.slot(flat.dtype)[: mine.numel()]
             self._add(result, mine, group, length)
             self._box.give_back(group.others)
             self._box.post(group.others)
@@ -162,9 +162,9 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
 
     def _show_terms(self, segments: Sequence[Tensor], group: Group, length: int) -> None:
-        room = self._box.room(segments[0].dtype)
+        slot = self._box.slot(segments[0].dtype)
         for i, index in enumerate(i for i in range(group.size) if i != group.index):
-            room[i * length : i * length + segments[index].numel()].copy_(segments[index])
+            slot[i * length : i * length + segments[index].numel()].copy_(segments[index])
         self._box.post(group.others)
 
     def _add(self, out: Tensor, mine: Tensor, group: Group, length: int) -> None:
@@ -178,18 +178,18 @@ class SharedMemoryTransport:
         summed(terms, out)
 
     def _slot(self, peer: int, index: int, group: Group, dtype: torch.dtype, length: int) -> Tensor:
-        """What rank `index` of the group shows to this one: rooms have one slot per reader, in the group's order."""
+        """What rank `index` of the group shows to this one: slots have one slot per reader, in the group's order."""
         slot = group.index - (group.index > index)
         return self._box.take(peer, dtype)[slot * length : (slot + 1) * length]
 
 
 def _capacity(tensor: Tensor, slots: int) -> int:
-    """Elements of `tensor` in one of `slots` equal slots of a room."""
-    return ROOM // max(1, slots) // ALIGNMENT * ALIGNMENT // tensor.element_size()
+    """Elements of `tensor` in one of `slots` equal slots of a slot."""
+    return SLOT_BYTES // max(1, slots) // ALIGNMENT * ALIGNMENT // tensor.element_size()
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A contiguous tensor in pieces that fit into a room each."""
+    """A contiguous tensor in pieces that fit into a slot each."""
     flat = tensor.view(-1)
     return (flat[at] for (_, at), _ in _blocks(1, flat.numel(), _capacity(flat, 1)))
 

@@ -49,7 +49,7 @@ class Group:
         return self.ranks[: self.index] + self.ranks[self.index + 1 :]
 
 
-class Digit(NamedTuple):
+class SubAxis(NamedTuple):
     """Where a tensor is cut: the digit of local weight `stride` of `dim`."""
 
     dim: int
@@ -60,12 +60,12 @@ class Transport(Protocol):
     """The collectives of one worker. A group of one is left to the caller."""
 
     @property
-    def rooms(self) -> int:
-        """How many of the rooms that sends go through can be full before anybody takes what is in them."""
+    def send_slots(self) -> int:
+        """How many of the slots that sends go through can be full before anybody takes what is in them."""
         ...
 
     @property
-    def runs_beside(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether data is on its way while the worker goes on, and many small sums are better one."""
         ...
 
@@ -79,7 +79,7 @@ class Transport(Protocol):
         """Whether a rank that waits for another learns that this one has given up what they do together."""
         ...
 
-    def alike(self, group: Group, choice: int) -> bool:
+    def agree(self, group: Group, choice: int) -> bool:
         """Whether every rank of the group has made the same choice. Data that is on its way is not waited for."""
         ...
 
@@ -87,15 +87,15 @@ class Transport(Protocol):
         """Replaces a contiguous tensor by the sum over the group."""
         ...
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         """This rank's part along the digit of the sum over the group."""
         ...
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: Digit) -> Tensor:
+    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
         """The tensor of which each rank holds the part along the digit."""
         ...
 
-    def all_to_all(self, tensor: Tensor, group: Group, given: Digit, taken: Digit) -> Tensor:
+    def all_to_all(self, tensor: Tensor, group: Group, given: SubAxis, taken: SubAxis) -> Tensor:
         """Gives rank i of the group part i along one digit; what the ranks gave, put together along another."""
         ...
 
@@ -113,7 +113,7 @@ class Transport(Protocol):
         """
         ...
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         """Returns once what this rank has sent may be overwritten."""
         ...
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from moaic.runtime.comm.device_backend import Physical
+from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.transport import Transport
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class WorkerContext:
     """What everything that a worker runs is given: made once, when the worker starts."""
 
     rank: int
-    physical: Physical
+    backend: DeviceBackend
     transport: Transport
 
     @property
     def device(self) -> torch.device:
         """On which every tensor is made."""
-        return self.physical.device
+        return self.backend.device

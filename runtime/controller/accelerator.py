@@ -21,22 +21,30 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
 from moaic.runtime.controller.buffer import Buffer, View, row_major, whole
-from moaic.runtime.controller.command_log import Log, Recorder
-from moaic.runtime.controller.deferred_forward import Promise
-from moaic.runtime.controller.eager_placement import Call, births, decide, geometry_of, operands, serves, take_apart
+from moaic.runtime.controller.command_log import CommandRecorder, Log
+from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.controller.eager_placement import (
+    EagerCall,
+    births,
+    decide,
+    geometry_of,
+    operands,
+    serves,
+    take_apart,
+)
 from moaic.runtime.controller.errors import LateWarning, WorkerError
 from moaic.runtime.controller.launch import LocalWorkers
-from moaic.runtime.controller.source_lines import Lines
-from moaic.runtime.controller.worker_pool import Pool
+from moaic.runtime.controller.source_lines import SourceLines
+from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.protocol.boxes import Box, Shard, Source, boxes, parts
+from moaic.runtime.protocol.boxes import Box, FileSource, Shard, boxes, parts
 from moaic.runtime.protocol.commands import Code
-from moaic.runtime.protocol.conversion import Conversion
+from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.instruction_name import describe
 from moaic.runtime.protocol.operation import Operation, read_as
 from moaic.runtime.protocol.placement import Placement, alike, owners, spread
 from moaic.runtime.protocol.shortage import Shortage
-from moaic.runtime.protocol.span import Span, decoded
+from moaic.runtime.protocol.span import TraceSpan, decoded
 from moaic.runtime.protocol.statistics import Statistics, statistics
 from moaic.runtime.protocol.tensor_parts import assemble, local_part
 from moaic.runtime.protocol.wire import as_block
@@ -73,7 +81,7 @@ class Prepared:
     """The operands' placements, kept so that none that the key names by its identity is ever another."""
 
 
-class Keeper(Protocol):
+class ForwardReader(Protocol):
     """Who may still read buffers that the person is free to overwrite: a forward whose backward has not come."""
 
     @property
@@ -94,9 +102,9 @@ class Accelerator:
     def __init__(self, workers: LocalWorkers, *, record: bool = False) -> None:
         """`record` keeps everything that is sent, for `log`."""
         self._lock = threading.RLock()
-        self._lines = Lines()
-        self._pool = Pool(workers, self._lines, self._activity)
-        self._recorder = Recorder(self._pool.size) if record else None
+        self._lines = SourceLines()
+        self._pool = WorkerPool(workers, self._lines, self._activity)
+        self._recorder = CommandRecorder(self._pool.size) if record else None
         if self._recorder is not None:
             self._pool.record(self._recorder)
         self._places: dict[Placement, Placement] = {}
@@ -105,10 +113,10 @@ class Accelerator:
         self._last_id = 0
         self._prepared: dict[Any, Prepared] = {}
         self._operations: dict[Operation, int] = {}
-        self._paths: dict[Conversion, int] = {}
+        self._paths: dict[Resharding, int] = {}
         self._programs: list[Loaded] = []
-        self._pending: Promise | None = None
-        self._keepers: list[Keeper] = []
+        self._pending: DeferredForward | None = None
+        self._keepers: list[ForwardReader] = []
 
     @property
     def flavor(self) -> int:
@@ -177,7 +185,7 @@ class Accelerator:
         with self._lock:
             return self._pool.ask(Code.STORE, self._lines.here(), [paths, rows], ranks)
 
-    def restore(self, buffer: Buffer, sources: Sequence[Source]) -> None:
+    def restore(self, buffer: Buffer, sources: Sequence[FileSource]) -> None:
         """Gives the buffer a value from files, of which each worker reads its part; one that lies nowhere is spread."""
         with self._lock:
             self._about_to_write(buffer)
@@ -244,7 +252,7 @@ class Accelerator:
         key: tuple[int, int] | None = None,
         *,
         rest: Collection[Buffer] = (),
-        fulfils: Promise | None = None,
+        fulfils: DeferredForward | None = None,
     ) -> None:
         """Queues a program and sends all that is queued.
 
@@ -269,7 +277,7 @@ class Accelerator:
             del temporary
             self._flush()
 
-    def promise(self, promise: Promise) -> None:
+    def promise(self, promise: DeferredForward) -> None:
         """Registers a pending forward; one that is still pending is run first."""
         with self._lock:
             self._pool.check()
@@ -278,13 +286,13 @@ class Accelerator:
             self._pending = promise
             promise.register(self._withdraw)
 
-    def keep(self, keeper: Keeper) -> None:
+    def keep(self, keeper: ForwardReader) -> None:
         """From now on `keeper` is given a copy of what it reads before that is overwritten."""
         with self._lock:
             self._live_keepers().append(keeper)
 
     @property
-    def pending(self) -> Promise | None:
+    def pending(self) -> DeferredForward | None:
         """The pending forward, if there is one."""
         return self._pending
 
@@ -304,7 +312,7 @@ class Accelerator:
             answers = self._ask_all(Code.REPORT, forget_peak)
             return statistics(answers, self._pool.messages, self._pool.commands)
 
-    def trace(self, *, on: bool) -> dict[int, list[Span]]:
+    def trace(self, *, on: bool) -> dict[int, list[TraceSpan]]:
         """Per worker what it did since this was last asked, if it noted that; from now on it does, or not."""
         with self._lock:
             self._bury()
@@ -411,10 +419,10 @@ class Accelerator:
 
     def _push_move(self, buffer: Buffer, target: int, place: Placement) -> None:
         assert buffer.place is not None
-        path = self._path(Conversion(buffer.dtype, buffer.shape, buffer.place, place))
+        path = self._path(Resharding(buffer.dtype, buffer.shape, buffer.place, place))
         self._pool.push([Code.MOVE, self._lines.here(), path, buffer.id, target])
 
-    def _path(self, conversion: Conversion) -> int:
+    def _path(self, conversion: Resharding) -> int:
         """The number of a conversion, which the workers know from now on."""
         number = self._paths.get(conversion)
         if number is None:
@@ -463,7 +471,7 @@ class Accelerator:
             pending.force()
         self._save_kept([buffer])
 
-    def _live_keepers(self) -> list[Keeper]:
+    def _live_keepers(self) -> list[ForwardReader]:
         self._keepers = [each for each in self._keepers if each.is_live]
         return self._keepers
 
@@ -485,7 +493,7 @@ class Accelerator:
         return copy
 
     def _clear_the_way(
-        self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: Promise | None
+        self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: DeferredForward | None
     ) -> None:
         """Forces the pending forward if a run needs its values or would overwrite what it still reads."""
         pending = self._pending
@@ -500,7 +508,7 @@ class Accelerator:
         elif any(pending.reads(buffer) for buffer in written):
             pending.force()
 
-    def _deferred(self, call: Call, outputs: Sequence[Buffer]) -> bool:
+    def _deferred(self, call: EagerCall, outputs: Sequence[Buffer]) -> bool:
         """Defers an op that reads what is promised; forces the promise if the op would overwrite what it needs."""
         pending = self._pending
         assert pending is not None
@@ -517,7 +525,7 @@ class Accelerator:
 
     # Eager ops.
 
-    def _launch(self, call: Call, outputs: Sequence[Buffer]) -> None:
+    def _launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         if self._keepers and self._live_keepers():
             pairs = zip(call.views, operands(call), strict=True)
             self._save_kept([view.buffer for view, each in pairs if each.written])
@@ -559,14 +567,14 @@ class Accelerator:
             ids[index] = target
         return list(temporary.values())
 
-    def _settle_all(self, call: Call) -> None:
+    def _settle_all(self, call: EagerCall) -> None:
         """Brings the operands that lie nowhere yet to where the op would have them."""
         places = births(call.op, operands(call), self.flavor)
         for view, place in zip(call.views, places, strict=True):
             if place is not None and view.buffer.place is None:
                 self._settle(view.buffer, place)
 
-    def _prepare(self, call: Call, outputs: Sequence[Buffer]) -> Prepared:
+    def _prepare(self, call: EagerCall, outputs: Sequence[Buffer]) -> Prepared:
         given = operands(call)
         decision = decide(call, given, outputs, self.flavor)
         moved: list[tuple[int, int]] = []
@@ -574,11 +582,11 @@ class Accelerator:
         for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
             assert each.place is not None
             if not serves(each.place, needed):
-                moved.append((index, self._path(Conversion(each.dtype, each.buffer_shape, each.place, needed))))
+                moved.append((index, self._path(Resharding(each.dtype, each.buffer_shape, each.place, needed))))
             elif not each.written or set(needed.holders) == set(each.place.holders):
                 continue
             if each.written:
-                returned.append((index, self._path(Conversion(each.dtype, each.buffer_shape, needed, each.place))))
+                returned.append((index, self._path(Resharding(each.dtype, each.buffer_shape, needed, each.place))))
         geometries = tuple(each.geometry for each in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
@@ -621,7 +629,7 @@ class Accelerator:
         return "starting" if code < 0 else Code(code).name.lower()
 
 
-def _key(call: Call, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
+def _key(call: EagerCall, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
     """What a decision depends on, the operands' ids, and whether every operand lies somewhere."""
     ids: list[int] = []
     items: list[Any] = []

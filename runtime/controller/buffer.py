@@ -13,7 +13,7 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.placement import Placement
 
 if TYPE_CHECKING:
-    from moaic.runtime.controller.deferred_forward import Promise
+    from moaic.runtime.controller.deferred_forward import DeferredForward
 
 
 class Buffer:
@@ -55,7 +55,7 @@ class Buffer:
         self.place: Placement | None = None
         self.host: Tensor | None = None
         self.fill: bool | int | float | None = None
-        self.promise: Promise | None = None
+        self.promise: DeferredForward | None = None
         self._bury = bury
 
     def __del__(self) -> None:

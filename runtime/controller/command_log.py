@@ -12,7 +12,7 @@ from moaic.runtime.protocol.wire import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """The commands of one message, requests left out, and the blocks that each worker got with them."""
 
     sequence: int
@@ -26,7 +26,7 @@ class Log:
     """All that was asked of a number of workers, in order."""
 
     workers: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
     def encoded(self) -> bytes:
         rows = [[entry.sequence, entry.commands, entry.blocks] for entry in self.entries]
@@ -35,20 +35,20 @@ class Log:
     @staticmethod
     def decoded(data: bytes) -> Log:
         workers, rows = decode(data, frozen=True)
-        return Log(workers, tuple(Entry(*row) for row in rows))
+        return Log(workers, tuple(LogEntry(*row) for row in rows))
 
 
-class Recorder:
+class CommandRecorder:
     """Writes a log. Uploads are kept for as long as it is recorded, so it is asked for, not always on."""
 
     def __init__(self, workers: int) -> None:
         self._workers: Final = workers
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
 
     def record(self, sequence: int, commands: Sequence[Any], blocks: Sequence[Sequence[Tensor | None]]) -> None:
         """Takes down one message: its commands, and per worker its blocks."""
         kept = tuple(tuple(None if block is None else block.numpy().tobytes() for block in row) for row in blocks)
-        self._entries.append(Entry(sequence, decode(encode(list(commands)), frozen=True), kept))
+        self._entries.append(LogEntry(sequence, decode(encode(list(commands)), frozen=True), kept))
 
     def log(self) -> Log:
         return Log(self._workers, tuple(self._entries))

@@ -9,7 +9,7 @@ from typing import Final
 from moaic.runtime.controller.buffer import Buffer
 
 
-class Promise:
+class DeferredForward:
     """Values that will be made by `run`, unless a larger program makes them first.
 
     Commands that read them, or what such commands will write, are deferred and run once the values are there.

@@ -21,7 +21,7 @@ from moaic.runtime.controller.buffer import Buffer, View
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import signature
 from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination
-from moaic.runtime.protocol.operation import ArgSpec, Geometry, positions
+from moaic.runtime.protocol.operation import ArgSpec, ViewGeometry, positions
 from moaic.runtime.protocol.placement import Placement, alike, everywhere, sharing, tiles
 
 NARROW: Final = frozenset({"f16", "bf16"})
@@ -70,7 +70,7 @@ def is_elementwise(op: str) -> bool:
 
 
 @dataclass(slots=True)
-class Call:
+class EagerCall:
     """An op's arguments, taken apart: their form, the views and the scalars in them, in order."""
 
     op: str
@@ -80,7 +80,7 @@ class Call:
     scalars: list[Any]
 
 
-def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerCall:
     """Raises TypeError for what cannot be sent."""
     views: list[View] = []
     scalars: list[Any] = []
@@ -92,7 +92,7 @@ def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         parts = tuple([_literal(part, values) for part in parts])
         named = tuple([(name, _literal(part, values)) for name, part in named])
         scalars = []
-    return Call(op, parts, named, views, scalars)
+    return EagerCall(op, parts, named, views, scalars)
 
 
 def _literal(part: ArgSpec, values: Iterator[Any]) -> ArgSpec:
@@ -144,39 +144,39 @@ def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> A
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class PlacedOperand:
     """A view as far as a decision depends on it."""
 
     shape: tuple[int, ...]
     buffer_shape: tuple[int, ...]
     dtype: str
-    geometry: Geometry | None
+    geometry: ViewGeometry | None
     place: Placement | None
     position: int
     """Index in its list; -1 outside of lists."""
     written: bool
 
 
-def operands(call: Call) -> tuple[Operand, ...]:
+def operands(call: EagerCall) -> tuple[PlacedOperand, ...]:
     """The operands of `call`, in order."""
     places = list(positions(call.op, call.args, call.kwargs))
     return tuple(_operand(view, *place) for view, place in zip(call.views, places, strict=True))
 
 
-def _operand(view: View, position: int, written: bool) -> Operand:
+def _operand(view: View, position: int, written: bool) -> PlacedOperand:
     buffer = view.buffer
-    return Operand(view.shape, buffer.shape, buffer.dtype, geometry_of(view), buffer.place, position, written)
+    return PlacedOperand(view.shape, buffer.shape, buffer.dtype, geometry_of(view), buffer.place, position, written)
 
 
-def geometry_of(view: View) -> Geometry | None:
+def geometry_of(view: View) -> ViewGeometry | None:
     """What a worker must know to see a view; None where it is the whole buffer."""
     if view.is_whole:
         return None
-    return Geometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
+    return ViewGeometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class EagerPlacement:
     """How an op runs: how each operand must lie, on the ranks that use it, and how the results lie."""
 
     required: tuple[Placement, ...]
@@ -187,7 +187,7 @@ class Decision:
     """What the op is told beside its arguments."""
 
 
-def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement | None, ...]:
+def births(op: str, given: Sequence[PlacedOperand], workers: int) -> tuple[Placement | None, ...]:
     """Where operands that lie nowhere yet are to be born, beside those that do; None for the others."""
     decision = _decide([each for each in given if each.place is not None], op, given, workers, (None,))
     return tuple(
@@ -195,29 +195,29 @@ def births(op: str, given: Sequence[Operand], workers: int) -> tuple[Placement |
     )
 
 
-def decide(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer], workers: int) -> Decision:
+def decide(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[Buffer], workers: int) -> EagerPlacement:
     """How an op runs on operands that all lie somewhere."""
     reduced = _reduced(call, given, outputs) if call.op in REDUCTIONS else None
     return reduced or _decide(given, call.op, given, workers, [buffer.shape for buffer in outputs])
 
 
 def _decide(
-    placed: Sequence[Operand],
+    placed: Sequence[PlacedOperand],
     op: str,
-    given: Sequence[Operand],
+    given: Sequence[PlacedOperand],
     workers: int,
     outputs: Sequence[tuple[int, ...] | None],
-) -> Decision:
+) -> EagerPlacement:
     is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
     if is_elementwise(op) and is_spread:
         decision = _in_parts(given, outputs)
         if decision is not None:
             return decision
     there = _gathering_place(placed, workers)
-    return Decision((there,) * len(given), (there,) * len(outputs))
+    return EagerPlacement((there,) * len(given), (there,) * len(outputs))
 
 
-def _gathering_place(placed: Sequence[Operand], workers: int) -> Placement:
+def _gathering_place(placed: Sequence[PlacedOperand], workers: int) -> Placement:
     """Where an op runs on whole values: where all of them are, or else everywhere."""
     places = {each.place for each in placed if each.place is not None}
     if len(places) == 1 and next(iter(places)).is_uncut:
@@ -226,13 +226,13 @@ def _gathering_place(placed: Sequence[Operand], workers: int) -> Placement:
     return everywhere(workers if is_spread else min((place.mesh.ranks for place in places), default=workers))
 
 
-def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None]) -> Decision | None:
+def _in_parts(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] | None]) -> EagerPlacement | None:
     """An elementwise op on parts, per list position; None if that cannot be."""
     shared = [each for each in given if each.position < 0]
     is_list = len(shared) < len(given)
     if is_list and any(prod(each.shape) != 1 for each in shared):
         return None
-    groups: dict[int, list[Operand]] = {}
+    groups: dict[int, list[PlacedOperand]] = {}
     for each in given:
         groups.setdefault(each.position if is_list else 0, []).append(each)
     groups.pop(-1, None)
@@ -255,10 +255,10 @@ def _in_parts(given: Sequence[Operand], outputs: Sequence[tuple[int, ...] | None
     )
     if len(results) < len(outputs):
         return None
-    return Decision(tuple(required), results)
+    return EagerPlacement(tuple(required), results)
 
 
-def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) -> Decision | None:
+def _reduced(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[Buffer]) -> EagerPlacement | None:
     """A reduction of parts; None where there are none, or where the parts alone do not do."""
     places = [each.place for each in given if each.place is not None]
     if all(place.is_uncut for place in places) and len(set(places)) == 1:
@@ -286,11 +286,11 @@ def _reduced(call: Call, given: Sequence[Operand], outputs: Sequence[Buffer]) ->
         tuple(buffer.dtype for buffer in outputs),
     )
     if not groups:
-        return Decision(tuple(places), (kept,) * len(outputs))
-    return Decision(tuple(places), (kept,) * len(outputs), combination, _widening(call, combination))
+        return EagerPlacement(tuple(places), (kept,) * len(outputs))
+    return EagerPlacement(tuple(places), (kept,) * len(outputs), combination, _widening(call, combination))
 
 
-def _widening(call: Call, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
+def _widening(call: EagerCall, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
     """Has an op that rounds to 16 bits not do so before its parts are put together."""
     names = [argument.name for argument in signature(call.op).arguments]
     is_narrow = combination.by in WIDENED and any(dtype in NARROW for dtype in combination.dtypes)
@@ -299,7 +299,7 @@ def _widening(call: Call, combination: Combination) -> tuple[tuple[str, ArgSpec]
     return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
 
 
-def _arguments(call: Call) -> dict[str, Any]:
+def _arguments(call: EagerCall) -> dict[str, Any]:
     """The arguments that are no tensors, by name."""
     names = [argument.name for argument in signature(call.op).arguments]
     parts = [*zip(names, call.args, strict=False), *call.kwargs]
@@ -345,7 +345,7 @@ def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
     return everywhere(max(place.holders[-1] for place, _ in targets) + 1)
 
 
-def _target(group: Sequence[Operand]) -> tuple[Placement, tuple[int, ...]] | None:
+def _target(group: Sequence[PlacedOperand]) -> tuple[Placement, tuple[int, ...]] | None:
     """How the result of one position lies, and its shape: as the first operand that is split says."""
     written = [each.shape for each in group if each.written]
     shape = written[0] if written else _broadcast([each.shape for each in group])

@@ -16,7 +16,7 @@ NOWHERE: Final = -1
 """Number of no line at all."""
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     file: str
     line: int
 
@@ -24,26 +24,26 @@ class Line(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-class Lines:
+class SourceLines:
     """Numbers for the lines that asked for something, so that commands can carry them."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Line, int] = {}
-        self._lines: list[Line] = []
+        self._numbers: dict[SourceLine, int] = {}
+        self._lines: list[SourceLine] = []
 
     def here(self) -> int:
         """The number of the line that the person's program is at. On autograd's threads: that of its `backward()`."""
         frame = _persons(_own_frame() if _is_main() else _main_frame())
-        return NOWHERE if frame is None else self.number(Line(frame.f_code.co_filename, frame.f_lineno))
+        return NOWHERE if frame is None else self.number(SourceLine(frame.f_code.co_filename, frame.f_lineno))
 
-    def number(self, line: Line) -> int:
+    def number(self, line: SourceLine) -> int:
         number = self._numbers.get(line)
         if number is None:
             number = self._numbers[line] = len(self._lines)
             self._lines.append(line)
         return number
 
-    def line(self, number: int) -> Line | None:
+    def line(self, number: int) -> SourceLine | None:
         return self._lines[number] if 0 <= number < len(self._lines) else None
 
 
@@ -75,12 +75,12 @@ def _persons(frame: FrameType | None) -> FrameType | None:
     return fallback
 
 
-def raised_at(trace: TracebackType | None) -> Line | None:
+def raised_at(trace: TracebackType | None) -> SourceLine | None:
     """The innermost line of the person's own files on the way to where an error was raised."""
-    found: Line | None = None
+    found: SourceLine | None = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        found = Line(file, trace.tb_lineno) if _kind(file) == "person" else found
+        found = SourceLine(file, trace.tb_lineno) if _kind(file) == "person" else found
         trace = trace.tb_next
     return found
 

@@ -9,13 +9,13 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from moaic.runtime.controller.command_log import Recorder
+from moaic.runtime.controller.command_log import CommandRecorder
 from moaic.runtime.controller.errors import OF_OPS, OutOfMemory, WorkerError
 from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
-from moaic.runtime.controller.source_lines import Lines
+from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
-from moaic.runtime.protocol.commands import Answer, Code
+from moaic.runtime.protocol.commands import AnswerCode, Code
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import (
     Connection,
@@ -68,16 +68,16 @@ CAUSE, ENDED, CONSEQUENCE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Spoilt:
+class SpoiltAnswer:
     """In place of an answer: the number of the failed command for which there is none."""
 
     root: int
 
 
-class Pool:
+class WorkerPool:
     """The workers, seen from the controller. Not thread-safe: whoever owns it serializes the calls."""
 
-    def __init__(self, workers: LocalWorkers, lines: Lines, names: Callable[[int, int, int], str]) -> None:
+    def __init__(self, workers: LocalWorkers, lines: SourceLines, names: Callable[[int, int, int], str]) -> None:
         """`names(code, subject, step)` names what a worker was doing, for one that cannot tell any more."""
         self._workers = workers
         self._lines = lines
@@ -93,7 +93,7 @@ class Pool:
         self._failure: WorkerError | None = None
         self._raised: dict[int, Failure] = {}
         self._untold: Failure | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: CommandRecorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
         """Told, now and then while an answer is awaited, which kind of command each worker is at; none in the end."""
         self.ways_out: Callable[[Shortage], str] | None = None
@@ -120,7 +120,7 @@ class Pool:
         """Of the memory that begins with the workers' status lines."""
         return self._workers.status.descriptor
 
-    def record(self, recorder: Recorder) -> None:
+    def record(self, recorder: CommandRecorder) -> None:
         """Has every command from now on written down."""
         self._recorder = recorder
 
@@ -158,7 +158,7 @@ class Pool:
         what a command raised for which there is no answer: from then on all goes on.
         """
         answers = self._asked(code, line, arguments, ranks)
-        roots = [answer.root for answer in answers.values() if isinstance(answer, Spoilt)]
+        roots = [answer.root for answer in answers.values() if isinstance(answer, SpoiltAnswer)]
         if roots:
             self._tell(min(roots))
         return answers
@@ -281,12 +281,12 @@ class Pool:
 
     def _receive(self, rank: int, message: Message) -> None:
         request, kind, *data = message.body
-        if kind == Answer.FAILED:
+        if kind == AnswerCode.FAILED:
             self._fail(rank, self._failed(rank, data))
-        elif kind == Answer.RAISED:
+        elif kind == AnswerCode.RAISED:
             failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
             self._untold = self._untold or failure
-        elif kind == Answer.HELLO:
+        elif kind == AnswerCode.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:
                 self.welcome(rank, self.greeted[rank])
@@ -330,7 +330,7 @@ class Pool:
     def _drain(self, rank: int, connection: Connection, found: list[Failure]) -> bool:
         """Adds what `rank` says of its failure; true once nothing more is to be expected from it."""
         while (message := connection.next()) is not None:
-            if message.body[1] == Answer.FAILED:
+            if message.body[1] == AnswerCode.FAILED:
                 found.append(self._failed(rank, message.body[2:]))
                 return True
         if connection.closed:
@@ -376,9 +376,9 @@ def _ending(worker: LocalWorker) -> str:
 
 
 def _value(kind: int, message: Message) -> Any:
-    if kind == Answer.SPOILT:
-        return Spoilt(message.body[2])
-    if kind != Answer.VALUE:
+    if kind == AnswerCode.SPOILT:
+        return SpoiltAnswer(message.body[2])
+    if kind != AnswerCode.VALUE:
         return message.body[2]
     dtype, shape = message.body[2]
     (block,) = message.blocks

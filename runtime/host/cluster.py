@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.toml_tables import Table, read_tables
+from moaic.runtime.host.toml_tables import TomlTable, read_tables
 
 EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ClusterHost:
     """One host: how many workers it is to have, and the bytes that these have together."""
 
     name: str
@@ -24,12 +24,12 @@ class Listed:
     """Whether it is this host."""
 
 
-def listed_hosts(path: Path, memory: int) -> list[Listed]:
+def listed_hosts(path: Path, memory: int) -> list[ClusterHost]:
     """In the order of the file; none where there is no file. Raises Diagnostic for a broken one.
 
     `memory` are the bytes that this host has for workers.
     """
-    found: list[Listed] = []
+    found: list[ClusterHost] = []
     for table in read_tables(path, "host", EXAMPLE):
         host = _listed(table, memory)
         if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
@@ -38,11 +38,11 @@ def listed_hosts(path: Path, memory: int) -> list[Listed]:
     return found
 
 
-def _listed(table: Table, memory: int) -> Listed:
+def _listed(table: TomlTable, memory: int) -> ClusterHost:
     table.check_keys(("name", "workers", "memory"))
     name = table.name()
     is_here = _is_here(name)
-    return Listed(name, table.workers(), table.memory(memory if is_here else None), is_here)
+    return ClusterHost(name, table.workers(), table.memory(memory if is_here else None), is_here)
 
 
 def _is_here(name: str) -> bool:

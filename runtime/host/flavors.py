@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.cluster import Listed, listed_hosts
+from moaic.runtime.host.cluster import ClusterHost, listed_hosts
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.folders import config_folder
 from moaic.runtime.host.gpus import CPU, usable
 from moaic.runtime.host.memory import host_bytes
-from moaic.runtime.host.toml_tables import GIB, Table, read_tables
+from moaic.runtime.host.toml_tables import GIB, TomlTable, read_tables
 
 SIZES: Final[Mapping[str, int]] = {"Small": 1, "Medium": 2, "Large": 4, "xLarge": 8}
 """Workers of the smallest flavors; larger ones are named by how often they hold an xLarge."""
@@ -160,7 +160,7 @@ def _size(workers: int) -> str:
     return usual.get(workers, f"{workers / MOST_WORKERS:g}xLarge")
 
 
-def _host(listed: Listed) -> Host:
+def _host(listed: ClusterHost) -> Host:
     return Host(listed.workers, listed.memory, listed.name, in_cluster=True)
 
 
@@ -186,7 +186,7 @@ def _spread(workers: int, here: Host, *others: Host) -> Flavor:
     return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus))
 
 
-def _own(table: Table, here: Host) -> Flavor:
+def _own(table: TomlTable, here: Host) -> Flavor:
     """One of the person's own."""
     table.check_keys(("name", "workers", "memory"))
     name, workers = table.name(), table.workers()

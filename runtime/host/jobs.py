@@ -28,7 +28,7 @@ LONGEST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JobEntry:
     """What a job is, as far as its program knows."""
 
     job: int
@@ -50,7 +50,7 @@ class Entry:
 class Job:
     """This program's entry, which is there until it is closed or the program ends."""
 
-    def __init__(self, folder: Path, entry: Entry) -> None:
+    def __init__(self, folder: Path, entry: JobEntry) -> None:
         """Raises OSError where files cannot be written, BlockingIOError where another program has this number."""
         self._owner = os.getpid()
         self._path = folder / f"{entry.job}.json"
@@ -103,7 +103,7 @@ def begin(environment: Mapping[str, str], accelerator: int, flavor: Flavor) -> J
     """Makes this program known. Raises OSError, or Diagnostic for a folder that is not private."""
     folder, command = runtime_folder(environment), command_line(sys.orig_argv)
     while True:
-        entry = Entry(next_job(environment), accelerator, flavor, os.getpid(), command, time.time())
+        entry = JobEntry(next_job(environment), accelerator, flavor, os.getpid(), command, time.time())
         # Numbers are counted in the person's home, of which they may have several.
         with contextlib.suppress(BlockingIOError):
             return Job(folder, entry)
@@ -115,14 +115,14 @@ def command_line(words: Sequence[str]) -> str:
     return " ".join([Path(program).name, *rest]).replace("\n", " ")[:LONGEST]
 
 
-def jobs(environment: Mapping[str, str]) -> list[Entry]:
+def jobs(environment: Mapping[str, str]) -> list[JobEntry]:
     """The jobs whose programs live, by number; the files of others are taken away."""
     folder = runtime_folder(environment)
     found = [entry for path in folder.glob("[0-9]*.json") if (entry := _read(path)) is not None]
     return sorted(found, key=lambda entry: entry.job)
 
 
-def status_of(entry: Entry) -> Status | None:
+def status_of(entry: JobEntry) -> Status | None:
     """The status lines of a job's workers; None where they are not there, or not any more."""
     if entry.status < 0:
         return None
@@ -142,7 +142,7 @@ def _lock(path: Path) -> Path:
     return path.with_suffix(".lock")
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> JobEntry | None:
     """The entry of a program that lives; what a dead one left is taken away."""
     if not _is_locked(_lock(path)):
         path.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ def _read(path: Path) -> Entry | None:
         data["flavor"] = Flavor(**data["flavor"])
         data["workers"] = tuple(data["workers"])
         data["mesh"] = tuple((axis, size) for axis, size in data["mesh"])
-        return Entry(**data)
+        return JobEntry(**data)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written only now, or by another version
 

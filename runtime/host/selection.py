@@ -18,7 +18,7 @@ MOST_ACCELERATORS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AcceleratorSelection:
     """The person's accelerators by number, each with its flavor's size, and the one that programs take."""
 
     current: int
@@ -34,16 +34,16 @@ class Choice:
             )
         return self.sizes[accelerator]
 
-    def switched(self, accelerator: int) -> Choice:
+    def switched(self, accelerator: int) -> AcceleratorSelection:
         """Another accelerator for programs to take."""
         self.chosen(accelerator)
         return replace(self, current=accelerator)
 
-    def with_flavor(self, accelerator: int, flavor: Flavor) -> Choice:
+    def with_flavor(self, accelerator: int, flavor: Flavor) -> AcceleratorSelection:
         self.chosen(accelerator)
         return replace(self, sizes={**self.sizes, accelerator: flavor.size})
 
-    def added(self, flavor: Flavor) -> tuple[Choice, int]:
+    def added(self, flavor: Flavor) -> tuple[AcceleratorSelection, int]:
         """One accelerator more, and its number."""
         free = next((number for number in range(MOST_ACCELERATORS) if number not in self.sizes), None)
         if free is None:
@@ -53,23 +53,25 @@ class Choice:
             )
         return replace(self, sizes={**self.sizes, free: flavor.size}), free
 
-    def removed(self, accelerator: int) -> Choice:
+    def removed(self, accelerator: int) -> AcceleratorSelection:
         """One accelerator less; programs take the first of the others if it was theirs."""
         self.chosen(accelerator)
         left = {number: size for number, size in self.sizes.items() if number != accelerator}
         if not left:
             raise Diagnostic(f"accelerator {accelerator} is your only one and stays")
-        return Choice(self.current if self.current != accelerator else min(left), left)
+        return AcceleratorSelection(self.current if self.current != accelerator else min(left), left)
 
 
-def choice(environment: Mapping[str, str]) -> Choice:
+def choice(environment: Mapping[str, str]) -> AcceleratorSelection:
     """What the person chose; one accelerator that takes this whole host where nobody has."""
     path = _path(environment)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Choice(int(data["current"]), {int(number): str(size) for number, size in data["sizes"].items()})
+        return AcceleratorSelection(
+            int(data["current"]), {int(number): str(size) for number, size in data["sizes"].items()}
+        )
     except FileNotFoundError:
-        return Choice(0, {0: _whole(environment).size})
+        return AcceleratorSelection(0, {0: _whole(environment).size})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Diagnostic(
             f"{path} cannot be read: {type(error).__name__}: {error}",
@@ -77,7 +79,7 @@ def choice(environment: Mapping[str, str]) -> Choice:
         ) from None
 
 
-def keep(environment: Mapping[str, str], new: Choice) -> None:
+def keep(environment: Mapping[str, str], new: AcceleratorSelection) -> None:
     """Has it hold for the programs that start from now on. Raises Diagnostic."""
     path = _path(environment)
     sizes = {str(number): size for number, size in sorted(new.sizes.items())}

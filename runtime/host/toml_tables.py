@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from moaic.ir.errors import Diagnostic, Span
+from moaic.ir.errors import Diagnostic, TextSpan
 
 GIB: Final = 1 << 30
 UNITS: Final = {"MB": 1 << 20, "GB": GIB, "TB": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TomlTable:
     """One table `[[kind]]`, its values, and the lines that it stands in."""
 
     kind: str
@@ -63,7 +63,7 @@ class Table:
             raise Diagnostic(f"{self.kind} `{self.name()}` has {memory} of memory, and this host has {has}", place)
         return nbytes
 
-    def place(self, key: str) -> Span:
+    def place(self, key: str) -> TextSpan:
         """Where a key stands, or where the table begins that lacks it."""
         begins = re.compile(rf"[\s\"']*{re.escape(key)}[\s\"']*=")
         for number, line in enumerate(self.lines[self.first + 1 :], self.first + 1):
@@ -74,7 +74,7 @@ class Table:
         return _span(self.path, self.first, self.lines[self.first], self.kind)
 
 
-def read_tables(path: Path, kind: str, example: str) -> list[Table]:
+def read_tables(path: Path, kind: str, example: str) -> list[TomlTable]:
     """The tables `[[kind]]` of a file, which has nothing else; none where there is no file. Raises Diagnostic."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def read_tables(path: Path, kind: str, example: str) -> list[Table]:
     heads = [n for n, line in enumerate(lines) if re.match(rf"\s*\[\[[\s\"']*{kind}[\s\"']*\]\]", line)]
     # Tables may also be written in one line, `kind = [{...}]`.
     firsts = heads if len(heads) == len(rows) else [0] * len(rows)
-    return [Table(kind, path, lines, first, row, example) for first, row in zip(firsts, rows, strict=True)]
+    return [TomlTable(kind, path, lines, first, row, example) for first, row in zip(firsts, rows, strict=True)]
 
 
 def _are_tables(found: Any) -> bool:
@@ -112,15 +112,15 @@ def _broken(path: Path, text: str, error: str, example: str) -> Diagnostic:
     lines = text.splitlines() or [""]
     message, line, column = found.groups() if found else (error, None, None)
     number = min(int(line or len(lines)), len(lines))
-    return Diagnostic(message, Span(str(path), number, int(column or 1), 1, lines[number - 1]), hint=example)
+    return Diagnostic(message, TextSpan(str(path), number, int(column or 1), 1, lines[number - 1]), hint=example)
 
 
-def _begins(path: Path, lines: Sequence[str], word: str) -> Span:
+def _begins(path: Path, lines: Sequence[str], word: str) -> TextSpan:
     """Where a word first begins a line, as the name of a table or as a key."""
     begins = re.compile(rf"[\s\[\"']*{re.escape(word)}\b")
     number = next((n for n, line in enumerate(lines) if begins.match(line)), 0)
     return _span(path, number, lines[number], word)
 
 
-def _span(path: Path, number: int, line: str, word: str) -> Span:
-    return Span(str(path), number + 1, max(0, line.find(word)) + 1, len(word), line)
+def _span(path: Path, number: int, line: str, word: str) -> TextSpan:
+    return TextSpan(str(path), number + 1, max(0, line.find(word)) + 1, len(word), line)

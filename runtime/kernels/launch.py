@@ -34,7 +34,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TritonProgram:
     """A Triton function with the types and constants of one launch; what is not a constant has a type."""
 
     function: Any

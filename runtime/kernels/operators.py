@@ -20,7 +20,7 @@ Results = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class KernelOperator:
     """One operator, of the kernel that the tables know under this name."""
 
     schema: str
@@ -224,69 +224,69 @@ def _plain_rotary_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Results:
 
 
 OPERATORS: Final = (
-    Operator(
+    KernelOperator(
         "linear_cross_entropy(Tensor x, Tensor weight, Tensor labels) -> (Tensor, Tensor)",
         "linear_cross_entropy",
         _losses,
         _plain_losses,
     ),
-    Operator(
+    KernelOperator(
         "linear_cross_entropy_backward(Tensor x, Tensor grad, Tensor weight, Tensor labels, Tensor logsumexp) -> "
         "(Tensor, Tensor)",
         "linear_cross_entropy",
         _losses_backward,
         _plain_losses_backward,
     ),
-    Operator("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", "norm", _norm, _plain_norm),
-    Operator(
+    KernelOperator("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", "norm", _norm, _plain_norm),
+    KernelOperator(
         "rms_norm_of_sum(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
         "norm",
         _norm_of_sum,
         _plain_norm_of_sum,
     ),
-    Operator(
+    KernelOperator(
         "rms_norm_backward(Tensor total, Tensor scale, Tensor weight, Tensor grad, Tensor? through) -> "
         "(Tensor, Tensor)",
         "norm",
         _norm_backward,
         _plain_norm_backward,
     ),
-    Operator(
+    KernelOperator(
         "layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
         "norm",
         _layer_norm,
         _plain_layer_norm,
     ),
-    Operator(
+    KernelOperator(
         "layer_norm_of_sum(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps) -> "
         "(Tensor, Tensor, Tensor, Tensor)",
         "norm",
         _layer_norm_of_sum,
         _plain_layer_norm_of_sum,
     ),
-    Operator(
+    KernelOperator(
         "layer_norm_backward(Tensor total, Tensor mean, Tensor scale, Tensor weight, Tensor grad, Tensor? through) -> "
         "(Tensor, Tensor, Tensor)",
         "norm",
         _layer_norm_backward,
         _plain_layer_norm_backward,
     ),
-    Operator("swiglu(Tensor gate, Tensor up) -> Tensor", "gated", _gated, _plain_gated),
-    Operator(
+    KernelOperator("swiglu(Tensor gate, Tensor up) -> Tensor", "gated", _gated, _plain_gated),
+    KernelOperator(
         "swiglu_backward(Tensor gate, Tensor up, Tensor grad) -> (Tensor, Tensor)",
         "gated",
         _gated_backward,
         _plain_gated_backward,
     ),
-    Operator("geglu(Tensor gate, Tensor up, str approximate) -> Tensor", "gated", _gated, _plain_gated),
-    Operator(
+    KernelOperator("geglu(Tensor gate, Tensor up, str approximate) -> Tensor", "gated", _gated, _plain_gated),
+    KernelOperator(
         "geglu_backward(Tensor gate, Tensor up, Tensor grad, str approximate) -> (Tensor, Tensor)",
         "gated",
         _gated_backward,
         _plain_gated_backward,
     ),
-    Operator("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor", "rotary", _rotary, _plain_rotary),
-    Operator(
+    KernelOperator("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor", "rotary", _rotary, _plain_rotary),
+    KernelOperator(
         "rotary_backward(Tensor grad, Tensor cos, Tensor sin) -> Tensor",
         "rotary",
         _rotary_backward,

@@ -8,9 +8,9 @@ from math import prod
 from typing import Any, Final
 
 from moaic.runtime.kernels.fused import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
-from moaic.runtime.kernels.launch import Program, Tile
+from moaic.runtime.kernels.launch import Tile, TritonProgram
 
-Shape = tuple[int, ...]
+KernelShape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Kernel:
     backward: Callable[..., Any] | None
     """Or what undoes it."""
     reference: Callable[..., Any]
-    programs: Callable[[str, Tile], tuple[Program, ...]]
+    programs: Callable[[str, Tile], tuple[TritonProgram, ...]]
     """What is compiled, for an element type in Triton's words and a tile."""
     dims: str
     """What the numbers of a shape are."""
-    shapes: tuple[Shape, ...]
+    shapes: tuple[KernelShape, ...]
     """Of a 1B and an 8B Llama at 4096 tokens: what it is timed on."""
-    gains: Mapping[str, Mapping[Shape, float]] = field(default_factory=dict[str, Mapping[Shape, float]])
+    gains: Mapping[str, Mapping[KernelShape, float]] = field(default_factory=dict[str, Mapping[KernelShape, float]])
     """Time of Inductor's version over its own, forward and backward, by target and shape; as measured on a GPU."""
 
 

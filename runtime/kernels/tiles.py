@@ -16,7 +16,7 @@ from moaic.runtime.kernels.launch import Tile
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Tiling:
     """A tile, and what it is for: the longest last dim, and the widest element in bits."""
 
     tile: Tile
@@ -24,37 +24,37 @@ class Cut:
     bits: int = 32
 
 
-Cuts = Sequence[Cut]
+Cuts = Sequence[Tiling]
 
 _LOSS_NVIDIA: Final[Cuts] = (
-    Cut(Tile(rows=64, columns=128, inner=64, warps=8, stages=3, programs=8), bits=16),
-    Cut(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
+    Tiling(Tile(rows=64, columns=128, inner=64, warps=8, stages=3, programs=8), bits=16),
+    Tiling(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
 )
 _LOSS_AMD: Final[Cuts] = (
-    Cut(Tile(rows=64, columns=128, inner=32, warps=8, stages=2, programs=8), bits=16),
-    Cut(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
+    Tiling(Tile(rows=64, columns=128, inner=32, warps=8, stages=2, programs=8), bits=16),
+    Tiling(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
 )
 _NORM_NVIDIA: Final[Cuts] = (
-    Cut(Tile(columns=1024, warps=2, programs=1056), 1024),
-    Cut(Tile(columns=2048, warps=4, programs=528), 2048),
-    Cut(Tile(columns=4096, warps=8, programs=264), 4096),
-    Cut(Tile(columns=8192, warps=16, programs=132), 8192),
+    Tiling(Tile(columns=1024, warps=2, programs=1056), 1024),
+    Tiling(Tile(columns=2048, warps=4, programs=528), 2048),
+    Tiling(Tile(columns=4096, warps=8, programs=264), 4096),
+    Tiling(Tile(columns=8192, warps=16, programs=132), 8192),
 )
 _NORM_AMD: Final[Cuts] = (
-    Cut(Tile(columns=1024, warps=4, programs=608), 1024),
-    Cut(Tile(columns=2048, warps=4, programs=608), 2048),
-    Cut(Tile(columns=4096, warps=8, programs=304), 4096),
-    Cut(Tile(columns=8192, warps=16, programs=304), 8192),
-    Cut(Tile(columns=16384, warps=16, programs=304), 16384),
+    Tiling(Tile(columns=1024, warps=4, programs=608), 1024),
+    Tiling(Tile(columns=2048, warps=4, programs=608), 2048),
+    Tiling(Tile(columns=4096, warps=8, programs=304), 4096),
+    Tiling(Tile(columns=8192, warps=16, programs=304), 8192),
+    Tiling(Tile(columns=16384, warps=16, programs=304), 16384),
 )
-_HEADS: Final[Cuts] = tuple(Cut(Tile(rows=4096 // width, columns=width), width) for width in (64, 128, 256))
-_HALVES: Final[Cuts] = tuple(Cut(Tile(rows=1024 // half, columns=half), 2 * half) for half in (32, 64, 128))
-_STREAM: Final[Cuts] = (Cut(Tile(columns=1024)),)
+_HEADS: Final[Cuts] = tuple(Tiling(Tile(rows=4096 // width, columns=width), width) for width in (64, 128, 256))
+_HALVES: Final[Cuts] = tuple(Tiling(Tile(rows=1024 // half, columns=half), 2 * half) for half in (32, 64, 128))
+_STREAM: Final[Cuts] = (Tiling(Tile(columns=1024)),)
 """Of what reads each element once and needs no neighbor."""
 
 _RUNS: Final[Cuts] = (
-    *(Cut(Tile(rows=1024 // run, columns=run), run) for run in (16, 128)),
-    Cut(Tile(columns=1024)),
+    *(Tiling(Tile(rows=1024 // run, columns=run), run) for run in (16, 128)),
+    Tiling(Tile(columns=1024)),
 )
 
 
@@ -66,7 +66,7 @@ TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
     "linear_cross_entropy": _by_maker(_LOSS_NVIDIA, _LOSS_AMD),
     "adamw": _by_maker(_STREAM, _STREAM),
     "norm": _by_maker(_NORM_NVIDIA, _NORM_AMD),
-    "bucket": _by_maker((Cut(Tile(columns=2048)),), (Cut(Tile(columns=2048)),)),
+    "bucket": _by_maker((Tiling(Tile(columns=2048)),), (Tiling(Tile(columns=2048)),)),
     "gated": _by_maker(_STREAM, _STREAM),
     "rotary": _by_maker(_HALVES, _HALVES),
     "dropout": _by_maker(_STREAM, _STREAM),

@@ -28,7 +28,7 @@ class Shard(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-class Source(NamedTuple):
+class FileSource(NamedTuple):
     """A box of a saved tensor: the file and the bytes of the tensor, where the box begins in it and in the whole."""
 
     path: str

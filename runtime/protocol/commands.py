@@ -56,7 +56,7 @@ REQUESTS: Final = frozenset({Code.FETCH, Code.SYNCHRONIZE, Code.REPORT, Code.LIS
 """Commands that are answered and change nothing."""
 
 
-class Answer(IntEnum):
+class AnswerCode(IntEnum):
     HELLO = 0
     """pid: the worker is ready."""
     VALUE = 1

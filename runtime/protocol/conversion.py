@@ -10,7 +10,7 @@ from moaic.runtime.protocol.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class Resharding:
     """From one placement to another, of values of one type."""
 
     dtype: str
@@ -22,14 +22,14 @@ class Conversion:
         return [self.dtype, list(self.shape), _encode(self.before), _encode(self.after)]
 
     @staticmethod
-    def decoded(data: Any) -> Conversion:
+    def decoded(data: Any) -> Resharding:
         dtype, shape, before, after = data
-        return Conversion(dtype, tuple(shape), _decode(before), _decode(after))
+        return Resharding(dtype, tuple(shape), _decode(before), _decode(after))
 
 
 def _encode(place: Placement) -> list[Any]:
     splits = [[split.axis, split.dim, split.stride] for split in place.layout.splits]
-    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.partial), place.layout.home]
+    return [[list(axis) for axis in place.mesh.axes], splits, list(place.layout.partial), place.layout.owner]
 
 
 def _decode(data: Any) -> Placement:

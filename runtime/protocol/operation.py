@@ -18,7 +18,7 @@ part) for a 0-dim tensor by value, ("dtype", name), ("literal", value) or ("list
 from their lists, in order."""
 
 
-class Geometry(NamedTuple):
+class ViewGeometry(NamedTuple):
     """A view into a buffer that the worker holds whole; `base` are the strides that the buffer must have for it.
 
     `strides` and `offset` are in elements of `dtype`, as which the buffer's bytes are read.
@@ -38,7 +38,7 @@ class Operation:
     op: str
     args: tuple[ArgSpec, ...]
     kwargs: tuple[tuple[str, ArgSpec], ...]
-    geometries: tuple[Geometry | None, ...]
+    geometries: tuple[ViewGeometry | None, ...]
     ranks: tuple[tuple[int, ...], ...]
     combination: Combination | None = None
     """What becomes of the results, if they are those of parts."""
@@ -54,7 +54,7 @@ class Operation:
             op,
             tuple(_part(part) for part in args),
             tuple((name, _part(part)) for name, part in kwargs),
-            tuple(None if each is None else Geometry(*(_tuple(item) for item in each)) for each in geometries),
+            tuple(None if each is None else ViewGeometry(*(_tuple(item) for item in each)) for each in geometries),
             tuple(map(tuple, ranks)),
             None if combination is None else Combination.decoded(combination),
         )

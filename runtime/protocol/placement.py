@@ -35,14 +35,14 @@ class Placement:
 
     def with_splits(self, splits: tuple[Split, ...]) -> Placement:
         """Cut so, on the same ranks."""
-        return Placement(self.mesh, Layout(splits, home=self.layout.home))
+        return Placement(self.mesh, Layout(splits, owner=self.layout.owner))
 
     def whole(self) -> Placement:
         """Uncut, on the same ranks."""
         return self.with_splits(())
 
 
-Tile = tuple[tuple[int, int, int, int], ...]
+HeldPart = tuple[tuple[int, int, int, int], ...]
 """Which part of a value a rank holds: (dim, stride, count, index) of each digit that is fixed."""
 
 
@@ -69,11 +69,11 @@ def holders(place: Placement) -> tuple[int, ...]:
 
 
 @cache
-def tiles(place: Placement) -> tuple[Tile | None, ...]:
+def tiles(place: Placement) -> tuple[HeldPart | None, ...]:
     """What each rank holds, if anything, up to the last one that does. A pending sum is not looked at."""
     mesh = place.mesh
 
-    def tile(rank: int) -> Tile | None:
+    def tile(rank: int) -> HeldPart | None:
         at = mesh.coordinates(rank)
         if not place.layout.holds(at):
             return None
@@ -86,7 +86,7 @@ def tiles(place: Placement) -> tuple[Tile | None, ...]:
 @cache
 def sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
     """For each part the ranks that hold it, in order of rank."""
-    groups: dict[Tile, list[int]] = {}
+    groups: dict[HeldPart, list[int]] = {}
     for rank, tile in enumerate(tiles(place)):
         if tile is not None:
             groups.setdefault(tile, []).append(rank)

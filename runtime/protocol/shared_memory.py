@@ -7,28 +7,28 @@ from typing import Final
 
 from moaic.runtime.host.status import LINE, WORDS
 
-ROOM: Final = 2 << 20
-"""Bytes of one room: small enough that what is written there is still in the cache when it is read."""
+SLOT_BYTES: Final = 2 << 20
+"""Bytes of one slot: small enough that what is written there is still in the cache when it is read."""
 
 TURNS: Final = range(2)
-"""Rooms of collectives, in which all meet: one is written while the other is read."""
+"""Slots of collectives, in which all meet: one is written while the other is read."""
 
 AHEAD: Final = range(2, 18)
-"""Rooms of what is sent to somebody who is busy and takes it later. Pages that nobody writes to take no memory."""
+"""Slots of sends that a busy receiver takes later. Pages that are never written take no memory."""
 
-ROOMS: Final = AHEAD.stop
+SLOTS: Final = AHEAD.stop
 
 POSTED, RETURNED, ASLEEP, MET, LEVEL, GIVEN_UP, ROOT, WHERE = range(8)
-"""Words of the lines that r writes for p: rooms posted to p, p's rooms given back, r sleeps on p; the commands at whose
+"""Words of the lines that r writes for p: slots posted to p, p's slots given back, r sleeps on p; the commands at whose
 end r has met p, after which r's counts are right again, and which r has given up, with the command that is to blame;
-then which room the last posts mean, by their count modulo `ROOMS`."""
+then which slot the last posts mean, by their count modulo `SLOTS`."""
 
-PAIR: Final = -(-(WHERE + ROOMS) // WORDS)
+PAIR: Final = -(-(WHERE + SLOTS) // WORDS)
 """Lines of a pair."""
 
 
 def memory_bytes(ranks: int) -> int:
-    return rooms_start(ranks) + ROOMS * ROOM * ranks
+    return slots_start(ranks) + SLOTS * SLOT_BYTES * ranks
 
 
 def create_memory(ranks: int) -> int:
@@ -43,5 +43,5 @@ def create_store() -> int:
     return os.memfd_create("moaic-store", os.MFD_CLOEXEC)
 
 
-def rooms_start(ranks: int) -> int:
+def slots_start(ranks: int) -> int:
     return LINE * (ranks + PAIR * ranks * ranks)

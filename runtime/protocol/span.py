@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One thing done. Begin and end are nanoseconds of `time.perf_counter_ns`, which all processes of a host share."""
 
     name: str
@@ -18,5 +18,5 @@ class Span:
     end: int
 
 
-def decoded(spans: Sequence[Sequence[Any]]) -> list[Span]:
-    return [Span(*span) for span in spans]
+def decoded(spans: Sequence[Sequence[Any]]) -> list[TraceSpan]:
+    return [TraceSpan(*span) for span in spans]

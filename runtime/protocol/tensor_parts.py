@@ -55,4 +55,4 @@ def assemble(part: Callable[[int], Tensor], mesh: Mesh, layout: Layout) -> Tenso
         parts = [gather(rest, {**coordinates, first.axis: i}) for i in range(mesh.size(first.axis))]
         return join(parts, first.dim, first.stride)
 
-    return gather(layout.splits, dict(layout.home))
+    return gather(layout.splits, dict(layout.owner))

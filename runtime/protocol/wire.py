@@ -88,13 +88,13 @@ def _unpinned(size: int) -> Tensor:
 class Connection:
     """One end of a socket. Sending and receiving survive an interrupt (Ctrl-C) between any two system calls."""
 
-    def __init__(self, sock: socket.socket, room: Callable[[int], Tensor] = _unpinned) -> None:
-        """`room` gives the memory for a block of so many bytes."""
+    def __init__(self, sock: socket.socket, allocate: Callable[[int], Tensor] = _unpinned) -> None:
+        """`allocate` gives the memory for a block of so many bytes."""
         sock.setblocking(False)
         self._socket = sock
         self._outbox: deque[memoryview] = deque()
         self._inbox: deque[Message] = deque()
-        self._reader = _frames(self._inbox.append, room)
+        self._reader = _frames(self._inbox.append, allocate)
         self._target: memoryview = next(self._reader)
         self.closed = False
 
@@ -178,7 +178,7 @@ class Connection:
         return True
 
 
-def _frames(deliver: Callable[[Message], None], room: Callable[[int], Tensor]) -> Generator[memoryview, None, None]:
+def _frames(deliver: Callable[[Message], None], allocate: Callable[[int], Tensor]) -> Generator[memoryview, None, None]:
     """Yields the memory to be filled next, never empty; delivers each message once all of it is there."""
     while True:
         prefix = bytearray(PREFIX.size)
@@ -188,7 +188,7 @@ def _frames(deliver: Callable[[Message], None], room: Callable[[int], Tensor]) -
         yield memoryview(head)
         blocks: list[Tensor | None] = []
         for size in struct.unpack_from(f"<{count}q", head):
-            block = None if size < 0 else room(size)
+            block = None if size < 0 else allocate(size)
             if size > 0 and block is not None:
                 yield memory(block)
             blocks.append(block)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.protocol.boxes import Box, Sizes, Source
+from moaic.runtime.protocol.boxes import Box, FileSource, Sizes
 
 
 def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[int, Tensor]) -> list[tuple[int, int]]:
@@ -34,7 +34,7 @@ def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[i
     return written
 
 
-def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[Source]) -> Tensor:
+def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[FileSource]) -> Tensor:
     """A worker's part of a value, on the host, read from those sources that it needs."""
     local = torch.empty(shape, dtype=DTYPES[dtype])
     for source in sources:
@@ -49,7 +49,7 @@ def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[Source
     return local
 
 
-def _common(box: Box, source: Source) -> tuple[Sizes, Sizes] | None:
+def _common(box: Box, source: FileSource) -> tuple[Sizes, Sizes] | None:
     """Where the range begins, in the whole, that a box and a source share, and its sizes."""
     pairs = list(zip(box.starts, box.sizes, source.starts, source.sizes, strict=True))
     starts = tuple(max(one, other) for one, _, other, _ in pairs)
@@ -58,7 +58,7 @@ def _common(box: Box, source: Source) -> tuple[Sizes, Sizes] | None:
     return (starts, sizes) if all(size > 0 for size in sizes) else None
 
 
-def _saved(source: Source) -> Tensor:
+def _saved(source: FileSource) -> Tensor:
     with Path(source.path).open("rb") as file:
         file.seek(source.offset)
         return cast("Tensor", torch.load(io.BytesIO(file.read(source.length)), map_location="cpu", weights_only=True))

@@ -23,7 +23,7 @@ from moaic.ir.ops import CHECKED
 from moaic.runtime.comm.reshard import is_shared, own
 from moaic.runtime.comm.shm_slots import PeerLost
 from moaic.runtime.comm.transport import Group
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 
 Tensors = list[Tensor | None]
 Execute = Callable[[Sequence[Tensor | None], Sequence[bool]], Tensors]
@@ -43,7 +43,7 @@ GIVEN: Final = frozenset({"input", "buffer", "tangent", "key"})
 """Roles of operands that are copied: a buffer may be what the run before has made of it, and lie elsewhere."""
 
 
-class Choice(IntEnum):
+class RunMode(IntEnum):
     """How a run is to be done."""
 
     AS_WRITTEN = 0
@@ -64,12 +64,12 @@ def can_be_recorded(main: Function, functions: Iterable[Function]) -> bool:
     return is_copied and not any(op.name in WAITING for function in functions for op in function.ops)
 
 
-class Recorder:
+class GraphRecorder:
     """Runs a program: as it is written until it has settled, from then on by its recording, where that fits."""
 
-    def __init__(self, main: Function, station: Station, group: Group, execute: Execute) -> None:
+    def __init__(self, main: Function, context: WorkerContext, group: Group, execute: Execute) -> None:
         """`group` are the ranks that communicate in the program."""
-        self._station = station
+        self._context = context
         self._group = group
         self._execute = execute
         self._rests = [main.param_role(index).kind in RESTING for index in range(len(main.params))]
@@ -81,10 +81,10 @@ class Recorder:
     def run(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Tensors:
         self._runs += 1
         choice = self._choice(operands, wanted)
-        agreed = choice if self._all_chose(choice) else Choice.AS_WRITTEN
-        if agreed is Choice.RECORD:
+        agreed = choice if self._all_chose(choice) else RunMode.AS_WRITTEN
+        if agreed is RunMode.RECORD:
             self._recording = self._recorded(operands, wanted)
-        if self._recording is not None and agreed is not Choice.AS_WRITTEN:
+        if self._recording is not None and agreed is not RunMode.AS_WRITTEN:
             return self._repeated(self._recording, operands)
         if self._recording is not None:
             self._misfits += 1
@@ -92,15 +92,15 @@ class Recorder:
                 self.forget()
         return self._execute(operands, wanted)
 
-    def _choice(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Choice:
+    def _choice(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> RunMode:
         """What this rank would do."""
         if self._recording is not None:
-            return Choice.REPEAT if self._recording.fits(operands, wanted) else Choice.AS_WRITTEN
+            return RunMode.REPEAT if self._recording.fits(operands, wanted) else RunMode.AS_WRITTEN
         is_due = self._runs > SETTLED and self._tries < TRIES and self._has_room()
-        return Choice.RECORD if is_due else Choice.AS_WRITTEN
+        return RunMode.RECORD if is_due else RunMode.AS_WRITTEN
 
-    def _all_chose(self, choice: Choice) -> bool:
-        return self._group.size == 1 or self._station.transport.alike(self._group, choice)
+    def _all_chose(self, choice: RunMode) -> bool:
+        return self._group.size == 1 or self._context.transport.agree(self._group, choice)
 
     def _repeated(self, recording: _Recording, operands: Sequence[Tensor | None]) -> Tensors:
         self._misfits = 0
@@ -114,8 +114,8 @@ class Recorder:
 
     def _has_room(self) -> bool:
         """Whether a second of the highest peak so far would still fit: a recording keeps its memory between runs."""
-        physical = self._station.physical
-        return physical.free() >= 2 * (physical.peak() - physical.resident())
+        backend = self._context.backend
+        return backend.free_bytes() >= 2 * (backend.peak() - backend.resident_bytes())
 
     def _recorded(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Recording | None:
         """None where a device cannot, for whatever reason: then there is nothing to gain in trying again."""
@@ -126,11 +126,11 @@ class Recorder:
         ]
         recorded = None
         try:
-            recorded = self._station.physical.record(lambda: self._execute(places, wanted))
+            recorded = self._context.backend.record(lambda: self._execute(places, wanted))
         except (RuntimeError, PeerLost):
-            self._station.transport.abandon()
+            self._context.transport.abandon()
         # One that failed leaves no other with a recording.
-        outcome = Choice.AS_WRITTEN if recorded is None else Choice.RECORD
+        outcome = RunMode.AS_WRITTEN if recorded is None else RunMode.RECORD
         if not self._all_chose(outcome) or recorded is None:
             self._tries = TRIES
             return None

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.codegen.memory_order import ordered
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.aten_schema import signature
-from moaic.runtime.protocol.operation import ArgSpec, Geometry, Operation, positions, read_as
+from moaic.runtime.protocol.operation import ArgSpec, Operation, ViewGeometry, positions, read_as
 from moaic.runtime.worker.reduction import Combiner
 
 
-class Operator:
+class EagerOp:
     """An operation, ready to be run by one worker on its table of buffers."""
 
-    def __init__(self, operation: Operation, station: Station) -> None:
+    def __init__(self, operation: Operation, context: WorkerContext) -> None:
         self._operation = operation
         plan = operation.combination
-        self._combiner = None if plan is None else Combiner(plan, station)
+        self._combiner = None if plan is None else Combiner(plan, context)
         called = signature(operation.op)
         self._call = ordered(called.overload)
-        self._device = station.device
-        self._made_on = {"device": station.device} if called.nullary and called.takes_device else {}
-        self._present = [station.rank in ranks for ranks in operation.ranks]
+        self._device = context.device
+        self._made_on = {"device": context.device} if called.nullary and called.takes_device else {}
+        self._present = [context.rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
         self._here = _positions_here(operation, self._present)
         self.name = operation.op
@@ -142,7 +142,7 @@ _ARGUMENTS: Mapping[str, Callable[[ArgSpec, _Supply], Any]] = {
 }
 
 
-def view(table: dict[int, Tensor], buffer_id: int, geometry: Geometry) -> Tensor:
+def view(table: dict[int, Tensor], buffer_id: int, geometry: ViewGeometry) -> Tensor:
     """A view into a whole buffer, which is given the memory order that the geometry counts on where it has another."""
     tensor = table[buffer_id]
     if not _lies_so(tensor, geometry.base):

@@ -14,36 +14,36 @@ from typing import Final, NamedTuple
 from moaic.ir.ahead import meet, order_ahead
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.layout import Home, Mesh
+from moaic.ir.layout import Mesh, Owner
 
 BUNDLE: Final = 32 << 20
 """Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
 
-Key = tuple[str, Home, str]
+BucketKey = tuple[str, Owner, str]
 """Axis, home and element type: sums that are alike in these are taken by the same groups of ranks."""
 
 
-class Step(NamedTuple):
+class Placed(NamedTuple):
     """An instruction and where it is written; where the first is, of several that go in one and have many operands."""
 
     position: int
     op: Op
 
 
-def as_written(main: Function) -> list[Step]:
-    return [Step(position, op) for position, op in enumerate(main.ops)]
+def as_written(main: Function) -> list[Placed]:
+    return [Placed(position, op) for position, op in enumerate(main.ops)]
 
 
-def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Step]:
+def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Placed]:
     """The instructions of `main`; bundles have at most `most` bytes.
 
     Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
-    return _bundled([Step(position, main.ops[position]) for position in order_ahead(main)], mesh, most)
+    return _bundled([Placed(position, main.ops[position]) for position in order_ahead(main)], mesh, most)
 
 
-def _bundled(steps: Sequence[Step], mesh: Mesh, most: int) -> list[Step]:
+def _bundled(steps: Sequence[Placed], mesh: Mesh, most: int) -> list[Placed]:
     """Sums that stand next to each other as one instruction, at the place of the last of them."""
     bundles = {indices[-1]: [steps[index] for index in indices] for indices in _bundles(steps, mesh, most)}
     inside = {step.position for bundle in bundles.values() for step in bundle}
@@ -59,9 +59,9 @@ class _Bundle:
     """Operands and results: nothing that is summed is summed once more, or read by whoever comes between."""
 
 
-def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]]:
+def _bundles(steps: Sequence[Placed], mesh: Mesh, most: int) -> Iterator[list[int]]:
     """Where the sums of each bundle are, in order."""
-    open_: dict[Key, _Bundle] = {}
+    open_: dict[BucketKey, _Bundle] = {}
     for index, (_, op) in enumerate(steps):
         key = _key(op) if op.name == ALL_REDUCE and mesh.size(str(op.attrs["axis"])) > 1 else None
         nbytes = op.results[0].type.local_nbytes(mesh)
@@ -79,15 +79,15 @@ def _bundles(steps: Sequence[Step], mesh: Mesh, most: int) -> Iterator[list[int]
     yield from (bundle.indices for bundle in open_.values())
 
 
-def _key(op: Op) -> Key:
+def _key(op: Op) -> BucketKey:
     kind = op.results[0].type
-    return str(op.attrs["axis"]), kind.layout.home, kind.dtype
+    return str(op.attrs["axis"]), kind.layout.owner, kind.dtype
 
 
-def _joined(steps: Sequence[Step]) -> Step:
+def _joined(steps: Sequence[Placed]) -> Placed:
     first, *rest = steps
     if not rest:
         return first
     operands = tuple(value for step in steps for value in step.op.inputs())
     results = tuple(value for step in steps for value in step.op.results)
-    return Step(first.position, replace(first.op, operands=operands, results=results))
+    return Placed(first.position, replace(first.op, operands=operands, results=results))

@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from moaic.ir.collectives import SYNCHRONIZING
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SEND, takes_part
-from moaic.runtime.protocol.shared_memory import ROOM
-from moaic.runtime.worker.overlap_and_bucket import Step
+from moaic.runtime.protocol.shared_memory import SLOT_BYTES
+from moaic.runtime.worker.overlap_and_bucket import Placed
 
 
-def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: int, size: int = ROOM) -> list[Step]:
-    """The instructions of the rank at these coordinates; what it sends may fill `rooms` of `size` bytes untaken.
+def own_order(
+    steps: Sequence[Placed], mesh: Mesh, at: Mapping[str, int], slots: int, size: int = SLOT_BYTES
+) -> list[Placed]:
+    """The instructions of the rank at these coordinates; what it sends may fill `slots` of `size` bytes untaken.
 
     What it is sent it takes in when it is needed, but before what all ranks of an axis do together, and before a send
-    for which there may be no room until others have taken what this rank sent before. So no two can wait for each
+    for which there may be no slot until others have taken what this rank sent before. So no two can wait for each
     other: all that comes before the first instruction of the one list that is not done is done, thus that one can be
     done.
     """
-    order: list[Step] = []
+    order: list[Placed] = []
     arriving: list[int] = []
     sent: list[int] = []
     for index, (_, op) in enumerate(steps):
@@ -31,7 +33,7 @@ def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: i
         before = index if op.name in SYNCHRONIZING else 0
         if op.name == SEND:
             sent.append(index)
-            before = _must_be_taken(steps, mesh, sent, rooms, size)
+            before = _must_be_taken(steps, mesh, sent, slots, size)
         wanted = set(op.inputs())
         taken = [n for n, each in enumerate(arriving) if each < before or wanted & set(steps[each].op.results)]
         count = max(taken, default=-1) + 1
@@ -40,10 +42,10 @@ def own_order(steps: Sequence[Step], mesh: Mesh, at: Mapping[str, int], rooms: i
     return order + [steps[each] for each in arriving]
 
 
-def _must_be_taken(steps: Sequence[Step], mesh: Mesh, sent: Sequence[int], rooms: int, size: int) -> int:
-    """The last of a rank's sends that must be taken before there is surely room for the newest; 0 for none."""
+def _must_be_taken(steps: Sequence[Placed], mesh: Mesh, sent: Sequence[int], slots: int, size: int) -> int:
+    """The last of a rank's sends that must be taken before there is surely slot for the newest; 0 for none."""
     for index in reversed(sent):
-        rooms -= -(-steps[index].op.results[0].type.local_nbytes(mesh) // size)
-        if rooms < 0:
+        slots -= -(-steps[index].op.results[0].type.local_nbytes(mesh) // size)
+        if slots < 0:
             return index
     return 0

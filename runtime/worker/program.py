@@ -20,17 +20,17 @@ from moaic.ir.ring import is_ring
 from moaic.ir.sums import ACCUMULATE, overwritten
 from moaic.runtime.codegen.compile import compile_functions
 from moaic.runtime.codegen.lower_to_fx import last_uses
-from moaic.runtime.comm.device_backend import Physical
-from moaic.runtime.comm.reshard import Seat, is_shared, move, own, owned
+from moaic.runtime.comm.device_backend import DeviceBackend
+from moaic.runtime.comm.reshard import RankContext, is_shared, move, own, owned
 from moaic.runtime.comm.transport import Group
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.instruction_name import describe
 from moaic.runtime.protocol.tensor_parts import cut, join
-from moaic.runtime.worker.cuda_graph import Recorder, can_be_recorded
+from moaic.runtime.worker.cuda_graph import GraphRecorder, can_be_recorded
 from moaic.runtime.worker.overlap_and_bucket import arranged, as_written
 from moaic.runtime.worker.per_rank_order import own_order
-from moaic.runtime.worker.recv_buffers import Landings
+from moaic.runtime.worker.recv_buffers import RecvBuffers
 from moaic.runtime.worker.ring_attention import going_round
 
 Compute = Callable[[list[Tensor]], list[Any]]
@@ -80,7 +80,7 @@ class Program:
     """One rank's part of a program, compiled."""
 
     def __init__(
-        self, text: str, station: Station, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
+        self, text: str, context: WorkerContext, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
     ) -> None:
         """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none.
 
@@ -89,19 +89,19 @@ class Program:
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
-        self.takes_part = station.rank < self.mesh.ranks
+        self.takes_part = context.rank < self.mesh.ranks
         self.makes_gradients = bool(self.main.gradients)
         self.record = Record()
         self._note = note
         # What is recorded must not be waited for.
-        self._clock = time.perf_counter if compiled or recorded else partial(_settled_clock, station.physical)
+        self._clock = time.perf_counter if compiled or recorded else partial(_settled_clock, context.backend)
         if not self.takes_part:
             return
-        self._station = station
-        seat = Seat(self.mesh, station)
-        arrange = arranged(self.main, self.mesh) if station.transport.runs_beside else as_written(self.main)
-        at = self.mesh.coordinates(station.rank)
-        steps = own_order(arrange, self.mesh, at, station.transport.rooms)
+        self._context = context
+        seat = RankContext(self.mesh, context)
+        arrange = arranged(self.main, self.mesh) if context.transport.is_asynchronous else as_written(self.main)
+        at = self.mesh.coordinates(context.rank)
+        steps = own_order(arrange, self.mesh, at, context.transport.send_slots)
         self._numbers = [step.position for step in steps]
         mine = [step.op for step in steps]
         called = {op.callee for op in self.main.ops if op.name == "call"}
@@ -118,13 +118,13 @@ class Program:
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
         self._recorder = self._new_recorder(functions.values()) if recorded else None
 
-    def _new_recorder(self, functions: Iterable[Function]) -> Recorder | None:
+    def _new_recorder(self, functions: Iterable[Function]) -> GraphRecorder | None:
         communicates = any(_communicates(op) or is_ring(op) for op in self.main.ops)
-        carries = self._station.transport.can_be_recorded or not communicates
-        possible = self._station.physical.records and carries and can_be_recorded(self.main, functions)
-        rank = self._station.rank
+        carries = self._context.transport.can_be_recorded or not communicates
+        possible = self._context.backend.records and carries and can_be_recorded(self.main, functions)
+        rank = self._context.rank
         together = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
-        return Recorder(self.main, self._station, together, self._execute) if possible else None
+        return GraphRecorder(self.main, self._context, together, self._execute) if possible else None
 
     def run(
         self,
@@ -179,7 +179,7 @@ class Program:
             else:
                 self.record.compute += now - before
             before = now
-        self._station.transport.settle()
+        self._context.transport.wait_sends()
         return self._finish(slots, wanted)
 
     def what(self, index: int) -> str:
@@ -196,7 +196,7 @@ class Program:
         return [self._key(key) if index in self._keys else next(rest) for index in range(self._params)]
 
     def _key(self, key: Sequence[int] | None) -> Tensor:
-        return self._station.physical.taken_in(torch.tensor(key, dtype=torch.int64))
+        return self._context.backend.to_device(torch.tensor(key, dtype=torch.int64))
 
     def _finish(self, slots: list[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
         """Takes the results out; what shares memory with anything else, or with a larger whole, is copied."""
@@ -217,9 +217,9 @@ class Program:
         return taken
 
 
-def _settled_clock(physical: Physical) -> float:
+def _settled_clock(backend: DeviceBackend) -> float:
     """The time once all is done that was begun: what is measured is not compiled, and runs on a GPU behind our back."""
-    physical.synchronize()
+    backend.synchronize()
     return time.perf_counter()
 
 
@@ -234,7 +234,7 @@ def _is_compact(tensor: Tensor) -> bool:
 
 
 def _compile_all(
-    functions: Mapping[str, Function], own: Set[str], seat: Seat, record: Record, *, compiled: bool
+    functions: Mapping[str, Function], own: Set[str], seat: RankContext, record: Record, *, compiled: bool
 ) -> dict[str, Compute]:
     """Compiles the functions that are this rank's own.
 
@@ -244,7 +244,7 @@ def _compile_all(
 
     def build(names: Sequence[str]) -> None:
         start = time.perf_counter()
-        device = seat.station.device
+        device = seat.context.device
         runs = compile_functions([functions[name] for name in names], compiled=compiled, device=device)
         kernels.update(zip(names, runs, strict=True))
         record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
@@ -257,7 +257,7 @@ def _compile_all(
         build(mine)
     if shares:
         # Nobody goes on before all are here, from where they can be called back.
-        seat.transport.alike(Group.of(range(seat.mesh.ranks), seat.rank), 0)
+        seat.transport.agree(Group.of(range(seat.mesh.ranks), seat.rank), 0)
     for share in shares:
         # What was compiled together is found together.
         if not own.isdisjoint(share):
@@ -278,14 +278,14 @@ def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
 
 def _instructions(
     main: Function,
-    seat: Seat,
+    seat: RankContext,
     functions: Mapping[str, Function],
     kernels: Mapping[str, Compute],
     slots: Mapping[Value, int],
 ) -> Iterator[Instruction]:
     params = set(main.params)
     at = seat.mesh.coordinates(seat.rank)
-    landings = Landings(seat.station.device)
+    landings = RecvBuffers(seat.context.device)
     under_way: set[Value] = set()
     for op, dying in zip(main.ops, last_uses(main), strict=True):
         dead = set(dying)
@@ -309,10 +309,10 @@ def _instructions(
 
 def _compute(
     op: Op,
-    seat: Seat,
+    seat: RankContext,
     functions: Mapping[str, Function],
     kernels: Mapping[str, Compute],
-    landings: Landings,
+    landings: RecvBuffers,
     may_overwrite: set[Value],
 ) -> Compute:
     if op.name == "call":
@@ -331,10 +331,10 @@ def _compute(
     return maker(op, seat, may_overwrite)
 
 
-def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _called(op: Op, function: Function, kernel: Compute, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     """Supplies the rank's coordinates that a function asks for after its own parameters, and sums that are its own."""
     roles = [function.param_role(index) for index in range(len(function.params))]
-    taken_in = seat.station.physical.taken_in
+    taken_in = seat.context.backend.to_device
     coordinates = [seat.index(role.label) for role in roles if role.kind == "coordinate"]
     at = [taken_in(torch.tensor(index, dtype=torch.int64)) for index in coordinates]
     given = list(op.inputs())
@@ -351,17 +351,17 @@ def _called(op: Op, function: Function, kernel: Compute, seat: Seat, may_overwri
     return run
 
 
-def _goes_beside(op: Op, seat: Seat) -> bool:
+def _goes_beside(op: Op, seat: RankContext) -> bool:
     """Whether an instruction communicates, on a device that computes meanwhile."""
-    return op.name in COMMUNICATING and seat.transport.runs_beside and seat.mesh.size(str(op.attrs["axis"])) > 1
+    return op.name in COMMUNICATING and seat.transport.is_asynchronous and seat.mesh.size(str(op.attrs["axis"])) > 1
 
 
-def _begun(run: Compute, seat: Seat) -> Compute:
+def _begun(run: Compute, seat: RankContext) -> Compute:
     """An instruction that is only begun: each of its results is called when it is wanted."""
 
     def begin(inputs: list[Tensor]) -> list[Any]:
         count = len(inputs)
-        ended = seat.station.physical.beside(run, inputs)
+        ended = seat.context.backend.run_async(run, inputs)
         return [partial(_item, ended, index) for index in range(count)]
 
     return begin
@@ -371,7 +371,7 @@ def _item(ended: Callable[[], list[Any]], index: int) -> Any:
     return ended()[index]
 
 
-def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _collective(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     (operand,), (result,) = tuple(op.inputs()), op.results
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
@@ -379,7 +379,7 @@ def _collective(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     return lambda inputs: [step(inputs.pop())]
 
 
-def _bundle(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _bundle(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     """Sums of equal groups and element type, of which there are several, in one."""
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
@@ -401,12 +401,12 @@ def _unpacked(flat: Any, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
-def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
+def _send(op: Op, seat: RankContext, landings: RecvBuffers) -> Compute:
     """On one rank the sending, on another the receiving."""
     (operand,), (result,) = tuple(op.inputs()), op.results
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
-    at, homes = seat.mesh.coordinates(seat.rank), [value.type.layout.home_on(axis) for value in (operand, result)]
+    at, homes = seat.mesh.coordinates(seat.rank), [value.type.layout.owner_on(axis) for value in (operand, result)]
     ranks = [seat.mesh.rank({**at, axis: home}) for home in homes if home is not None]
     group, shape, dtype = Group.of(ranks, seat.rank), result.type.local_shape(seat.mesh), DTYPES[result.type.dtype]
 
@@ -422,22 +422,22 @@ def _send(op: Op, seat: Seat, landings: Landings) -> Compute:
     return send if group.index == 0 else receive
 
 
-def _part(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _part(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     dim, stride, count, index = (attr_int(op, name) for name in ("dim", "stride", "count", "index"))
     return lambda inputs: [cut(inputs[0], dim, stride, count, index)]
 
 
-def _join(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _join(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     dim, stride = attr_int(op, "dim"), attr_int(op, "stride")
     return lambda inputs: [join(inputs, dim, stride)]
 
 
-def _accumulate(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
+def _accumulate(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute:
     """The sum so far, if there is one, and one part more, added in the wider of their types; zeros where both lack."""
     values = list(op.inputs())
     dtype = DTYPES[op.results[0].type.dtype]
     if not values:
-        shape, device = op.results[0].type.local_shape(seat.mesh), seat.station.device
+        shape, device = op.results[0].type.local_shape(seat.mesh), seat.context.device
         return lambda inputs: [torch.zeros(shape, dtype=dtype, device=device)]
     in_place = values[0] in may_overwrite
 
@@ -451,7 +451,7 @@ def _accumulate(op: Op, seat: Seat, may_overwrite: set[Value]) -> Compute:
     return run
 
 
-_IN_TIME: Final[Mapping[str, Callable[[Op, Seat, set[Value]], Compute]]] = {
+_IN_TIME: Final[Mapping[str, Callable[[Op, RankContext, set[Value]], Compute]]] = {
     "moai.part": _part,
     "moai.join": _join,
     ACCUMULATE: _accumulate,

@@ -8,7 +8,7 @@ from torch import Tensor
 from moaic.runtime.comm.reshard import is_shared
 
 
-class Landings:
+class RecvBuffers:
     """The tensors that one program has received into: as many of a kind as were ever read at the same time."""
 
     def __init__(self, device: torch.device) -> None:

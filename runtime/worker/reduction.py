@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.transport import Digit, Group
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.transport import Group, SubAxis
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.combination import Combination
 
@@ -24,11 +24,11 @@ linalg: Final[Any] = torch.linalg
 class Combiner:
     """One worker's side of a combination."""
 
-    def __init__(self, plan: Combination, station: Station) -> None:
-        group = next((ranks for ranks in plan.groups if station.rank in ranks), None)
-        self._group = None if group is None else Group.of(group, station.rank)
-        self._transport, self._device = station.transport, station.device
-        self._owned = [station.rank in owners for owners in plan.owners]
+    def __init__(self, plan: Combination, context: WorkerContext) -> None:
+        group = next((ranks for ranks in plan.groups if context.rank in ranks), None)
+        self._group = None if group is None else Group.of(group, context.rank)
+        self._transport, self._device = context.transport, context.device
+        self._owned = [context.rank in owners for owners in plan.owners]
         self._shapes = plan.shapes
         self._counts = [prod(shape) for shape in plan.shapes]
         self._dtypes = [DTYPES[name] for name in plan.dtypes]
@@ -50,10 +50,10 @@ class Combiner:
         assert self._group is not None
         mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
         rest = iter(found)
-        for room, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
+        for piece, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
             if is_owned:
-                room.copy_(next(rest).reshape(-1))
-        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, Digit(0, 1))
+                piece.copy_(next(rest).reshape(-1))
+        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, SubAxis(0, 1))
         pieces = _pieces(self._together(all_parts), self._counts)
         triples = zip(pieces, self._shapes, self._dtypes, strict=True)
         return [piece.view(shape).to(dtype) for piece, shape, dtype in triples]

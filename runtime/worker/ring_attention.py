@@ -21,7 +21,7 @@ from moaic.ir.attention import ATTENTION, is_causal
 from moaic.ir.graph import Op
 from moaic.ir.ring import RING, attention_of, is_striped
 from moaic.runtime.codegen.lower_to_fx import run_op
-from moaic.runtime.comm.reshard import Seat, dense
+from moaic.runtime.comm.reshard import RankContext, dense
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.kernels.dispatch import tile_where_it_wins
 from moaic.runtime.kernels.online_softmax import merged
@@ -32,7 +32,7 @@ class _Ring:
     """One rank's side of a ring."""
 
     op: Op
-    seat: Seat
+    seat: RankContext
     group: Group
     mask: Tensor | None
     """For the rows here; its columns are whole."""
@@ -52,7 +52,7 @@ class _Ring:
             return None
         flag = causal and (source == self.group.index or is_striped(self.op))
         op = Op(attention.name, attrs={**attention.attrs, "is_causal": flag})
-        return Turn(op, self.seat.station.device, self._columns(source), int(causal and is_later))
+        return Turn(op, self.seat.context.device, self._columns(source), int(causal and is_later))
 
     def _columns(self, source: int) -> Tensor | None:
         """What the mask says of one block."""
@@ -117,7 +117,7 @@ class Turn:
         return dense(mask)
 
 
-def going_round(op: Op, seat: Seat) -> Callable[[list[Tensor]], list[Tensor]]:
+def going_round(op: Op, seat: RankContext) -> Callable[[list[Tensor]], list[Tensor]]:
     """What a rank does in a ring, from its local operands to its local results."""
     group, count = seat.group(str(op.attrs["axis"])), ATTENTION[attention_of(op).name]
     run = _forward if op.name == RING else _backward

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from moaic.runtime.protocol.span import Span
+from moaic.runtime.protocol.span import TraceSpan
 
 
 class Trace:
@@ -17,7 +17,7 @@ class Trace:
         """`settle` returns once all that was begun is done: on a GPU a span is to last as long as what it names."""
         self._settle = settle
         self.on = False
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
         self._open: tuple[str, str, int] | None = None
 
     def begin(self, name: str, kind: str) -> None:
@@ -29,7 +29,7 @@ class Trace:
     def end(self) -> None:
         if self._open is not None:
             self._settle()
-            self._spans.append(Span(*self._open, time.perf_counter_ns()))
+            self._spans.append(TraceSpan(*self._open, time.perf_counter_ns()))
             self._open = None
 
     def take(self, *, on: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A worker: one process per physical device, which does what the controller's messages say until their socket ends."""
+"""A worker: one process per backend device, which does what the controller's messages say until their socket ends."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.device_backend import Physical, physical_of
+from moaic.runtime.comm.device_backend import DeviceBackend, backend_of
 from moaic.runtime.comm.process_group_transport import group_transport
 from moaic.runtime.comm.reshard import convert, meeting
 from moaic.runtime.comm.shm_slots import SPINS, GivenUp, Mailbox, PeerLost
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Transport
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 from moaic.runtime.host.cores import cores
-from moaic.runtime.protocol.boxes import Box, Source
+from moaic.runtime.protocol.boxes import Box, FileSource
 from moaic.runtime.protocol.carrier import Carrier
-from moaic.runtime.protocol.commands import NO_REQUEST, REQUESTS, Answer, Code
-from moaic.runtime.protocol.conversion import Conversion
-from moaic.runtime.protocol.operation import Geometry, Operation
+from moaic.runtime.protocol.commands import NO_REQUEST, REQUESTS, AnswerCode, Code
+from moaic.runtime.protocol.conversion import Resharding
+from moaic.runtime.protocol.operation import Operation, ViewGeometry
 from moaic.runtime.protocol.wire import Closed, Connection, Message, as_block, from_block, memory
 from moaic.runtime.worker import checkpoint_io
-from moaic.runtime.worker.eager_op import Operator, view
+from moaic.runtime.worker.eager_op import EagerOp, view
 from moaic.runtime.worker.oom import shortage_of
 from moaic.runtime.worker.program import Program
 from moaic.runtime.worker.trace import Trace
@@ -64,19 +64,19 @@ class _Effects(NamedTuple):
 class Worker:
     """The buffers of one device and what can be done with them."""
 
-    def __init__(self, station: Station, mailbox: Mailbox, raised: Callable[[list[Any]], None]) -> None:
+    def __init__(self, context: WorkerContext, mailbox: Mailbox, raised: Callable[[list[Any]], None]) -> None:
         """`raised` tells the controller of a command that failed."""
-        self.rank = station.rank
-        self.station = station
+        self.rank = context.rank
+        self.context = context
         self._mailbox = mailbox
         self.table: dict[int, Tensor] = {}
-        self.idle_bytes = station.physical.taken()
-        self._operators: dict[int, Operator] = {}
+        self.idle_bytes = context.backend.private_bytes()
+        self._operators: dict[int, EagerOp] = {}
         self._paths: dict[int, _Path] = {}
         self._programs: dict[int, Program] = {}
         self._loads: dict[int, int] = {}
         """By program the number of the command that loads it, which is to blame if there is none."""
-        self._trace = Trace(station.physical.synchronize)
+        self._trace = Trace(context.backend.synchronize)
         self._trouble = Trouble(self.table)
         self._raised = raised
         self._number, self._command = -1, NOTHING
@@ -188,7 +188,7 @@ class Worker:
                 raise Spoilt(self._root)
             return act()
         self._mailbox.meet(peers, self._number + 1)
-        if self.station.transport.can_be_given_up or not carries:
+        if self.context.transport.can_be_given_up or not carries:
             return self._tried(act)
         self._part(self._root)
         self._is_exposed = True
@@ -235,7 +235,7 @@ class Worker:
     def failure(self, error: BaseException) -> list[Any]:
         """What the controller is told of an error in what is being done."""
         what = self.what(self._command) if self._command[0] >= 0 else "receiving a value"
-        short = shortage_of(error, self.station.physical, self.idle_bytes)
+        short = shortage_of(error, self.context.backend, self.idle_bytes)
         missing = None if short is None else [short.asked, short.free, short.held]
         trace = "".join(traceback.format_exception(error))
         return [self._command[1], what, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
@@ -260,15 +260,15 @@ class Worker:
 
     def _put(self, buffer_id: int, dtype: str, shape: Sequence[int], block: Tensor | None) -> None:
         if block is not None:
-            self.table[buffer_id] = self.station.physical.taken_in(from_block(block, DTYPES[dtype], shape))
+            self.table[buffer_id] = self.context.backend.to_device(from_block(block, DTYPES[dtype], shape))
 
     def _fill(self, buffer_id: int, dtype: str, shape: Sequence[int], ranks: Sequence[int], value: Any) -> None:
         if self.rank in ranks:
-            empty = torch.empty(tuple(shape), dtype=DTYPES[dtype], device=self.station.device)
+            empty = torch.empty(tuple(shape), dtype=DTYPES[dtype], device=self.context.device)
             self.table[buffer_id] = empty if value is None else empty.fill_(value)
 
     def _define(self, number: int, operation: Any) -> None:
-        self._operators[number] = Operator(Operation.decoded(operation), self.station)
+        self._operators[number] = EagerOp(Operation.decoded(operation), self.context)
 
     def _operate(self, number: int, ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         operator = self._operators[number]
@@ -278,10 +278,10 @@ class Worker:
             operator.run(self.table, ids, scalars, outputs)
 
     def _path(self, number: int, conversion: Any) -> None:
-        decoded = Conversion.decoded(conversion)
+        decoded = Resharding.decoded(conversion)
         name = f"{decoded.before.mesh} to {decoded.after.mesh}"
         gives = self.rank in decoded.after.holders
-        self._paths[number] = _Path(name, convert(decoded, self.station), meeting(decoded, self.rank), gives)
+        self._paths[number] = _Path(name, convert(decoded, self.context), meeting(decoded, self.rank), gives)
 
     def _move(self, number: int, source: int, target: int) -> None:
         old, path = self.table.get(source), self._paths[number]
@@ -298,7 +298,7 @@ class Worker:
             program.forget_recording()
         self._loads[number] = self._number
         note = partial(self._note, number)
-        load = partial(Program, text, self.station, compiled=compiled, recorded=recorded, note=note)
+        load = partial(Program, text, self.context, compiled=compiled, recorded=recorded, note=note)
         self._programs[number] = self._agreed(range(ranks) if self.rank < ranks else (), load, carries=False)
 
     def _note(self, number: int, index: int) -> None:
@@ -345,7 +345,7 @@ class Worker:
             tensor = self.table[buffer_id]
         else:
             base, shape, strides, offset, dtype = geometry
-            tensor = view(self.table, buffer_id, Geometry(tuple(base), tuple(shape), tuple(strides), offset, dtype))
+            tensor = view(self.table, buffer_id, ViewGeometry(tuple(base), tuple(shape), tuple(strides), offset, dtype))
         return [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg())
 
     def _store(self, paths: Sequence[str], items: Sequence[Sequence[Any]]) -> tuple[Any, None]:
@@ -356,12 +356,12 @@ class Worker:
         self, buffer_id: int, dtype: str, shape: Sequence[int], held: Sequence[Any], sources: Sequence[Any]
     ) -> None:
         if (mine := held[self.rank]) is not None:
-            given = [Source(*source) for source in sources]
+            given = [FileSource(*source) for source in sources]
             read = checkpoint_io.read(tuple(shape), dtype, [Box(*box) for box in mine], given)
-            self.table[buffer_id] = self.station.physical.taken_in(read)
+            self.table[buffer_id] = self.context.backend.to_device(read)
 
     def _synchronize(self) -> tuple[None, None]:
-        self.station.physical.synchronize()
+        self.context.backend.synchronize()
         if self._trouble.first is not None:
             raise Spoilt(self._trouble.first)
         return None, None
@@ -373,14 +373,14 @@ class Worker:
         }
         report = {
             "pid": os.getpid(),
-            "pss": self.station.physical.resident(),
+            "pss": self.context.backend.resident_bytes(),
             "buffers": len(self.table),
             "bytes": size,
             "programs": programs,
-            "peak": self.station.physical.peak(),
+            "peak": self.context.backend.peak(),
         }
         if forget_peak:
-            self.station.physical.forget_peak()
+            self.context.backend.forget_peak()
         return report, None
 
     def _take_trace(self, on: bool) -> tuple[Any, None]:
@@ -436,7 +436,7 @@ MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
 
 def _tell(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
     mailbox.fail()
-    connection.send([NO_REQUEST, Answer.FAILED, *failure])
+    connection.send([NO_REQUEST, AnswerCode.FAILED, *failure])
 
 
 def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
@@ -457,7 +457,7 @@ def _serve_message(worker: Worker, connection: Connection, message: Message) -> 
 
 
 def _raised(connection: Connection, failure: list[Any]) -> None:
-    connection.send([NO_REQUEST, Answer.RAISED, *failure])
+    connection.send([NO_REQUEST, AnswerCode.RAISED, *failure])
 
 
 def _do(worker: Worker, number: int, command: Sequence[Any], blocks: Sequence[Tensor | None]) -> None:
@@ -477,11 +477,11 @@ def _answer(worker: Worker, connection: Connection, command: Sequence[Any]) -> N
     except Exception as error:
         if not worker.outlives(error):
             raise
-        connection.send([request, Answer.SPOILT, worker.failed(error)])
+        connection.send([request, AnswerCode.SPOILT, worker.failed(error)])
         return
     if answer is not None:
         data, block = answer
-        connection.send([request, Answer.DONE if block is None else Answer.VALUE, data], [block])
+        connection.send([request, AnswerCode.DONE if block is None else AnswerCode.VALUE, data], [block])
 
 
 def end() -> None:
@@ -491,19 +491,19 @@ def end() -> None:
     os._exit(0)
 
 
-def watch(descriptor: int, mailbox: Mailbox, physical: Physical) -> None:
+def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:
     """Ends this process when the other end of its socket is gone, whatever it is busy with; gives signs of life."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     while not poll.poll(BEAT_MILLISECONDS):
-        mailbox.beat(physical.apart())
+        mailbox.beat(backend.device_bytes())
     end()
 
 
-def _transport(carrier: Carrier, mailbox: Mailbox, store: int, physical: Physical) -> Transport:
+def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBackend) -> Transport:
     if carrier is Carrier.MEMORY:
         return SharedMemoryTransport(mailbox)
-    return group_transport(carrier, store, mailbox.alike, physical)
+    return group_transport(carrier, store, mailbox.agree, backend)
 
 
 def work(
@@ -527,17 +527,17 @@ def work(
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
-    physical = physical_of(device)
-    threading.Thread(target=watch, args=(descriptor, mailbox, physical), name="watch", daemon=True).start()
+    backend = backend_of(device)
+    threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    physical.begin()
-    connection = Connection(socket.socket(fileno=descriptor), physical.room)
+    backend.begin()
+    connection = Connection(socket.socket(fileno=descriptor), backend.staging)
     try:
-        connection.send([NO_REQUEST, Answer.HELLO, os.getpid()])
+        connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
-        transport = _transport(Carrier(carrier), mailbox, store, physical)
-        worker = Worker(Station(rank, physical, transport), mailbox, partial(_raised, connection))
+        transport = _transport(Carrier(carrier), mailbox, store, backend)
+        worker = Worker(WorkerContext(rank, backend, transport), mailbox, partial(_raised, connection))
         serve(worker, mailbox, connection)
     except Closed:
         end()

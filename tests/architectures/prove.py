@@ -21,7 +21,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.from_fx import Captured, FxProgram
 from moaic.capture.trace_only import Taken
-from moaic.check.proof import KEY, Fate, Proof, crashed, one_of_each_kind, plans_of, step_of
+from moaic.check.proof import KEY, Proof, ProofOutcome, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
@@ -175,8 +175,12 @@ def _under(proof: Proof, request: Request, ranks: int) -> tuple[str, str]:
         return "unclear", crashed(error)
     for config in configs:
         verdict = proof.verdict(config)
-        if verdict.fate is not Fate.DROPPED:
-            return ("equal", str(config)) if verdict.fate is Fate.PASS else (_failed(verdict.reason), verdict.reason)
+        if verdict.fate is not ProofOutcome.DROPPED:
+            return (
+                ("equal", str(config))
+                if verdict.fate is ProofOutcome.PASS
+                else (_failed(verdict.reason), verdict.reason)
+            )
         reasons.append(verdict.reason)
     return "refused", reasons[0]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Fate, Proof, Step, plans_of, step_of
+from moaic.check.proof import CapturedStep, Proof, ProofOutcome, plans_of, step_of
 from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
@@ -182,7 +182,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def captured(name: str) -> tuple[Step, dict[str, Tensor]]:
+def captured(name: str) -> tuple[CapturedStep, dict[str, Tensor]]:
     """The step around a form, and what plain PyTorch makes of it in the same floating type."""
     torch.manual_seed(0)
     model, x = Around(FORMS[name]).double(), torch.randn(ROWS, LENGTH, WIDTH, dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_a_form_is_captured_as_it_is_and_splits(name: str) -> None:
     for plan, ranks in PLANS.items():
         (config, *_) = plans_of(step.module, ranks, parse_request(plan))
         verdict = proof.verdict(config)
-        assert verdict.fate is Fate.PASS, verdict
+        assert verdict.fate is ProofOutcome.PASS, verdict
 
 
 def _label(role: Role) -> str:
@@ -227,7 +227,7 @@ def test_one_row_is_looked_up_in_a_batch_that_is_split(plan: str) -> None:
     step = with_tangent_of_loss_alone(step_of(take_call(Row(), {"x": torch.randn(ROWS, WIDTH).double()})))
     (config, *_) = plans_of(step.module, PLANS[plan], parse_request(plan))
     verdict = Proof(step).verdict(config)
-    assert verdict.fate is Fate.PASS, verdict
+    assert verdict.fate is ProofOutcome.PASS, verdict
 
 
 class Forgetful(nn.Module):
@@ -248,7 +248,7 @@ def test_attention_with_dropout_is_split_along_the_sequence() -> None:
     step = with_tangent_of_loss_alone(step_of(take_call(Forgetful(), {"x": torch.randn(ROWS, LENGTH, WIDTH).double()})))
     (config, *_) = plans_of(step.module, 2, parse_request("cp=2"))
     verdict = Proof(step).verdict(config)
-    assert verdict.fate is Fate.PASS, verdict
+    assert verdict.fate is ProofOutcome.PASS, verdict
 
 
 def test_windows_that_somebody_writes_through_are_refused() -> None:

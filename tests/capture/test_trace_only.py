@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moaic.capture.trace_only import Sample, Source, take_model
+from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.attention import ATTENTION
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
@@ -12,14 +12,14 @@ BAICHUAN = Path(__file__).parents[2] / "tutorial" / "baichuan2"
 
 
 def test_numbers_that_a_model_s_own_code_makes_are_kept() -> None:
-    taken = take_model(Source(str(BAICHUAN), {**SIZES, "vocab_size": 64}, trust_remote_code=True), Sample(2, 8))
+    taken = take_model(ModelSource(str(BAICHUAN), {**SIZES, "vocab_size": 64}, trust_remote_code=True), Sample(2, 8))
     numbers = {op.attrs["fill_value"] for op in taken.captured.function.ops if op.name == "aten.full"}
     lowest = -3.3895313892515355e38
     assert lowest in numbers, "the least of bfloat16, below which the code lets no score fall"
 
 
 def test_rows_without_padding_need_no_mask() -> None:
-    function = take_model(Source("llama", SIZES), Sample(2, 4096, padding=False)).captured.function
+    function = take_model(ModelSource("llama", SIZES), Sample(2, 4096, padding=False)).captured.function
     found = [(op.attrs["is_causal"], op.operands[-1]) for op in function.ops if op.name in ATTENTION]
     assert found == [(True, None)] * 2
     assert all(value.type.shape[-2:] != (4096, 4096) for op in function.ops for value in op.results)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.check.proof import Step
+from moaic.check.proof import CapturedStep
 from moaic.cli import main
 from moaic.ir.graph import Module
 from moaic.passes.lowering.programs import Programs
@@ -93,7 +93,7 @@ def test_a_wrong_plan_ends_with_1_and_its_gradient_is_named(
 
     right = proof.in_halves
 
-    def doubled(step: Step, programs: Programs) -> Sequence[Tensor]:
+    def doubled(step: CapturedStep, programs: Programs) -> Sequence[Tensor]:
         loss, gradient = right(step, programs)
         return [loss, gradient * 2]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Step, step_of
+from moaic.check.proof import CapturedStep, step_of
 from tests.exact.models import Example
 
 
-def captured_step(example: Example) -> Step:
+def captured_step(example: Example) -> CapturedStep:
     """The step of a model on its batch, with arbitrary values for the tangents of everything that it returns."""
     torch.compiler.reset()
     return step_of(take_call(example.model(), example.batch()))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import KEY, Fate, Proof, Step, step_of
+from moaic.check.proof import KEY, CapturedStep, Proof, ProofOutcome, step_of
 from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.passes.config import Config
 from tests.device.attention_cases import FLOATING, LAYOUTS, Attend, Case, attention, by_definition, cases, check_close
@@ -81,7 +81,7 @@ def batch_of(case: Case) -> dict[str, Tensor]:
     return found | masks
 
 
-def captured(case: Case) -> Step:
+def captured(case: Case) -> CapturedStep:
     torch.compiler.reset()
     there = {name: tensor.to("moai") for name, tensor in batch_of(case).items()}
     return with_tangent_of_loss_alone(step_of(take_call(Attending(case).to("moai"), there)))
@@ -107,7 +107,7 @@ def prove(case: Case, plans: Sequence[Config]) -> None:
         check_close(found, other, EXACT)
     for config in plans:
         verdict = proof.verdict(config)
-        assert verdict.fate is not Fate.FAIL, (str(config), verdict.reason)
+        assert verdict.fate is not ProofOutcome.FAIL, (str(config), verdict.reason)
 
 
 def in_order(case: Case, proof: Proof) -> list[Tensor]:

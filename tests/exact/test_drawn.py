@@ -8,7 +8,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Fate, Proof, one_of_each_kind, plans_of, sampled, step_of
+from moaic.check.proof import Proof, ProofOutcome, one_of_each_kind, plans_of, sampled, step_of
 from moaic.passes.config import Config
 from tests.exact.drawn import BLOCKS, LOSSES, STATISTICS, Drawn, Model, batch
 
@@ -37,7 +37,7 @@ def prove(drawn: Drawn, place: float) -> None:
     proof = Proof(step_of(take_call(Model(drawn), batch())))
     for config in _some(proof, place):
         verdict = proof.verdict(config)
-        assert verdict.fate is not Fate.FAIL, (str(config), verdict.reason)
+        assert verdict.fate is not ProofOutcome.FAIL, (str(config), verdict.reason)
 
 
 def _some(proof: Proof, place: float) -> list[Config]:

@@ -25,10 +25,10 @@ from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.runtime.comm.device_backend import Result, Run
 from moaic.runtime.comm.process_group_transport import GroupTransport
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.worker import cuda_graph
-from moaic.runtime.worker.overlap_and_bucket import Step, arranged, as_written
+from moaic.runtime.worker.overlap_and_bucket import Placed, arranged, as_written
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES, MIXTURE
@@ -45,14 +45,14 @@ class Absent:
 
     def begin(self) -> None: ...
 
-    def room(self, size: int) -> Tensor:
+    def staging(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def taken_in(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         assert tensor.device.type == "cpu"
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
 
-    def beside(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
+    def run_async(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
         result = run(operands)
         return lambda: result
 
@@ -67,12 +67,12 @@ class Absent:
 
     def synchronize(self) -> None: ...
 
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         return 0
 
     def forget_peak(self) -> None: ...
 
-    apart = taken = free = peak = resident
+    device_bytes = private_bytes = free_bytes = peak = resident_bytes
 
 
 class Done:
@@ -109,14 +109,14 @@ def alike(peers: Sequence[int], choice: int) -> bool:
     return True
 
 
-def stations(ranks: int, device: str) -> Iterator[Station]:
+def stations(ranks: int, device: str) -> Iterator[WorkerContext]:
     """Every rank, with groups that carry tensors of such a device."""
     for rank in range(ranks):
         stages = device == "cpu"
         groups = GroupTransport(
             lambda group: Silent(device), alike, Absent(), stages=stages, can_be_recorded=not stages
         )
-        yield Station(rank, Absent(), groups)
+        yield WorkerContext(rank, Absent(), groups)
 
 
 def copied(target: Tensor, source: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ def without_address(tensor: Tensor) -> int:
     return 0
 
 
-def run_on(station: Station, module: Module, *, recorded: bool = False) -> None:
+def run_on(context: WorkerContext, module: Module, *, recorded: bool = False) -> None:
     """Runs a program as one rank, as often as it takes to record it; its results are on the GPU, of its types."""
-    main, at = module.main, module.mesh.coordinates(station.rank)
+    main, at = module.main, module.mesh.coordinates(context.rank)
 
     def held(value: Value) -> Tensor | None:
         if not value.type.layout.holds(at):
@@ -161,7 +161,7 @@ def run_on(station: Station, module: Module, *, recorded: bool = False) -> None:
         patch.setattr(cuda_graph, "is_shared", unshared)
         patch.setattr(torch.Tensor, "data_ptr", without_address)
         noted: list[int] = []
-        program = Program(render(module), station, compiled=False, recorded=recorded, note=noted.append)
+        program = Program(render(module), context, compiled=False, recorded=recorded, note=noted.append)
         roles = [main.param_role(index).kind for index in range(len(main.params))]
         inputs = [held(param) for param, role in zip(main.params, roles, strict=True) if role != "key"]
         wanted, key = [True] * len(main.results), (1, 2) if "key" in roles else None
@@ -201,8 +201,8 @@ PLANS = {
 @pytest.mark.parametrize("config", PLANS["llama"], ids=str)
 def test_a_recorded_step_stays_on_its_gpu(config: Config) -> None:
     program = builder("llama").build(config).programs.joint
-    for station in stations(program.mesh.ranks, "cuda"):
-        run_on(station, program, recorded=True)
+    for context in stations(program.mesh.ranks, "cuda"):
+        run_on(context, program, recorded=True)
 
 
 FEW = (PLANS["llama"][1], PLANS["llama"][3])
@@ -211,8 +211,8 @@ FEW = (PLANS["llama"][1], PLANS["llama"][3])
 @pytest.mark.parametrize("config", FEW, ids=str)
 def test_a_step_stays_on_its_gpu(config: Config) -> None:
     program = builder("llama").build(config).programs.joint
-    for station in stations(program.mesh.ranks, "cuda"):
-        run_on(station, program)
+    for context in stations(program.mesh.ranks, "cuda"):
+        run_on(context, program)
 
 
 @pytest.mark.exact
@@ -221,8 +221,8 @@ def test_a_step_stays_on_its_gpu(config: Config) -> None:
 def test_every_program_stays_on_its_gpu(name: str, config: Config, device: str) -> None:
     programs = builder(name).build(config).programs
     for program in filter(None, (programs.joint, programs.forward, programs.backward)):
-        for station in stations(program.mesh.ranks, device):
-            run_on(station, program)
+        for context in stations(program.mesh.ranks, device):
+            run_on(context, program)
 
 
 RINGS = (
@@ -238,8 +238,8 @@ RINGS = (
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_a_ring_stays_on_its_gpu(ring: Ring, device: str) -> None:
     program = load(ring.text)
-    for station in stations(program.mesh.ranks, device):
-        run_on(station, program)
+    for context in stations(program.mesh.ranks, device):
+        run_on(context, program)
 
 
 def test_a_stray_tensor_is_noticed() -> None:
@@ -267,7 +267,7 @@ def test_an_arranged_program_does_what_is_written(config: Config) -> None:
         assert sums(steps) < sums(written) / 2
 
 
-def sums(steps: Sequence[Step]) -> int:
+def sums(steps: Sequence[Placed]) -> int:
     return sum(step.op.name == ALL_REDUCE for step in steps)
 
 
@@ -280,7 +280,7 @@ def test_parameters_are_fetched_while_the_function_before_them_runs() -> None:
     assert sum(further) > len(further) / 2
 
 
-def distances(steps: Sequence[Step]) -> dict[Value, int]:
+def distances(steps: Sequence[Placed]) -> dict[Value, int]:
     """For each parameter that is gathered the functions that run from then on before it is read."""
     found: dict[Value, int] = {}
     for at, step in enumerate(steps):

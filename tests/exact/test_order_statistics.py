@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Fate, Proof, step_of
+from moaic.check.proof import Proof, ProofOutcome, step_of
 from moaic.passes.config import Config
 from moaic.planner.request import parse_request
 
@@ -80,4 +80,4 @@ def test_what_is_compared_with_its_own_order_statistic_is_made_once(name: str) -
     proof = Proof(step_of(take_call(Branched(STATISTICS[name]), {"x": torch.randn(ROWS, WIDTH)})))
     for plan in PLANS:
         verdict = proof.verdict(config_of(plan))
-        assert verdict.fate is Fate.PASS, (plan, verdict)
+        assert verdict.fate is ProofOutcome.PASS, (plan, verdict)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Fate, Proof, Step, compared, in_one, plans_of, sampled, step_of
+from moaic.check.proof import CapturedStep, Proof, ProofOutcome, compared, in_one, plans_of, sampled, step_of
 from moaic.compile.planning import request_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -40,7 +40,7 @@ ROUNDING = 0.05
 
 
 @cache
-def taken(name: str) -> tuple[Module, Step]:
+def taken(name: str) -> tuple[Module, CapturedStep]:
     """A model's graph with the casts of the option, and its step in float64."""
     torch.compiler.reset()
     one = take_call(EXAMPLES[name].model(), EXAMPLES[name].batch(), NARROW)
@@ -53,11 +53,11 @@ def proof(name: str) -> Proof:
 
 
 @cache
-def in_its_types(name: str) -> tuple[Step, list[Tensor]]:
+def in_its_types(name: str) -> tuple[CapturedStep, list[Tensor]]:
     """The step with values in the types that the graph says, and what it gives on one device."""
     module, wide = taken(name)
     values = zip(wide.inputs, module.main.params, strict=True)
-    step = Step(module, tuple(value.to(DTYPES[param.type.dtype]) for value, param in values))
+    step = CapturedStep(module, tuple(value.to(DTYPES[param.type.dtype]) for value, param in values))
     return step, run_function(module, module.main.name, step.inputs)
 
 
@@ -136,9 +136,9 @@ def test_plans_differ_from_one_device_by_the_order_of_sums_alone(name: str, most
     step, expected = in_its_types(name)
     for config in sampled(plans_of(module, 2), most):
         verdict = proof(name).verdict(config, halves=most > 3)
-        assert verdict.fate is Fate.PASS, verdict
+        assert verdict.fate is ProofOutcome.PASS, verdict
         rounded = compared(config, step.module.main, run(name, config), expected, ROUNDING)
-        assert rounded.fate is Fate.PASS, rounded
+        assert rounded.fate is ProofOutcome.PASS, rounded
 
 
 @pytest.mark.parametrize("level", [pytest.param("step", marks=pytest.mark.exact), "use"])

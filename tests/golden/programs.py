@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from moaic.capture.trace_only import take_call
-from moaic.check.proof import Step, loss_at, step_of
+from moaic.check.proof import CapturedStep, loss_at, step_of
 from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.graph import Function, Location, Module, Op
 from moaic.ir.printer import render
@@ -116,7 +116,7 @@ class Captured:
 
     module: Module
     builder: Builder
-    exact: Step
+    exact: CapturedStep
 
 
 @cache

@@ -90,7 +90,8 @@ UNSOUND = [
     (body("%y = moai.all_reduce %x : f32[8, 16]"), "attribute `axis` is `none`"),
     (
         body('%y = moai.all_reduce %x {axis = "tp"} : f32[8]', "%x: f32[8{tp}]"),
-        "over `tp` it turns partial into replicated, not sharded into replicated: operand `f32[8{tp}]`, result `f32[8]`",
+        "over `tp` it turns partial into replicated, not sharded into replicated: operand `f32[8{tp}]`, "
+        "result `f32[8]`",
     ),
     (body('%y = moai.all_reduce %x {axis = "tp"} : f32[4]', "%x: f32[8] +tp"), "differ in more than their layout"),
     (body('%y = moai.all_reduce %x {axis = "tp"} : bf16[8]', "%x: f32[8] +tp"), "differ in more than their layout"),
@@ -177,7 +178,8 @@ UNSOUND = [
     (ring(made=PLAIN.replace("4", "4{tp}")), "over `dp` `f32[2, 4{tp}, 8, 2]` is to be sharded 2:4 in a ring"),
     (
         ring("%q: f32[2, 4, 8{dp, tp}, 2], %k: f32[2, 4, 16{dp}, 2]", made=PLAIN.replace("8", "8{dp, tp}")),
-        "over `tp` it cannot turn sharded 2:1, replicated, replicated into sharded 2:1, sharded 2:1: its rule is b h (s q!) d!",
+        "over `tp` it cannot turn sharded 2:1, replicated, replicated into sharded 2:1, sharded 2:1: its "
+        "rule is b h (s q!) d!",
     ),
     (f"{MESH}func @f(%x: f32[8{{dp:3}}]) -> () {{ return }}", "in function `@f`: type `f32[8{dp:3}]`: axis `dp`"),
     (

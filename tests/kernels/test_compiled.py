@@ -9,19 +9,19 @@ import pytest
 
 from moaic.runtime.codegen.triton_aot import Binary, ahead
 from moaic.runtime.host.gpu_specs import TARGETS, Target
-from moaic.runtime.kernels.launch import Program, Tile
+from moaic.runtime.kernels.launch import Tile, TritonProgram
 from moaic.runtime.kernels.registry import KERNELS
-from moaic.runtime.kernels.tiles import TILES, Cut
+from moaic.runtime.kernels.tiles import TILES, Tiling
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """The compiler imports what warns of itself."""
 
 
-def compiled(program: Program, target: Target, tile: Tile) -> Binary:
+def compiled(program: TritonProgram, target: Target, tile: Tile) -> Binary:
     return ahead(program.function, program.types, program.constants, target, tile.warps, tile.stages)
 
 
-def fits(kernel: str, target: Target, cut: Cut, element: str) -> Iterator[str]:
+def fits(kernel: str, target: Target, cut: Tiling, element: str) -> Iterator[str]:
     """What is wrong with a kernel's functions on a GPU."""
     for program in KERNELS[kernel].programs(element, cut.tile):
         made, name = compiled(program, target, cut.tile), f"{program.function.__name__} of {element} in {cut.tile}"
@@ -66,5 +66,5 @@ def test_compiles_without_what_is_optional(kernel: str) -> None:
 
 def test_a_spill_is_seen() -> None:
     """The same kernel, cut too large."""
-    large = Cut(Tile(columns=8192, warps=4))
+    large = Tiling(Tile(columns=8192, warps=4))
     assert any("spills" in fault for fault in fits("norm", TARGETS["sm_90"], large, "fp32"))

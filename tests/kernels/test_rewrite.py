@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.capture.trace_only import Sample, Source, take_model
+from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.verify import load
 from moaic.passes.registry import run_passes
@@ -20,15 +20,15 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.kernels.patterns.match import Sight
 from moaic.runtime.kernels.patterns.rewrite import RULES, measured_on, with_kernels, with_measured_kernels
-from moaic.runtime.kernels.patterns.rule import Rewrite, Rule
-from moaic.runtime.kernels.registry import KERNELS, Shape
+from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
+from moaic.runtime.kernels.registry import KERNELS, KernelShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
 
 VOCABULARY = 40
 
-LLAMA = Source(
+LLAMA = ModelSource(
     "llama",
     {
         "hidden_size": 16,
@@ -39,7 +39,7 @@ LLAMA = Source(
         "vocab_size": VOCABULARY,
     },
 )
-GPT2 = Source(
+GPT2 = ModelSource(
     "gpt2",
     {
         "n_embd": 16,
@@ -53,9 +53,9 @@ SIZES = {**LLAMA.settings, "head_dim": 8}
 MODELS = {
     "llama": LLAMA,
     "gpt2": GPT2,
-    "qwen3": Source("qwen3", SIZES),
-    "gemma": Source("gemma", SIZES),
-    "gemma, exact": Source("gemma", {**SIZES, "hidden_act": "gelu"}),
+    "qwen3": ModelSource("qwen3", SIZES),
+    "gemma": ModelSource("gemma", SIZES),
+    "gemma, exact": ModelSource("gemma", {**SIZES, "hidden_act": "gelu"}),
 }
 SAMPLE = Sample(batch=2, sequence=9)
 TOKENS = SAMPLE.batch * SAMPLE.sequence
@@ -77,7 +77,7 @@ EXPECTED = {
 COUNTED = 7
 
 
-def always(name: str, shape: Shape, element: str) -> bool:
+def always(name: str, shape: KernelShape, element: str) -> bool:
     return True
 
 
@@ -86,7 +86,7 @@ def llama() -> Function:
     return without_logits(LLAMA)
 
 
-def without_logits(source: Source) -> Function:
+def without_logits(source: ModelSource) -> Function:
     """A step of which nobody reads the logits."""
     function = take_model(source, SAMPLE).captured.function
     kept = [at for at, result in enumerate(function.results) if not is_logits(result)]
@@ -190,9 +190,9 @@ def test_so_do_the_functions_of_a_plan(name: str) -> None:
 
 
 def test_a_kernel_is_used_where_it_was_measured_to_win(llama: Function) -> None:
-    function, asked = llama, list[tuple[str, Shape, str]]()
+    function, asked = llama, list[tuple[str, KernelShape, str]]()
 
-    def norms_win(name: str, shape: Shape, element: str) -> bool:
+    def norms_win(name: str, shape: KernelShape, element: str) -> bool:
         asked.append((name, shape, element))
         return name == "norm"
 
@@ -225,8 +225,8 @@ def test_nothing_is_used_that_nobody_measured(llama: Function) -> None:
 def test_what_nobody_measured_is_not_looked_for(llama: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
-    def rule(name: str) -> Rule:
-        def look(sight: Sight, op: Op) -> Rewrite | None:
+    def rule(name: str) -> KernelRule:
+        def look(sight: Sight, op: Op) -> Replacement | None:
             looked.append(name)
             return None
 

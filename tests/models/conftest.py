@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moaic.capture.trace_only import Taken, take_call
-from moaic.check.proof import Fate, Proof, Verdict, step_of
+from moaic.check.proof import Proof, ProofOutcome, Verdict, step_of
 from tests.models.zoo import MODELS
 
 
@@ -39,7 +39,7 @@ class Zoo:
         return self.proofs[name]
 
     def count(self, name: str, verdict: Verdict, *, on_workers: bool = False) -> None:
-        if verdict.fate is Fate.PASS:
+        if verdict.fate is ProofOutcome.PASS:
             self.passed.add((name, str(verdict.config), on_workers))
 
     def pairs(self, *, on_workers: bool) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moaic.capture.trace_only import take_call
 from moaic.check.distance import distance
-from moaic.check.proof import Step, in_halves, in_one, one_of_each_kind, plans_of, sampled, step_of
+from moaic.check.proof import CapturedStep, in_halves, in_one, one_of_each_kind, plans_of, sampled, step_of
 from moaic.check.workers import with_tangent_of_loss_alone
 from moaic.ir.errors import Diagnostic
 from moaic.passes.build import Builder
@@ -53,7 +53,7 @@ FEW = [
 # As compiled, on virtual ranks.
 
 
-def given(step: Step, batch: Batch) -> Step:
+def given(step: CapturedStep, batch: Batch) -> CapturedStep:
     """The step on another batch."""
     main, inputs, left = step.module.main, list(step.inputs), {*batch}
     for index, tensor in enumerate(step.inputs):
@@ -65,14 +65,14 @@ def given(step: Step, batch: Batch) -> Step:
     return replace(step, inputs=tuple(inputs))
 
 
-def logits_at(step: Step) -> int:
+def logits_at(step: CapturedStep) -> int:
     """The place of the logits among the results."""
     main = step.module.main
     shapes = [value.type.shape for value in main.results[: step.outputs]]
     return next(index for index, shape in enumerate(shapes) if len(shape) > 1)
 
 
-def check_unnoticed(step: Step, changed: Changed, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+def check_unnoticed(step: CapturedStep, changed: Changed, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     """Of all that a step gives, what must be the same is."""
     place = logits_at(step)
     apart = distance(found[place][changed.same], wanted[place][changed.same], 0.0)
@@ -81,7 +81,7 @@ def check_unnoticed(step: Step, changed: Changed, found: Sequence[Tensor], wante
         check_learned(step, found, wanted)
 
 
-def check_learned(step: Step, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+def check_learned(step: CapturedStep, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     """Loss and gradients are the same; small gradients count as a share of the largest."""
     main = step.module.main
     learned = [i for i, value in enumerate(main.results) if main.result_role(i).kind == "grad" or not value.type.shape]
@@ -91,11 +91,11 @@ def check_learned(step: Step, found: Sequence[Tensor], wanted: Sequence[Tensor])
         assert apart <= EXACT, f"{main.result_role(i)} is off by {apart:.1e}"
 
 
-def as_written(step: Step) -> list[Tensor]:
+def as_written(step: CapturedStep) -> list[Tensor]:
     return run_function(step.module, step.module.main.name, step.inputs)
 
 
-def check_plans(step: Step, changed: Changed, configs: Sequence[Config]) -> int:
+def check_plans(step: CapturedStep, changed: Changed, configs: Sequence[Config]) -> int:
     """How many of the plans there are: in one program, and in two, none notices the change."""
     wanted, other, builder, done = as_written(step), given(step, changed.batch), Builder(step.module), 0
     for config in configs:
@@ -109,7 +109,7 @@ def check_plans(step: Step, changed: Changed, configs: Sequence[Config]) -> int:
     return done
 
 
-def step_on_loss(zoo: Zoo, name: str) -> Step:
+def step_on_loss(zoo: Zoo, name: str) -> CapturedStep:
     return with_tangent_of_loss_alone(zoo.proof(name).step)
 
 
@@ -127,7 +127,7 @@ def test_no_kind_of_plan_notices(zoo: Zoo, change: str, name: str) -> None:
     assert check_plans(step, CHANGES[change][0](name), configs)
 
 
-def captured(example: Example, batch: Batch) -> Step:
+def captured(example: Example, batch: Batch) -> CapturedStep:
     torch.compiler.reset()
     there = {key: tensor.to("moai") for key, tensor in batch.items()}
     return with_tangent_of_loss_alone(step_of(take_call(example.model().to("moai"), there)))

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from moaic.check.proof import TOLERANCE, Fate, compared
+from moaic.check.proof import TOLERANCE, ProofOutcome, compared
 from moaic.ir.graph import Module
 from moaic.ir.verify import verify
 from moaic.passes.build import Builder
@@ -26,7 +26,7 @@ from moaic.passes.lowering.programs import lower
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function, run_ranks
-from tests.exact.graphs import Step, captured_step
+from tests.exact.graphs import CapturedStep, captured_step
 from tests.exact.models import BALANCED, IGNORED, Batch, Example, gpt2, llama, mixtral, qwen2, sizes
 
 ROWS = 8
@@ -106,7 +106,7 @@ def config(text: str) -> Config:
     return replace(Config(), **{name: value for name, value in given.items() if value is not None})
 
 
-def without_tangents(step: Step) -> Step:
+def without_tangents(step: CapturedStep) -> CapturedStep:
     main = step.module.main
     zero = [i for i, value in enumerate(main.params) if main.param_role(i).kind == "tangent" and value.type.shape != ()]
     module: Module = drop_zeros(step.module, zero)
@@ -115,4 +115,4 @@ def without_tangents(step: Step) -> Step:
 
 def close(proof: Proof, results: Sequence[Tensor], config: Config) -> None:
     verdict = compared(config, proof.step.module.main, results, proof.expected, TOLERANCE)
-    assert verdict.fate is Fate.PASS, f"{config}: {verdict.reason}"
+    assert verdict.fate is ProofOutcome.PASS, f"{config}: {verdict.reason}"

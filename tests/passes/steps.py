@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
-from moaic.passes.perf.machine import Link, Machine, Number, Source
+from moaic.passes.perf.machine import Link, Machine, MeasureSource, Number
 
 
 def dense(rows: int = 8, width: int = 4, hidden: int = 16) -> Module:
@@ -60,8 +60,8 @@ func @step(%x: f32[{rows}, 4] input "x", %a: f32[4, 4] param "a") -> (f32[] outp
 
 def machine(workers: int = 2, memory: int = 1 << 30, overhead: float = 0.0) -> Machine:
     """A billion of everything per second, measured; collectives take a millisecond to begin."""
-    giga = Number(1e9, Source.MEASURED)
-    link = Link(Number(1e-3, Source.MEASURED), giga, 2)
+    giga = Number(1e9, MeasureSource.MEASURED)
+    link = Link(Number(1e-3, MeasureSource.MEASURED), giga, 2)
     links = {"all_reduce": link, "reduce_scatter": link, "all_gather": link}
     rates = {"mm.f32": giga, "cheap.f32": giga, "costly.f32": giga}
-    return Machine(workers, memory, giga, rates, links, Number(overhead, Source.MEASURED))
+    return Machine(workers, memory, giga, rates, links, Number(overhead, MeasureSource.MEASURED))

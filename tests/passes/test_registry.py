@@ -17,7 +17,7 @@ from moaic.passes.build import build, passes_of
 from moaic.passes.config import spelled
 from moaic.passes.pass_options import Pass, parse_pass, usage
 from moaic.passes.registry import PASSES, run_passes
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from tests.passes.models import config, proof
 
 DATA = Path(__file__).parents[1] / "data"
@@ -39,7 +39,7 @@ def written(each: Pass) -> str:
 @pytest.mark.parametrize(("model", "plan"), [(model, plan) for model, plans in PLANS.items() for plan in plans])
 def test_passes_by_name_make_the_module_of_the_plan(model: str, plan: str) -> None:
     step, wanted = proof(model).step.module, config(plan)
-    words = ["outline", *map(written, passes_of(wanted, Prices()))]
+    words = ["outline", *map(written, passes_of(wanted, CostCoefficients()))]
     assert render(run_passes(step, ",".join(words))) == render(build(step, wanted).module)
 
 

@@ -14,7 +14,7 @@ from moaic.passes.config import Config
 from moaic.passes.estimate.memory import fused_functions
 from moaic.passes.estimate.step_time import function_seconds, predict
 from moaic.passes.perf import machine as machines
-from moaic.passes.perf.machine import Link, Machine, MadeKernel, Number, Source
+from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number
 from moaic.passes.perf.structural_hash import key_of
 from tests.passes.steps import dense, machine
 
@@ -54,7 +54,10 @@ def test_a_function_takes_what_its_kernels_take() -> None:
     product = MadeKernel(1, nbytes=1 * GIGA, flops=5 * GIGA, heavy="f32")
     sums = MadeKernel(3, nbytes=2 * GIGA, flops=1 * GIGA)
     where = replace(machine(), made={key_of(function(PRODUCT)): (product, sums)})
-    assert seconds(PRODUCT, where) == {"heavy": Number(5.0, Source.MEASURED), "light": Number(6.0, Source.MEASURED)}
+    assert seconds(PRODUCT, where) == {
+        "heavy": Number(5.0, MeasureSource.MEASURED),
+        "light": Number(6.0, MeasureSource.MEASURED),
+    }
 
 
 def test_other_functions_take_what_fusion_expects() -> None:
@@ -64,7 +67,7 @@ def test_other_functions_take_what_fusion_expects() -> None:
 
 def test_every_launch_is_paid_for() -> None:
     launching = replace(machine(), launch=Number(1e-3))
-    assert seconds(PRODUCT, launching)["launch"] == Number(2e-3, Source.ASSUMED)
+    assert seconds(PRODUCT, launching)["launch"] == Number(2e-3, MeasureSource.ASSUMED)
     made = replace(launching, made={key_of(function(PRODUCT)): (MadeKernel(3, 1.0, 1.0), MadeKernel(4, 1.0, 1.0))})
     assert seconds(PRODUCT, made)["launch"].value == pytest.approx(7e-3)
 
@@ -76,7 +79,7 @@ def test_a_prediction_says_what_launches_take() -> None:
 
 
 def test_a_group_that_is_joined_by_pairs_has_fewer_links() -> None:
-    rate = Number(GIGA, Source.PUBLISHED)
+    rate = Number(GIGA, MeasureSource.PUBLISHED)
     switched, pairs = (
         replace(machine(), links={"all_gather": Link(Number(0.0), rate, 8, direct)}) for direct in (False, True)
     )
@@ -87,6 +90,6 @@ def test_a_group_that_is_joined_by_pairs_has_fewer_links() -> None:
 
 def test_what_was_made_is_text_and_back() -> None:
     made = {"a": (MadeKernel(2, 1.5, 2.0, "bf16"), MadeKernel(1, 3.0, 0.0)), "b": ()}
-    link = Link(Number(1e-5), Number(1e9, Source.PUBLISHED), 8, direct=True)
+    link = Link(Number(1e-5), Number(1e9, MeasureSource.PUBLISHED), 8, direct=True)
     where = replace(machine(), launch=Number(4e-6), made=made, links={"all_gather": link})
     assert machines.from_text(machines.to_text(where)) == where

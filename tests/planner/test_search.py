@@ -25,7 +25,7 @@ from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import Machine, Number
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner import plan_cache, search
 from moaic.planner.dump import dump
 from moaic.planner.processes import ProcessPool
@@ -103,7 +103,7 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
 def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
     for step in (dense(), dense(rows=4096, width=64)):
         here, there = (search.search(step, machine(), Request(), pool=each) for each in (Here(), pool))
-        assert there.fates == here.fates
+        assert there.search_result == here.search_result
         assert render(there.plan.programs.joint) == render(here.plan.programs.joint)
 
 
@@ -144,9 +144,9 @@ def test_plans_that_do_not_fit_are_left_out_and_the_next_is_ranked() -> None:
     seconds = {Config(dp=2): 1.0, shards: 2.0, anew: 2.5, Config(): 3.0}
     peaks = {Config(dp=2): 2 << 30}
     found = search.search(dense(), machine(), Request(recompute="saved", tp=1), pool=Scripted(seconds, peaks))
-    assert [each.config for each in found.fates.ranked] == [found.plan.config, anew]
+    assert [each.config for each in found.search_result.ranked] == [found.plan.config, anew]
     assert found.plan.config == shards
-    assert found.fates.of(Config(dp=2)).dropped == "needs 2048 MiB per worker, and there are 1024 MiB"
+    assert found.search_result.of(Config(dp=2)).dropped == "needs 2048 MiB per worker, and there are 1024 MiB"
 
 
 def test_recomputing_is_compiled_only_where_memory_is_short() -> None:
@@ -164,13 +164,13 @@ def test_what_cannot_be_faster_is_not_compiled() -> None:
     pool = Scripted(seconds)
     found = search.search(dense(), machine(), Request(recompute="saved", pp=1), pool=pool)
     assert found.plan.config == Config(dp=2)
-    assert found.fates.of(Config()).dropped == "takes at least 3000.0 ms, and another plan takes 1400.0 ms"
+    assert found.search_result.of(Config()).dropped == "takes at least 3000.0 ms, and another plan takes 1400.0 ms"
 
 
 def test_what_cannot_fit_is_not_compiled() -> None:
     step, where = dense(4096, 256, 256), machine(memory=12 << 20)
     found = search.search(step, where, SMALL, pool=Here())
-    reasons = {each.config: each.dropped for each in found.fates.candidates}
+    reasons = {each.config: each.dropped for each in found.search_result.candidates}
     assert reasons[Config()].startswith("needs at least ")
     assert not reasons[found.plan.config]
 
@@ -190,7 +190,7 @@ def test_micro_batches_are_dropped_silently_where_nobody_asked(caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "moaic"):
         found = search.search(normalized(), machine(), Request(tp=1), pool=Here())
     assert found.plan.config.micro_batches == 1
-    assert all(each.dropped for each in found.fates.candidates if each.config.micro_batches > 1)
+    assert all(each.dropped for each in found.search_result.candidates if each.config.micro_batches > 1)
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
@@ -216,7 +216,7 @@ def test_an_outcome_is_found_again(tmp_path: Path, caplog: pytest.LogCaptureFixt
     first = plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path)
     with caplog.at_level(logging.INFO, "moaic"):
         second = plan_cache.search_cached(step, where, SMALL, pool=Scripted({}), folder=tmp_path)
-    assert second.fates == first.fates
+    assert second.search_result == first.search_result
     assert render(second.plan.module) == render(first.plan.module)
     assert "planned before" in caplog.text
     assert "num_stages : 1" in caplog.text
@@ -238,7 +238,9 @@ def test_a_damaged_outcome_is_made_anew(tmp_path: Path) -> None:
     first = plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text(encoding="utf-8")[:50], encoding="utf-8")
-    assert plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path).fates == first.fates
+    assert (
+        plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path).search_result == first.search_result
+    )
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -320,7 +322,7 @@ def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixtu
 
     found = plan_cache.search_cached(dense(), machine(), SMALL, pool=Buggy({Config(): 1.0}), folder=tmp_path)
     assert found.plan.config == Config()
-    assert found.fates.of(Config(tp=2)).dropped == "KeyError: 1"
+    assert found.search_result.of(Config(tp=2)).dropped == "KeyError: 1"
     assert "which is a bug of moaic" in caplog.text
     assert not list(tmp_path.iterdir())
 
@@ -330,7 +332,7 @@ def test_a_plan_whose_programs_are_not_well_formed_is_never_taken(
 ) -> None:
     right = search.build
 
-    def spoilt(step: Module, config: Config, prices: Prices) -> Plan:
+    def spoilt(step: Module, config: Config, prices: CostCoefficients) -> Plan:
         plan = right(step, config, prices)
         programs, main = plan.programs, plan.programs.joint.main
         without = Module((*programs.joint.functions[:-1], replace(main, ops=main.ops[:-1])), programs.joint.mesh)
@@ -339,14 +341,14 @@ def test_a_plan_whose_programs_are_not_well_formed_is_never_taken(
     monkeypatch.setattr(search, "build", spoilt)
     found = search.search(dense(), machine(), SMALL, pool=Scripted({Config(): 2.0, Config(dp=2): 1.0}))
     assert found.plan.config == Config()
-    assert "pass lower made a module that is not well formed" in found.fates.of(Config(dp=2)).dropped
+    assert "pass lower made a module that is not well formed" in found.search_result.of(Config(dp=2)).dropped
     assert "which is a bug of moaic" in caplog.text
 
 
 def test_processes_end_with_whoever_started_them() -> None:
     code = """
 import os, sys
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner.processes import ProcessPool
 pool = ProcessPool(2)
 print(*pool.pids, flush=True)
@@ -391,6 +393,6 @@ def test_a_level_that_is_none_is_refused() -> None:
 
 def test_outcomes_are_plain_json() -> None:
     found = search.search(dense(), machine(), SMALL, pool=Here())
-    text = plan_cache.to_text(found.fates)
+    text = plan_cache.to_text(found.search_result)
     assert json.loads(text)["selected"]["dp"] == found.plan.config.dp
-    assert plan_cache.from_text(text) == found.fates
+    assert plan_cache.from_text(text) == found.search_result

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moaic.capture.trace_only import Sample, Source
+from moaic.capture.trace_only import ModelSource, Sample
 from moaic.cli import main
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
@@ -27,7 +27,7 @@ from tests.passes.steps import dense
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
 
-PUBLISHED, ASSUMED = machines.Source.PUBLISHED, machines.Source.ASSUMED
+PUBLISHED, ASSUMED = machines.MeasureSource.PUBLISHED, machines.MeasureSource.ASSUMED
 
 TARGET = TARGETS["sm_90"]
 
@@ -132,7 +132,7 @@ def test_without_a_folder_nothing_is_kept(program: Module) -> None:
 def test_a_plan_is_priced_by_its_kernels(tmp_path: Path) -> None:
     kernels = MadeKernels(TARGET, None)
     machine = machine_of(TARGET, 2, {})
-    asked = Question(Source("llama", {}), (8,), 8, machine, (2,), parse_request("dp=2,micro_batches=1"))
+    asked = Question(ModelSource("llama", {}), (8,), 8, machine, (2,), parse_request("dp=2,micro_batches=1"))
     before = planned(dense(), 8, machine, asked, Here())
     after = planned(dense(), 8, machine, replace(asked, kernels=kernels, folder=tmp_path), Here())
     assert (before.known, after.known) == (0, before.functions)
@@ -155,7 +155,7 @@ def test_the_guide_says_where_its_numbers_come_from(
 
 def test_a_guide_over_many_batches_does_not_end_where_dynamo_gives_up() -> None:
     tiny = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    source = Source("llama", {**tiny, "num_key_value_heads": 2, "vocab_size": 64})
+    source = ModelSource("llama", {**tiny, "num_key_value_heads": 2, "vocab_size": 64})
     with torch._dynamo.config.patch(recompile_limit=1):  # pyright: ignore[reportPrivateUsage]
         steps = [captured_step(source, Sample(batch, 8)) for batch in (2, 3, 4)]
     assert [step.main.params[0].type.shape[0] for step in steps] == [2, 3, 4]

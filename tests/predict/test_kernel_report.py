@@ -16,7 +16,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.predict.kernel_cache import MadeKernels
-from moaic.predict.kernel_report import Made, Row, lines, made_of, program_of, summary
+from moaic.predict.kernel_report import CompiledFunction, Row, lines, made_of, program_of, summary
 from moaic.runtime.codegen import cross_compile
 from moaic.runtime.host.gpu_specs import TARGETS, target_of
 
@@ -71,7 +71,7 @@ def test_a_llama_becomes_few_kernels_and_none_spills(llama: Module, name: str) -
         assert_is_for(each, name)
 
 
-def assert_is_for(made: Made, name: str) -> None:
+def assert_is_for(made: CompiledFunction, name: str) -> None:
     """What was compiled is code of that GPU, and says how much of the GPU it takes."""
     row, target = made.row, TARGETS[name]
     assert row.nbytes > 0

@@ -10,7 +10,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster import listed_hosts
 from moaic.runtime.host.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
-from moaic.runtime.host.selection import Choice, current_flavor, keep
+from moaic.runtime.host.selection import AcceleratorSelection, current_flavor, keep
 from tests.docs.blocks import ROOT, blocks
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> Non
         done = person.ask(*words)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
     assert not list((person.home / ".local").rglob("*.json"))
-    keep(person.environment, Choice(0, {0: known[2].size}))
+    keep(person.environment, AcceleratorSelection(0, {0: known[2].size}))
     with pytest.raises(Diagnostic, match=r"`Large\.18GB` needs node2"):
         current_flavor(person.environment)
     assert "3. Large.18GB  (needs node2: not yet)  *" in person.ask("switch_model", "--list").stdout

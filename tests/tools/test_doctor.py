@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from moaic.runtime.host.cores import cores
-from moaic.tools.doctor import State, findings
+from moaic.tools.doctor import FindingState, findings
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -47,5 +47,5 @@ def test_what_is_missing_comes_with_its_cure(person: Person) -> None:
 
 def test_what_is_not_needed_stops_nobody(person: Person) -> None:
     found = findings({**person.environment, "CXX": "no-such-compiler", "MOAI_COMPILE": "0", "MOAI_CACHE": "off"})
-    assert not [finding for finding in found if finding.state is State.MISSING]
+    assert not [finding for finding in found if finding.state is FindingState.MISSING]
     assert "MOAI_COMPILE is off: no compiler is needed, and steps are slower" in [finding.text for finding in found]

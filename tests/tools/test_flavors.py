@@ -11,7 +11,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.host.flavors import GIB, Host, asked_for, flavors, ladder, this_host
 from moaic.runtime.host.memory import USABLE
-from moaic.runtime.host.selection import Choice, choice, current_flavor, keep, next_job
+from moaic.runtime.host.selection import AcceleratorSelection, choice, current_flavor, keep, next_job
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -101,7 +101,7 @@ def test_a_broken_file_is_named_with_its_line(person: Person, text: str, place: 
 
 def test_up_to_five_accelerators() -> None:
     small = Host(2, 24 * GIB).flavor(1)
-    have = Choice(0, {0: "Medium"})
+    have = AcceleratorSelection(0, {0: "Medium"})
     for number in range(1, 5):
         have, made = have.added(small)
         assert made == number
@@ -111,7 +111,7 @@ def test_up_to_five_accelerators() -> None:
     with pytest.raises(Diagnostic, match="there is no accelerator 7: you have 0, 1, 2, 3, 4"):
         have.switched(7)
     with pytest.raises(Diagnostic, match="your only one"):
-        Choice(0, {0: "Medium"}).removed(0)
+        AcceleratorSelection(0, {0: "Medium"}).removed(0)
 
 
 def test_a_choice_that_cannot_be_read_says_how_to_forget_it(person: Person) -> None:
@@ -165,7 +165,7 @@ def test_an_unknown_flavor_is_one_message(person: Person, word: str) -> None:
 
 
 def test_a_flavor_of_another_machine_can_be_switched_away_from(person: Person) -> None:
-    keep(person.environment, Choice(0, {0: "48xLarge"}))
+    keep(person.environment, AcceleratorSelection(0, {0: "48xLarge"}))
     assert "48xLarge" in person.ask("smi").stdout
     with pytest.raises(Diagnostic, match="the chosen flavor `48xLarge` is not one of this machine's"):
         current_flavor(person.environment)

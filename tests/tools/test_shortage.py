@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from moaic.compile.oom_advice import Need, Room, ways_out
+from moaic.compile.oom_advice import Capacity, Need, ways_out
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def advice(step: Module, where: Machine, request: Request, rooms: list[Room]) -> list[str]:
+def advice(step: Module, where: Machine, request: Request, rooms: list[Capacity]) -> list[str]:
     """The hints for a step of which no plan fits."""
     with pytest.raises(NoPlanFits) as raised:
         search(step, where, request, pool=Here())
@@ -31,8 +31,8 @@ def advice(step: Module, where: Machine, request: Request, rooms: list[Room]) ->
     return ways_out(Need(step, request, sized, tried=True), where, rooms, Here()).split("\nhint: ")
 
 
-def room(workers: int, memory: int) -> Room:
-    return Room(Flavor("Large", workers, workers * memory), memory)
+def room(workers: int, memory: int) -> Capacity:
+    return Capacity(Flavor("Large", workers, workers * memory), memory)
 
 
 def test_a_flavor_that_is_advised_fits() -> None:

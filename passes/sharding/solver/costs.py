@@ -23,7 +23,7 @@ SPELLED_OUT = 2
 """Times the work of causal attention that attention under a mask does."""
 
 
-class Standing(Enum):
+class ValueRole(Enum):
     """What a value is to the memory of a step."""
 
     ACTIVATION = "activation"
@@ -34,7 +34,7 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class CostCoefficients:
     """Rates of one worker and its links, in units per second, assumed unless said; and what memory is worth."""
 
     flops: float = 100e9
@@ -54,9 +54,9 @@ class Prices:
     """The same for a byte that the forward saves for the backward."""
 
 
-def prices_of(machine: Machine) -> Prices:
+def prices_of(machine: Machine) -> CostCoefficients:
     """The rates of a machine as far as they are known, in steps of two: layouts must not change with each measuring."""
-    assumed = Prices()
+    assumed = CostCoefficients()
     known = replace(
         assumed,
         flops=_step(machine.rate("mm", "f32").value),
@@ -79,10 +79,10 @@ def _step(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
-    """Prices on a mesh, for an axis of n ranks that the mesh does not have yet."""
+class LayoutCosts:
+    """CostCoefficients on a mesh, for an axis of n ranks that the mesh does not have yet."""
 
-    prices: Prices
+    prices: CostCoefficients
     mesh: Mesh
     n: int
 
@@ -138,7 +138,7 @@ class Pricing:
         return self.local_bytes(value) / (self.n if isinstance(state, Sharded) else 1)
 
     def conversion(
-        self, value: Value, have: State, want: State, standing: Standing = Standing.ACTIVATION
+        self, value: Value, have: State, want: State, standing: ValueRole = ValueRole.ACTIVATION
     ) -> float | None:
         """Seconds per step to bring `value` into another state; None where that is never wanted.
 
@@ -147,15 +147,15 @@ class Pricing:
         """
         if have == want:
             return 0.0
-        if want == PARTIAL or (standing is Standing.WEIGHT and isinstance(have, Sharded) and want == REPLICATED):
+        if want == PARTIAL or (standing is ValueRole.WEIGHT and isinstance(have, Sharded) and want == REPLICATED):
             return None
         runs, size = self.runs(value), self.local_bytes(value)
         if have == REPLICATED:
             return runs * (self.prices.local + size / self.n / self.prices.memory)
         held = 0.0
-        if standing is Standing.WEIGHT:
+        if standing is ValueRole.WEIGHT:
             held = self.prices.held * size / self.n
-        elif standing is Standing.GRADIENT and have == PARTIAL:
+        elif standing is ValueRole.GRADIENT and have == PARTIAL:
             held = self.prices.held * size
         return runs * (self.prices.latency + (self._sent(size, have, want) + held) / self.prices.link)
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from moaic.ir.layout import State
 from moaic.ir.rules import Strategy
-from moaic.passes.sharding.solver.costs import Pricing
-from moaic.passes.sharding.solver.problem import Choice, Flow, Problem, Sink
+from moaic.passes.sharding.solver.costs import LayoutCosts
+from moaic.passes.sharding.solver.problem import Flow, Problem, StrategyChoice, Use
 
 Shares = tuple[int, ...]
 """Variables whose sum is meant."""
@@ -36,21 +36,21 @@ FRACTION = 1e-6
 """A share further than this from a whole number is a fraction."""
 
 
-def solve(problem: Problem, pricing: Pricing) -> dict[Choice, Strategy]:
+def solve(problem: Problem, pricing: LayoutCosts) -> dict[StrategyChoice, Strategy]:
     """The cheapest strategy of every choice together."""
     return _Program(pricing).solve(problem)
 
 
 @dataclass(slots=True)
 class _Program:
-    pricing: Pricing
+    pricing: LayoutCosts
     costs: list[float] = field(default_factory=list[float])
     rows: list[dict[int, float]] = field(default_factory=list[dict[int, float]])
     low: list[float] = field(default_factory=list[float])
     high: list[float] = field(default_factory=list[float])
-    first: dict[Choice, int] = field(default_factory=dict[Choice, int])
+    first: dict[StrategyChoice, int] = field(default_factory=dict[StrategyChoice, int])
 
-    def solve(self, problem: Problem) -> dict[Choice, Strategy]:
+    def solve(self, problem: Problem) -> dict[StrategyChoice, Strategy]:
         for choice in problem.choices:
             self.first[choice] = len(self.costs)
             shares = tuple(self._variable(cost) for cost in choice.costs)
@@ -93,10 +93,10 @@ class _Program:
     def _made(self, flow: Flow) -> dict[State, Shares]:
         return self._by_state(flow.choice, [strategy.results[flow.result] for strategy in flow.choice.strategies])
 
-    def _wanted(self, sink: Sink) -> dict[State, Shares]:
+    def _wanted(self, sink: Use) -> dict[State, Shares]:
         return self._by_state(sink.choice, [sink.wanted(strategy) for strategy in sink.choice.strategies])
 
-    def _by_state(self, choice: Choice, states: Sequence[State]) -> dict[State, Shares]:
+    def _by_state(self, choice: StrategyChoice, states: Sequence[State]) -> dict[State, Shares]:
         found: dict[State, Shares] = {}
         for index, state in enumerate(states):
             found[state] = (*found.get(state, ()), self.first[choice] + index)

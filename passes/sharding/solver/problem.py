@@ -15,16 +15,16 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import REPLICATED, State
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.rules import Strategy
-from moaic.passes.sharding.solver.costs import Pricing, Standing
-from moaic.passes.sharding.solver.strategy_sets import Possible, needs_strategy
+from moaic.passes.sharding.solver.costs import LayoutCosts, ValueRole
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, needs_strategy
 from moaic.passes.sharding.solver.value_classes import twins
 
-Pull = Mapping[State, State]
+StateMap = Mapping[State, State]
 """For a state of a view the state of what it looks at."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Choice:
+class StrategyChoice:
     """One of several strategies must be taken; `costs` are seconds per step."""
 
     strategies: tuple[Strategy, ...]
@@ -32,10 +32,10 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class Use:
     """A choice that reads a value as its operand number `operand`, perhaps through views."""
 
-    choice: Choice
+    choice: StrategyChoice
     operand: int
     pull: tuple[tuple[State, State], ...] | None = None
     """Pairs of a state of what is read and the state of the value itself, if there are views between."""
@@ -51,27 +51,27 @@ class Flow:
     """A value from the choice that makes it (as result number `result`) to those that read it."""
 
     value: Value
-    choice: Choice
+    choice: StrategyChoice
     result: int
-    sinks: tuple[Sink, ...]
+    sinks: tuple[Use, ...]
     weight: int
     """Values that this one stands for, in all calls of a step."""
-    standing: Standing
+    standing: ValueRole
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    choices: tuple[Choice, ...]
+    choices: tuple[StrategyChoice, ...]
     flows: tuple[Flow, ...]
-    pulls: Mapping[Op, Pull]
+    pulls: Mapping[Op, StateMap]
     """The views that are no choices."""
-    of_op: Mapping[Op, Choice]
-    of_param: Mapping[Value, Choice]
-    of_result: Mapping[int, Choice]
+    of_op: Mapping[Op, StrategyChoice]
+    of_param: Mapping[Value, StrategyChoice]
+    of_result: Mapping[int, StrategyChoice]
     """By position in the main results."""
 
 
-def problem(module: Module, possible: Possible, pricing: Pricing, inputs_split: bool = False) -> Problem:
+def problem(module: Module, possible: StrategySets, pricing: LayoutCosts, inputs_split: bool = False) -> Problem:
     """The problem of putting an axis into `module`; inputs come whole, or in parts where that is best."""
     builder = _Builder(module, possible, pricing, ("param", "buffer", *(("input", "tangent") if inputs_split else ())))
     builder.build()
@@ -83,18 +83,18 @@ def problem(module: Module, possible: Possible, pricing: Pricing, inputs_split: 
 @dataclass(slots=True)
 class _Builder:
     module: Module
-    possible: Possible
-    pricing: Pricing
+    possible: StrategySets
+    pricing: LayoutCosts
     resting: tuple[str, ...]
     """Kinds of main parameters that may lie in parts."""
-    choices: list[Choice] = field(default_factory=list[Choice])
+    choices: list[StrategyChoice] = field(default_factory=list[StrategyChoice])
     flows: list[Flow] = field(default_factory=list[Flow])
-    pulls: dict[Op, Pull] = field(default_factory=dict[Op, Pull])
-    of_op: dict[Op, Choice] = field(default_factory=dict[Op, Choice])
-    of_param: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    of_result: dict[int, Choice] = field(default_factory=dict[int, Choice])
-    made_by: dict[Value, tuple[Choice, int]] = field(default_factory=dict[Value, tuple[Choice, int]])
-    """Choice and result number of every value that has one."""
+    pulls: dict[Op, StateMap] = field(default_factory=dict[Op, StateMap])
+    of_op: dict[Op, StrategyChoice] = field(default_factory=dict[Op, StrategyChoice])
+    of_param: dict[Value, StrategyChoice] = field(default_factory=dict[Value, StrategyChoice])
+    of_result: dict[int, StrategyChoice] = field(default_factory=dict[int, StrategyChoice])
+    made_by: dict[Value, tuple[StrategyChoice, int]] = field(default_factory=dict[Value, tuple[StrategyChoice, int]])
+    """StrategyChoice and result number of every value that has one."""
 
     def build(self) -> None:
         standing = standings(self.module)
@@ -115,8 +115,8 @@ class _Builder:
         """Who decides for each value: only the main function writes out what is repeated."""
         return twins(function) if function is self.module.main else {value: value for value in function.values()}
 
-    def _choose(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> Choice:
-        choice = Choice(tuple(strategies), tuple(costs))
+    def _choose(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> StrategyChoice:
+        choice = StrategyChoice(tuple(strategies), tuple(costs))
         self.choices.append(choice)
         return choice
 
@@ -139,11 +139,11 @@ class _Builder:
             price = times if value in saved else 0
             self._param(value, self._standing(states, [price * self.pricing.saving(value, state) for state in states]))
 
-    def _standing(self, states: Sequence[State], costs: Sequence[float]) -> Choice:
+    def _standing(self, states: Sequence[State], costs: Sequence[float]) -> StrategyChoice:
         """A choice that takes a value in and gives it out in one state."""
         return self._choose([Strategy((state,), (state,)) for state in states], costs)
 
-    def _param(self, value: Value, choice: Choice) -> None:
+    def _param(self, value: Value, choice: StrategyChoice) -> None:
         self.of_param[value] = choice
         self.made_by[value] = (choice, 0)
 
@@ -166,7 +166,7 @@ class _Builder:
                 self.of_op[op] = choice
                 self.made_by.update((result, (choice, i)) for i, result in enumerate(op.results))
 
-    def _op(self, op: Op, times: int) -> Choice:
+    def _op(self, op: Op, times: int) -> StrategyChoice:
         strategies = self.possible.strategies[op]
         return self._choose(strategies, [times * self.pricing.op(op, strategy) for strategy in strategies])
 
@@ -179,7 +179,7 @@ class _Builder:
                     passed[alike[value]].update(self.possible.resting(param))
         return passed
 
-    def _pull(self, op: Op, results: set[Value], passed: Mapping[Value, set[State]]) -> Pull | None:
+    def _pull(self, op: Op, results: set[Value], passed: Mapping[Value, set[State]]) -> StateMap | None:
         """How states of a view pull back; None where it must be a choice of its own."""
         if kind_of(op) is not Kind.VIEW or len(op.results) != 1 or op.results[0] in results:
             return None
@@ -201,32 +201,32 @@ class _Builder:
             self.of_result[index] = self._choose([Strategy((state,), ()) for state in states], [0.0] * len(states))
 
     def _flows(
-        self, function: Function, alike: Mapping[Value, Value], standing: Mapping[Value, Standing], times: int
+        self, function: Function, alike: Mapping[Value, Value], standing: Mapping[Value, ValueRole], times: int
     ) -> None:
-        sinks: dict[Value, dict[Sink, None]] = defaultdict(dict)
+        sinks: dict[Value, dict[Use, None]] = defaultdict(dict)
         for reader, value in self._readings(function):
             sinks[value][reader] = None
-        merged: dict[Value, dict[Sink, None]] = defaultdict(dict)
+        merged: dict[Value, dict[Use, None]] = defaultdict(dict)
         for value, found in sinks.items():
             merged[alike[value]].update(found)
         counts = Counter(alike[value] for value in sinks)
         for value, found in merged.items():
             if value in self.made_by:
                 choice, result = self.made_by[value]
-                stands = standing.get(value, Standing.ACTIVATION)
+                stands = standing.get(value, ValueRole.ACTIVATION)
                 self.flows.append(Flow(value, choice, result, tuple(found), times * counts[value], stands))
 
-    def _readings(self, function: Function) -> Iterator[tuple[Sink, Value]]:
+    def _readings(self, function: Function) -> Iterator[tuple[Use, Value]]:
         """Every reader of every value that is not a pulled view, views looked through."""
         source = {op.results[0]: op for op in function.ops if op in self.pulls}
 
-        def through(choice: Choice, operand: int, value: Value) -> tuple[Sink, Value]:
+        def through(choice: StrategyChoice, operand: int, value: Value) -> tuple[Use, Value]:
             pull: dict[State, State] | None = None
             while value in source:
                 step = self.pulls[source[value]]
                 pull = dict(step) if pull is None else {of: step[state] for of, state in pull.items() if state in step}
                 (value,) = source[value].inputs()
-            return Sink(choice, operand, None if pull is None else tuple(pull.items())), value
+            return Use(choice, operand, None if pull is None else tuple(pull.items())), value
 
         for op in function.ops:
             if op.name == "call":
@@ -241,11 +241,11 @@ class _Builder:
                 yield through(self.of_result[index], 0, value)
 
 
-def standings(module: Module) -> dict[Value, Standing]:
+def standings(module: Module) -> dict[Value, ValueRole]:
     """Weights and gradients; everything else is an activation."""
     main = module.main
     gradients = (main.results[i] for i in main.gradients)
-    return {**dict.fromkeys(gradients, Standing.GRADIENT), **dict.fromkeys(weight_values(module), Standing.WEIGHT)}
+    return {**dict.fromkeys(gradients, ValueRole.GRADIENT), **dict.fromkeys(weight_values(module), ValueRole.WEIGHT)}
 
 
 def weight_values(module: Module) -> set[Value]:

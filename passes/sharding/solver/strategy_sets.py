@@ -18,7 +18,7 @@ from moaic.passes.sharding.partitioner import Axis
 
 
 @dataclass(frozen=True, slots=True)
-class Possible:
+class StrategySets:
     """What an axis may do to a module: splits of values, strategies of ops (the replicated one last)."""
 
     splits: Mapping[Value, tuple[State, ...]]
@@ -35,14 +35,14 @@ Seeds = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
 
 def possible(
     module: Module, axis: Axis, seeds: Seeds | None = None, held: Callable[[Module], Collection[Value]] | None = None
-) -> Possible:
+) -> StrategySets:
     """The closure of contiguous splits over `axis`, not yet in the mesh of `module`; what is `held` stays whole."""
     closure = _Closure(module, axis, held(module) if held else ())
     for value, state in (seeds or _seeds)(module, axis):
         closure.spread(value, state)
     closure.spread_sums(module)
     strategies = {op: (*closure.found[op], rule.replicated()) for op, rule in closure.rules.items()}
-    return Possible({value: tuple(states) for value, states in closure.splits.items()}, strategies)
+    return StrategySets({value: tuple(states) for value, states in closure.splits.items()}, strategies)
 
 
 def needs_strategy(op: Op) -> bool:

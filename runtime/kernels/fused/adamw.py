@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _corrected(step: int, settings: AdamW) -> tuple[float, float]:
     return settings.lr / (1 - settings.beta1**step), (1 - settings.beta2**step) ** 0.5
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for gradients and copies of this type."""
     names = ("master", "grad", "mean", "square", "copy")
     types = {
@@ -74,7 +74,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **dict.fromkeys(("rate", "root", "beta1", "rest1", "beta2", "rest2", "eps", "kept"), "fp32"),
     }
     strides = {f"{name}_stride": 1 for name in names}
-    return (Program(_update, types, {**strides, "COPIED": True, "COLUMNS": tile.columns}),)
+    return (TritonProgram(_update, types, {**strides, "COPIED": True, "COLUMNS": tile.columns}),)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, launch
+from moaic.runtime.kernels.launch import Tile, TritonProgram, launch
 
 
 class Chunks(NamedTuple):
@@ -68,10 +68,10 @@ def _launch(chunks: Chunks, bucket: Tensor, scale: Tensor, tile: Tile, *, into: 
     launch(_move, grid, tile, chunks.table, chunks.like, bucket, scale, INTO=into, COLUMNS=tile.columns)
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for tensors in float32 and a bucket of this type."""
     types = {"table": "*i64", "like": "*fp32", "bucket": f"*{element}", "scale": "*fp32"}
-    return tuple(Program(_move, types, {"INTO": into, "COLUMNS": tile.columns}) for into in (True, False))
+    return tuple(TritonProgram(_move, types, {"INTO": into, "COLUMNS": tile.columns}) for into in (True, False))
 
 
 @triton.jit

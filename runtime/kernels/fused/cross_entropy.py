@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch, rows_of
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch, rows_of
 
 IGNORED: Final = -100
 """The label of a token without a loss."""
@@ -119,7 +119,7 @@ def _constants(tile: Tile, soft_cap: float | None) -> dict[str, float | int]:
     return {"SOFT_CAP": cap, "TOKENS": tile.rows, "CLASSES": tile.columns, "DEPTH": tile.inner}
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type."""
     sizes = {"width": "i32", "first": "i32"}
     forwards = {
@@ -138,8 +138,8 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **dict.fromkeys(("on", "off"), "fp32"),
     }
     constants = _constants(tile, 30.0)
-    owners = (Program(_gradient, backwards, {**constants, "TOKENS_OWN": own}) for own in (True, False))
-    return Program(_parts, forwards, constants), *owners
+    owners = (TritonProgram(_gradient, backwards, {**constants, "TOKENS_OWN": own}) for own in (True, False))
+    return TritonProgram(_parts, forwards, constants), *owners
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch, rows_of
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch, rows_of
 from moaic.runtime.rng import MULTIPLIERS, WORD, global_index
 
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
@@ -74,7 +74,7 @@ def _weight(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type."""
     places = dict.fromkeys(("key", "rows", "columns"), "*i64")
     types = {
@@ -85,7 +85,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
     }
     alone = {**places, "out": "*fp32", "width": "i32"}
     return tuple(
-        Program(function, of, {"LARGE": large, "COLUMNS": tile.columns})
+        TritonProgram(function, of, {"LARGE": large, "COLUMNS": tile.columns})
         for large in (False, True)
         for function, of in ((_dropout, types), (_numbers, alone))
     )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 from moaic.runtime.protocol.tensor_parts import cut, join
 
 
@@ -58,14 +58,14 @@ def _launch(x: Tensor, parts: Tensor, dim: int, stride: int, tile: Tile, *, into
     launch(_move, grid, tile, flat, parts, *sizes, INTO=into, ROWS=tile.rows, COLUMNS=tile.columns)
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type, where the last dim lies whole in memory."""
     types = {
         **dict.fromkeys(("x", "parts"), f"*{element}"),
         **dict.fromkeys(("x_above", "x_dim", "runs", "outer", "stride", "below"), "i32"),
     }
     tiles = {"x_below": 1, "ROWS": tile.rows, "COLUMNS": tile.columns}
-    return tuple(Program(_move, types, {**tiles, "INTO": into}) for into in (True, False))
+    return tuple(TritonProgram(_move, types, {**tiles, "INTO": into}) for into in (True, False))
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch, rows_of
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch, rows_of
 
 
 class Act(StrEnum):
@@ -47,7 +47,7 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int]:
     return x.shape[0], blocks(x.shape[1], tile.columns)
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type."""
     forwards = {
         **dict.fromkeys(("gate", "up", "out"), f"*{element}"),
@@ -58,7 +58,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **dict.fromkeys(("grad_row", "gate_row", "up_row", "width"), "i32"),
     }
     return tuple(
-        Program(function, types, {"ACT": str(act), "COLUMNS": tile.columns})
+        TritonProgram(function, types, {"ACT": str(act), "COLUMNS": tile.columns})
         for act in Act
         for function, types in ((_forward, forwards), (_backward, backwards))
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 from moaic.runtime.kernels.online_softmax import merged
 
 _UNITS = ("out_column", "more_column", "total_row", "part_row")
@@ -39,7 +39,7 @@ def merge(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp:
     launch(_merge, grid, tile, *operands, ROWS=tile.rows, COLUMNS=tile.columns)
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for parts of this type."""
     strides = (f"{of}_{dim}" for of in ("out", "more", "total", "part") for dim in ("batch", "head", "row"))
     types = {
@@ -47,7 +47,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         "more": f"*{element}",
         **dict.fromkeys((*(each for each in strides if each not in _UNITS), "length", "width"), "i32"),
     }
-    return (Program(_merge, types, {**dict.fromkeys(_UNITS, 1), "ROWS": tile.rows, "COLUMNS": tile.columns}),)
+    return (TritonProgram(_merge, types, {**dict.fromkeys(_UNITS, 1), "ROWS": tile.rows, "COLUMNS": tile.columns}),)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, launch, rows_of
+from moaic.runtime.kernels.launch import Tile, TritonProgram, launch, rows_of
 
 
 class Normed(NamedTuple):
@@ -95,12 +95,12 @@ def _fits(x: Tensor, tile: Tile) -> tuple[int, int]:
     return rows, width
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type: both norms, with a residual, LayerNorm with its bias."""
     return tuple(made(element, tile, layer=layer) for layer in (False, True) for made in (_ahead, _back))
 
 
-def _ahead(element: str, tile: Tile, *, layer: bool) -> Program:
+def _ahead(element: str, tile: Tile, *, layer: bool) -> TritonProgram:
     types = {
         **dict.fromkeys(("x", "residual", "weight", "bias", "y", "total"), f"*{element}"),
         **dict.fromkeys(("mean", "scale"), "*fp32"),
@@ -110,7 +110,7 @@ def _ahead(element: str, tile: Tile, *, layer: bool) -> Program:
     return _program(_forward, types, tile, ("mean", "bias"), layer=layer, RESIDUAL=True)
 
 
-def _back(element: str, tile: Tile, *, layer: bool) -> Program:
+def _back(element: str, tile: Tile, *, layer: bool) -> TritonProgram:
     types = {
         **dict.fromkeys(("dy", "more", "total", "weight", "dx"), f"*{element}"),
         **dict.fromkeys(("mean", "scale", "dweight", "dbias"), "*fp32"),
@@ -121,11 +121,11 @@ def _back(element: str, tile: Tile, *, layer: bool) -> Program:
 
 def _program(
     function: Any, types: Mapping[str, str], tile: Tile, of_layer: Sequence[str], *, layer: bool, **flags: bool
-) -> Program:
+) -> TritonProgram:
     """With the operands that only a LayerNorm has, or None for each."""
     absent = () if layer else of_layer
     kept = {name: kind for name, kind in types.items() if name not in absent}
-    return Program(
+    return TritonProgram(
         function, kept, {**dict.fromkeys(absent), **flags, "LAYER": layer, "BIAS": layer, "COLUMNS": tile.columns}
     )
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Program, Tile, blocks, launch
+from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 
 
 def reference(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
@@ -61,7 +61,7 @@ def _sizes(x: Tensor, cos: Tensor, tile: Tile) -> tuple[int, int, int]:
     return 0 if cos.shape[0] == 1 else length * width, length, width // 2
 
 
-def programs(element: str, tile: Tile) -> tuple[Program, ...]:
+def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
     """What is compiled for elements of this type, with the norm and without."""
     sizes = {**dict.fromkeys(("angle_batch", "length", "half"), "i32"), "eps": "fp32"}
     of_x = dict.fromkeys(("x_batch", "x_head", "x_row"), "i32")
@@ -76,7 +76,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
         **of_x,
         **sizes,
     }
-    made: list[Program] = []
+    made: list[TritonProgram] = []
     for function, types in ((_forward, forwards), (_backward, backwards)):
         for normed in (False, True):
             absent = () if normed else ("weight", "parts")
@@ -84,7 +84,7 @@ def programs(element: str, tile: Tile) -> tuple[Program, ...]:
             units = {name: 1 for name in ("x_column", "grad_column") if name in function.arg_names}
             gone = {name: None for name in absent if name in types}
             flags = {"NORMED": normed, "ROWS": tile.rows, "COLUMNS": tile.columns}
-            made.append(Program(function, kept, {**units, **gone, **flags}))
+            made.append(TritonProgram(function, kept, {**units, **gone, **flags}))
     return tuple(made)
 
 

@@ -8,11 +8,11 @@ from math import pi, sqrt
 from typing import Final
 
 from moaic.ir.graph import Attr, Op
-from moaic.runtime.kernels.patterns.match import CAST, Found, Made, Sight, Some, made
-from moaic.runtime.kernels.patterns.rule import Rewrite, Work, first, rows, ways
+from moaic.runtime.kernels.patterns.match import CAST, AnyPattern, Found, OpPattern, Sight, made
+from moaic.runtime.kernels.patterns.rule import Replacement, Work, first, rows, ways
 
-_GATE: Final = Some("gate")
-_UNDER: Final = made("aten.mul.Tensor", Some("grad"), Some("up"))
+_GATE: Final = AnyPattern("gate")
+_UNDER: Final = made("aten.mul.Tensor", AnyPattern("grad"), AnyPattern("up"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +20,39 @@ class _Act:
     """What is done to a gate: our operator for it, how it is made, and in which ways the gradient of the gate is."""
 
     operator: str
-    acted: Made
-    of_gate: Sequence[Made]
+    acted: OpPattern
+    of_gate: Sequence[OpPattern]
     attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
 
     @property
-    def gated(self) -> Made:
-        return made("aten.mul.Tensor", self.acted, Some("up"))
+    def gated(self) -> OpPattern:
+        return made("aten.mul.Tensor", self.acted, AnyPattern("up"))
 
     @property
-    def of_up(self) -> Made:
-        return made("aten.mul.Tensor", Some("grad"), self.acted)
+    def of_up(self) -> OpPattern:
+        return made("aten.mul.Tensor", AnyPattern("grad"), self.acted)
 
 
-def _times(pattern: Some | Made, factor: float) -> Made:
+def _times(pattern: AnyPattern | OpPattern, factor: float) -> OpPattern:
     return made("aten.mul.Tensor", pattern, None, other=factor)
 
 
-def _plus_one(pattern: Some | Made) -> Made:
+def _plus_one(pattern: AnyPattern | OpPattern) -> OpPattern:
     return made("aten.add.Tensor", pattern, None, other=1)
 
 
-def _less_than_one(pattern: Some | Made) -> Made:
+def _less_than_one(pattern: AnyPattern | OpPattern) -> OpPattern:
     return made("aten.sub.Tensor", None, pattern, self=1)
 
 
 def _silu() -> _Act:
     share = made("aten.sigmoid", _GATE)
 
-    def slope(rest: Made) -> Made:
+    def slope(rest: OpPattern) -> OpPattern:
         """1 + gate (1 - share), where `rest` is what is in brackets."""
         return _plus_one(made("aten.mul.Tensor", _GATE, rest))
 
-    one = made("aten.full", size=Some("size"), fill_value=1)
+    one = made("aten.full", size=AnyPattern("size"), fill_value=1)
     in_float32 = made("aten.mul.Tensor", made("aten.mul.Tensor", _UNDER, share), slope(_less_than_one(share)))
     in_16_bits = made(
         "aten.mul.Tensor", _UNDER, made("aten.mul.Tensor", share, slope(made("aten.sub.Tensor", one, share)))
@@ -84,23 +84,23 @@ def _gelu_tanh() -> _Act:
     return _of_gelu(made("aten.gelu", _GATE, approximate="tanh"), slope, "tanh")
 
 
-def _of_gelu(acted: Made, slope: Made, approximate: str) -> _Act:
+def _of_gelu(acted: OpPattern, slope: OpPattern, approximate: str) -> _Act:
     return _Act("geglu", acted, (made("aten.mul.Tensor", _UNDER, slope),), {"approximate": approximate})
 
 
 _ACTS: Final = (_silu(), _gelu(), _gelu_tanh())
 
 
-def forward(sight: Sight, anchor: Op) -> Rewrite | None:
+def forward(sight: Sight, anchor: Op) -> Replacement | None:
     for found, act in _found(sight, anchor, lambda act: (act.gated,)):
         gate, up, (y,) = sight.before(found["gate"], CAST), found["up"], anchor.results
         work = Work(loc=anchor.loc)
         (new,) = work.call(act.operator, [gate, up], [gate.type], **act.attrs)
-        return Rewrite("gated", rows(gate), gate.type.dtype, work.ops, {y: work.like(new, y)})
+        return Replacement("gated", rows(gate), gate.type.dtype, work.ops, {y: work.like(new, y)})
     return None
 
 
-def backward(sight: Sight, anchor: Op) -> Rewrite | None:
+def backward(sight: Sight, anchor: Op) -> Replacement | None:
     """The gradient of `up` is found by that of the gate, which names both."""
     for found, act in _found(sight, anchor, lambda act: act.of_gate):
         of_up = first(sight, act.of_up, found)
@@ -110,11 +110,11 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
             dgate, dup = work.call(f"{act.operator}_backward", [gate, up, grad], [gate.type, up.type], **act.attrs)
             ends = ((anchor.results[0], dgate), (of_up["result"], dup))
             instead = {old: work.like(new, old) for old, new in ends}
-            return Rewrite("gated", rows(gate), gate.type.dtype, work.ops, instead)
+            return Replacement("gated", rows(gate), gate.type.dtype, work.ops, instead)
     return None
 
 
-def _found(sight: Sight, anchor: Op, patterns: Callable[[_Act], Sequence[Made]]) -> Iterator[tuple[Found, _Act]]:
+def _found(sight: Sight, anchor: Op, patterns: Callable[[_Act], Sequence[OpPattern]]) -> Iterator[tuple[Found, _Act]]:
     for act in _ACTS:
         for pattern in patterns(act):
             yield from ((found, act) for found in ways(sight, pattern, anchor) if _is_gated(found))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from moaic.ir.graph import Op, Value
-from moaic.runtime.kernels.patterns.match import Sight, Some, made
+from moaic.runtime.kernels.patterns.match import AnyPattern, Sight, made
 from moaic.runtime.kernels.patterns.rule import (
-    Rewrite,
+    Replacement,
     Work,
     as_type,
     first,
@@ -19,31 +19,35 @@ from moaic.runtime.kernels.patterns.rule import (
     with_other_way,
 )
 
-_NORMED: Final = made("aten.mul.Tensor", made("aten.sub.Tensor", Some("x"), Some("mean")), Some("scale"), name="normed")
-_SLOPE: Final = made("aten.mul.Tensor", Some("grad"), Some("weight"))
+_NORMED: Final = made(
+    "aten.mul.Tensor", made("aten.sub.Tensor", AnyPattern("x"), AnyPattern("mean")), AnyPattern("scale"), name="normed"
+)
+_SLOPE: Final = made("aten.mul.Tensor", AnyPattern("grad"), AnyPattern("weight"))
 _BACK: Final = made(
     "aten.mul.Tensor",
-    made("aten.div.Tensor", Some("scale"), None, other=Some("width")),
+    made("aten.div.Tensor", AnyPattern("scale"), None, other=AnyPattern("width")),
     made(
         "aten.sub.Tensor",
         made(
             "aten.sub.Tensor",
-            made("aten.mul.Tensor", _SLOPE, None, other=Some("width")),
-            made("aten.sum.dim_IntList", _SLOPE, dim=Some("dim"), keepdim=True),
+            made("aten.mul.Tensor", _SLOPE, None, other=AnyPattern("width")),
+            made("aten.sum.dim_IntList", _SLOPE, dim=AnyPattern("dim"), keepdim=True),
         ),
         made(
             "aten.mul.Tensor",
             _NORMED,
-            made("aten.sum.dim_IntList", made("aten.mul.Tensor", _SLOPE, _NORMED), dim=Some("dim"), keepdim=True),
+            made("aten.sum.dim_IntList", made("aten.mul.Tensor", _SLOPE, _NORMED), dim=AnyPattern("dim"), keepdim=True),
         ),
     ),
     name="result",
 )
-_OF_WEIGHT: Final = made("aten.sum.dim_IntList", made("aten.mul.Tensor", Some("grad"), _NORMED), dim=Some("rows"))
-_OF_BIAS: Final = made("aten.sum.dim_IntList", Some("grad"), dim=Some("rows"))
+_OF_WEIGHT: Final = made(
+    "aten.sum.dim_IntList", made("aten.mul.Tensor", AnyPattern("grad"), _NORMED), dim=AnyPattern("rows")
+)
+_OF_BIAS: Final = made("aten.sum.dim_IntList", AnyPattern("grad"), dim=AnyPattern("rows"))
 
 
-def forward(sight: Sight, anchor: Op) -> Rewrite | None:
+def forward(sight: Sight, anchor: Op) -> Replacement | None:
     if anchor.name != "aten.native_layer_norm":
         return None
     (x, weight, bias), (y, mean, scale) = anchor.operands, anchor.results
@@ -61,10 +65,10 @@ def forward(sight: Sight, anchor: Op) -> Rewrite | None:
         results = work.call("layer_norm_of_sum", [*added, weight, bias], [y.type, x.type, *kept], eps=eps)
         old = [y, x, mean, scale]
     instead = {before: work.like(after, before) for before, after in zip(old, results, strict=True)}
-    return Rewrite("norm", rows(x), x.type.dtype, work.ops, instead)
+    return Replacement("norm", rows(x), x.type.dtype, work.ops, instead)
 
 
-def backward(sight: Sight, anchor: Op) -> Rewrite | None:
+def backward(sight: Sight, anchor: Op) -> Replacement | None:
     """Of the gradients of weight and bias those that somebody wants."""
     found = next((each for each in ways(sight, _BACK, anchor) if is_norm(each, "mean", "scale")), None)
     if found is None:
@@ -83,4 +87,4 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
         wanted = first(sight, pattern, found, lambda each: each.attrs["rows"] == every)
         if wanted is not None:
             instead[wanted["result"]] = work.like(made_anew, wanted["result"])
-    return Rewrite("norm", rows(x), x.type.dtype, work.ops, instead)
+    return Replacement("norm", rows(x), x.type.dtype, work.ops, instead)

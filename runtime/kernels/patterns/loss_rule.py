@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import Final
 
 from moaic.ir.graph import Op, Value
-from moaic.runtime.kernels.patterns.match import Found, Sight, Some, made
-from moaic.runtime.kernels.patterns.rule import Rewrite, Work, first, ways, wide
+from moaic.runtime.kernels.patterns.match import AnyPattern, Found, Sight, made
+from moaic.runtime.kernels.patterns.rule import Replacement, Work, first, ways, wide
 
 _NO_NUMBER: Final = made("aten.full", size=(), fill_value=0)
-_COUNTS: Final = made("aten.ne.Scalar", Some("labels"), other=-100)
-_CHOSEN: Final = made("aten.where.self", _COUNTS, Some("labels"), _NO_NUMBER, views=True)
+_COUNTS: Final = made("aten.ne.Scalar", AnyPattern("labels"), other=-100)
+_CHOSEN: Final = made("aten.where.self", _COUNTS, AnyPattern("labels"), _NO_NUMBER, views=True)
 _LOGARITHMS: Final = made(
     "aten._log_softmax",
-    made("aten.mm", Some("x"), made("aten.permute", Some("weight"), dims=(1, 0)), name="logits", views=True),
+    made(
+        "aten.mm", AnyPattern("x"), made("aten.permute", AnyPattern("weight"), dims=(1, 0)), name="logits", views=True
+    ),
     name="logarithms",
     dim=1,
     half_to_float=False,
@@ -22,13 +24,13 @@ _LOGARITHMS: Final = made(
 _LOSSES: Final = made(
     "aten.where.self",
     _COUNTS,
-    made("aten.neg", made("aten.gather", Some("logarithms"), _CHOSEN, dim=1, views=True)),
+    made("aten.neg", made("aten.gather", AnyPattern("logarithms"), _CHOSEN, dim=1, views=True)),
     _NO_NUMBER,
 )
-_ABOVE: Final = made("aten.where.self", _COUNTS, Some("grad"), _NO_NUMBER, name="above")
+_ABOVE: Final = made("aten.where.self", _COUNTS, AnyPattern("grad"), _NO_NUMBER, name="above")
 _SPREAD: Final = made(
     "aten.mul.Tensor",
-    made("aten.scatter.value", made("aten.full", size=Some("size"), fill_value=0), _CHOSEN, dim=1, value=-1),
+    made("aten.scatter.value", made("aten.full", size=AnyPattern("size"), fill_value=0), _CHOSEN, dim=1, value=-1),
     _ABOVE,
 )
 _DELTA: Final = made(
@@ -36,15 +38,15 @@ _DELTA: Final = made(
     _SPREAD,
     made(
         "aten.mul.Tensor",
-        made("aten.exp", Some("logarithms")),
+        made("aten.exp", AnyPattern("logarithms")),
         made("aten.sum.dim_IntList", _SPREAD, dim=(1,), keepdim=True),
     ),
 )
-_OF_X: Final = made("aten.mm", Some("delta"), Some("weight"))
-_OF_WEIGHT: Final = made("aten.mm", made("aten.permute", Some("delta"), dims=(1, 0)), Some("x"))
+_OF_X: Final = made("aten.mm", AnyPattern("delta"), AnyPattern("weight"))
+_OF_WEIGHT: Final = made("aten.mm", made("aten.permute", AnyPattern("delta"), dims=(1, 0)), AnyPattern("x"))
 
 
-def forward_and_backward(sight: Sight, anchor: Op) -> Rewrite | None:
+def forward_and_backward(sight: Sight, anchor: Op) -> Replacement | None:
     found = next(ways(sight, _LOGARITHMS, anchor), None)
     if found is None or found["logits"].type.shape != found["logarithms"].type.shape:
         return None
@@ -70,4 +72,4 @@ def forward_and_backward(sight: Sight, anchor: Op) -> Rewrite | None:
                 instead[wanted["result"]] = work.like(gradient, wanted["result"])
     shape = (x.type.shape[0], weight.type.shape[0], x.type.shape[1])
     gone = (found["logits"], found["logarithms"])
-    return Rewrite("linear_cross_entropy", shape, x.type.dtype, work.ops, instead, gone)
+    return Replacement("linear_cross_entropy", shape, x.type.dtype, work.ops, instead, gone)

@@ -21,32 +21,34 @@ SYMMETRIC: Final = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class AnyPattern:
     """Any value, the same wherever the name stands; or any attribute."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OpPattern:
     """A result of an op, with operands (None for an absent one) and attributes like these and no others."""
 
     op: str
-    operands: tuple[Listed, ...]
-    attrs: Mapping[str, Attr | Some]
+    operands: tuple[PatternOperand, ...]
+    attrs: Mapping[str, Attr | AnyPattern]
     name: str = ""
     """What the value is remembered under."""
     views: bool = False
     """Whether it may be seen in other shapes of the same elements."""
 
 
-Pattern = Some | Made
-Listed = Pattern | tuple[Pattern, ...] | None
+Pattern = AnyPattern | OpPattern
+PatternOperand = Pattern | tuple[Pattern, ...] | None
 """An operand, which may be a list."""
 
 
-def made(op: str, *operands: Listed, name: str = "", views: bool = False, **attrs: Attr | Some) -> Made:
-    return Made(op, operands, attrs, name, views)
+def made(
+    op: str, *operands: PatternOperand, name: str = "", views: bool = False, **attrs: Attr | AnyPattern
+) -> OpPattern:
+    return OpPattern(op, operands, attrs, name, views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Sight:
     def matches(self, pattern: Pattern, value: Value, found: Found | None = None) -> Iterator[Found]:
         """Each way in which the value is made as the pattern says."""
         found = found or Found()
-        if isinstance(pattern, Some):
+        if isinstance(pattern, AnyPattern):
             yield from self._named(pattern.name, value, found)
             return
         value = self.before(value, CAST, VIEW) if pattern.views else self.before(value, CAST)
@@ -112,7 +114,9 @@ class Sight:
         elif known is None:
             yield replace(found, values={**found.values, name: value})
 
-    def _operands(self, patterns: Sequence[Listed], operands: Sequence[Operand], found: Found) -> Iterator[Found]:
+    def _operands(
+        self, patterns: Sequence[PatternOperand], operands: Sequence[Operand], found: Found
+    ) -> Iterator[Found]:
         if not patterns:
             yield found
             return
@@ -132,13 +136,13 @@ def _keeps_numbers(op: Op) -> bool:
     return before.type.dtype == after.type.dtype or {before.type.dtype, after.type.dtype} <= FLOATING
 
 
-def _with_attrs(pattern: Made, op: Op, found: Found) -> Iterator[Found]:
+def _with_attrs(pattern: OpPattern, op: Op, found: Found) -> Iterator[Found]:
     """An element type may be said anywhere: casts are left aside."""
     new = dict(found.attrs)
     if {*op.attrs} - {"dtype"} != {*pattern.attrs}:
         return
     for name, wanted in pattern.attrs.items():
-        expected = new.setdefault(wanted.name, op.attrs[name]) if isinstance(wanted, Some) else wanted
+        expected = new.setdefault(wanted.name, op.attrs[name]) if isinstance(wanted, AnyPattern) else wanted
         if expected != op.attrs[name]:
             return
     yield replace(found, attrs=new)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from moaic.ir.graph import Op
-from moaic.runtime.kernels.patterns.match import CAST, Found, Sight, Some, made
+from moaic.runtime.kernels.patterns.match import CAST, AnyPattern, Found, Sight, made
 from moaic.runtime.kernels.patterns.rule import (
-    Rewrite,
+    Replacement,
     Work,
     as_type,
     first,
@@ -27,48 +27,56 @@ _SCALE: Final = made(
             "aten.div.Tensor",
             made(
                 "aten.sum.dim_IntList",
-                made("aten.pow.Tensor_Scalar", Some("x"), exponent=2),
-                dim=Some("dim"),
+                made("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=2),
+                dim=AnyPattern("dim"),
                 keepdim=True,
             ),
             None,
-            other=Some("width"),
+            other=AnyPattern("width"),
         ),
         None,
-        other=Some("eps"),
+        other=AnyPattern("eps"),
     ),
     name="scale",
 )
-_NORMED: Final = made("aten.mul.Tensor", Some("x"), Some("scale"))
-_WEIGHED: Final = made("aten.mul.Tensor", Some("weight"), _NORMED)
-_SLOPE: Final = made("aten.mul.Tensor", Some("grad"), Some("weight"))
+_NORMED: Final = made("aten.mul.Tensor", AnyPattern("x"), AnyPattern("scale"))
+_WEIGHED: Final = made("aten.mul.Tensor", AnyPattern("weight"), _NORMED)
+_SLOPE: Final = made("aten.mul.Tensor", AnyPattern("grad"), AnyPattern("weight"))
 _ALONG: Final = made(
     "aten.mul.Tensor",
     made(
         "aten.mul.Tensor",
-        made("aten.sum.dim_IntList", made("aten.mul.Tensor", _SLOPE, Some("x")), dim=Some("dim"), keepdim=True),
+        made(
+            "aten.sum.dim_IntList",
+            made("aten.mul.Tensor", _SLOPE, AnyPattern("x")),
+            dim=AnyPattern("dim"),
+            keepdim=True,
+        ),
         None,
         other=-0.5,
     ),
-    made("aten.pow.Tensor_Scalar", Some("scale"), exponent=3),
+    made("aten.pow.Tensor_Scalar", AnyPattern("scale"), exponent=3),
 )
-_ACROSS: Final = made("aten.mul.Tensor", _SLOPE, Some("scale"))
+_ACROSS: Final = made("aten.mul.Tensor", _SLOPE, AnyPattern("scale"))
 _BACK: Final = made(
     "aten.mul.Tensor",
-    made("aten.div.Tensor", made("aten.expand", _ALONG, size=Some("size")), None, other=Some("width")),
-    made("aten.mul.Tensor", made("aten.pow.Tensor_Scalar", Some("x"), exponent=1), None, other=2),
+    made("aten.div.Tensor", made("aten.expand", _ALONG, size=AnyPattern("size")), None, other=AnyPattern("width")),
+    made("aten.mul.Tensor", made("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=1), None, other=2),
 )
 _OF_NORM: Final = (
     made("aten.add.Tensor", _ACROSS, _BACK),
-    made("aten.add.Tensor", made("aten.add.Tensor", Some("through"), _ACROSS), _BACK),
+    made("aten.add.Tensor", made("aten.add.Tensor", AnyPattern("through"), _ACROSS), _BACK),
 )
 """Alone, and added up with what comes another way, as it is where nothing is cast."""
 _OF_NORMS_WEIGHT: Final = made(
-    "aten.sum.dim_IntList", made("aten.mul.Tensor", Some("grad"), _NORMED), dim=Some("rows"), keepdim=Some("kept")
+    "aten.sum.dim_IntList",
+    made("aten.mul.Tensor", AnyPattern("grad"), _NORMED),
+    dim=AnyPattern("rows"),
+    keepdim=AnyPattern("kept"),
 )
 
 
-def forward(sight: Sight, anchor: Op) -> Rewrite | None:
+def forward(sight: Sight, anchor: Op) -> Replacement | None:
     found = next(ways(sight, _SCALE, anchor), None)
     weighed = None if found is None else first(sight, _WEIGHED, found, _is_rms_norm)
     if weighed is None:
@@ -86,10 +94,10 @@ def forward(sight: Sight, anchor: Op) -> Rewrite | None:
         kinds = [y.type, x.type, scale.type]
         y_new, total, scale_new = work.call("rms_norm_of_sum", [*added, weight], kinds, eps=eps)
         instead = {y: y_new, x: total, scale: scale_new}
-    return Rewrite("norm", rows(x), x.type.dtype, work.ops, instead)
+    return Replacement("norm", rows(x), x.type.dtype, work.ops, instead)
 
 
-def backward(sight: Sight, anchor: Op) -> Rewrite | None:
+def backward(sight: Sight, anchor: Op) -> Replacement | None:
     possible = (found for pattern in _OF_NORM for found in ways(sight, pattern, anchor))
     found = next(filter(_is_rms_norm, possible), None)
     if found is None:
@@ -108,7 +116,7 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     kinds = [x.type, wide(weight.type, *weight.type.shape)]
     dx, dweight = work.call("rms_norm_backward", [x, scale, weight, grad, through], kinds)
     ends = ((result, dx), (of_weight["result"], dweight))
-    return Rewrite("norm", rows(x), x.type.dtype, work.ops, {old: work.like(new, old) for old, new in ends})
+    return Replacement("norm", rows(x), x.type.dtype, work.ops, {old: work.like(new, old) for old, new in ends})
 
 
 def _is_rms_norm(found: Found) -> bool:

@@ -18,14 +18,14 @@ from moaic.ir.order import ops_in_order
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.patterns.match import Sight
-from moaic.runtime.kernels.patterns.rule import Rewrite, Rule
-from moaic.runtime.kernels.registry import KERNELS, Kernel, Shape, worth_using
+from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
+from moaic.runtime.kernels.registry import KERNELS, Kernel, KernelShape, worth_using
 from moaic.runtime.kernels.tiles import tile_of
 
-Wins = Callable[[str, Shape, str], bool]
+Wins = Callable[[str, KernelShape, str], bool]
 """Whether a kernel is worth using at a shape, for an element type in the IR's names."""
 
-RULES: Final[Mapping[str, Sequence[Rule]]] = {
+RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
     "linear_cross_entropy": (loss_rule.forward_and_backward,),
     "norm": (norm_rule.forward, norm_rule.backward, layer_norm_rule.forward, layer_norm_rule.backward),
     "rotary": (rotary_rule.forward, rotary_rule.backward),
@@ -37,7 +37,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
 def measured_on(target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Wins:
     """What the table of measured gains says of a GPU. They are of elements of 16 bits, and say nothing of others."""
 
-    def wins(name: str, shape: Shape, element: str) -> bool:
+    def wins(name: str, shape: KernelShape, element: str) -> bool:
         dtype = DTYPES[element]
         is_known = dtype.itemsize == torch.bfloat16.itemsize and worth_using(kernels[name], target, shape)
         return is_known and tile_of(name, target, shape, dtype) is not None
@@ -64,7 +64,7 @@ def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(
     return function
 
 
-def _applied(function: Function, rewrite: Rewrite) -> Function | None:
+def _applied(function: Function, rewrite: Replacement) -> Function | None:
     """None where the rewrite is not legal."""
     ops = ops_in_order(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
     if ops is None:

@@ -5,50 +5,55 @@ from __future__ import annotations
 from typing import Final
 
 from moaic.ir.graph import Op
-from moaic.runtime.kernels.patterns.match import CAST, Found, Sight, Some, made
-from moaic.runtime.kernels.patterns.rule import Rewrite, Work, as_type, ways
+from moaic.runtime.kernels.patterns.match import CAST, AnyPattern, Found, Sight, made
+from moaic.runtime.kernels.patterns.rule import Replacement, Work, as_type, ways
 
 _FORWARD: Final = made(
     "aten.add.Tensor",
-    made("aten.mul.Tensor", Some("x"), Some("cos")),
+    made("aten.mul.Tensor", AnyPattern("x"), AnyPattern("cos")),
     made(
         "aten.mul.Tensor",
         made(
             "aten.cat",
             (
-                made("aten.neg", made("aten.slice.Tensor", Some("x"), dim=3, start=Some("half"), end=Some("width"))),
-                made("aten.slice.Tensor", Some("x"), dim=3, start=0, end=Some("half")),
+                made(
+                    "aten.neg",
+                    made(
+                        "aten.slice.Tensor", AnyPattern("x"), dim=3, start=AnyPattern("half"), end=AnyPattern("width")
+                    ),
+                ),
+                made("aten.slice.Tensor", AnyPattern("x"), dim=3, start=0, end=AnyPattern("half")),
             ),
             dim=3,
         ),
-        Some("sin"),
+        AnyPattern("sin"),
     ),
 )
-_TURNED: Final = made("aten.mul.Tensor", Some("x"), Some("sin"))
+_TURNED: Final = made("aten.mul.Tensor", AnyPattern("x"), AnyPattern("sin"))
 _BACKWARD: Final = made(
     "aten.add.Tensor",
     made(
         "aten.add.Tensor",
         made(
             "aten.constant_pad_nd",
-            made("aten.neg", made("aten.slice.Tensor", _TURNED, dim=3, start=0, end=Some("half"))),
-            pad=Some("before"),
+            made("aten.neg", made("aten.slice.Tensor", _TURNED, dim=3, start=0, end=AnyPattern("half"))),
+            pad=AnyPattern("before"),
         ),
         made(
             "aten.constant_pad_nd",
-            made("aten.slice.Tensor", _TURNED, dim=3, start=Some("half"), end=Some("width")),
-            pad=Some("after"),
+            made("aten.slice.Tensor", _TURNED, dim=3, start=AnyPattern("half"), end=AnyPattern("width")),
+            pad=AnyPattern("after"),
         ),
     ),
-    made("aten.mul.Tensor", Some("x"), Some("cos")),
+    made("aten.mul.Tensor", AnyPattern("x"), AnyPattern("cos")),
 )
 
 
-def forward(sight: Sight, anchor: Op) -> Rewrite | None:
+def forward(sight: Sight, anchor: Op) -> Replacement | None:
     return _turned(sight, anchor, next(filter(_is_rotary, ways(sight, _FORWARD, anchor)), None), "rotary")
 
 
-def backward(sight: Sight, anchor: Op) -> Rewrite | None:
+def backward(sight: Sight, anchor: Op) -> Replacement | None:
     found = next(filter(_is_rotary, ways(sight, _BACKWARD, anchor)), None)
     half = None if found is None else found.attrs["half"]
     if found is None or (found.attrs["before"], found.attrs["after"]) != ((half, 0), (0, half)):
@@ -56,7 +61,7 @@ def backward(sight: Sight, anchor: Op) -> Rewrite | None:
     return _turned(sight, anchor, found, "rotary_backward")
 
 
-def _turned(sight: Sight, anchor: Op, found: Found | None, name: str) -> Rewrite | None:
+def _turned(sight: Sight, anchor: Op, found: Found | None, name: str) -> Replacement | None:
     """What comes out is rounded as what goes in is: where more of it is kept, nothing is changed."""
     if found is None:
         return None
@@ -66,7 +71,7 @@ def _turned(sight: Sight, anchor: Op, found: Found | None, name: str) -> Rewrite
         return None
     work = Work(loc=anchor.loc)
     (new,) = work.call(name, [x, found["cos"], found["sin"]], [x.type])
-    return Rewrite("rotary", x.type.shape, x.type.dtype, work.ops, {y: new})
+    return Replacement("rotary", x.type.shape, x.type.dtype, work.ops, {y: new})
 
 
 def _is_rotary(found: Found) -> bool:

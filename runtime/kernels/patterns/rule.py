@@ -13,16 +13,16 @@ from moaic.ir.emit import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.kernels.operators import NAMESPACE
-from moaic.runtime.kernels.patterns.match import CAST, Found, Made, Sight
-from moaic.runtime.kernels.registry import Shape
+from moaic.runtime.kernels.patterns.match import CAST, Found, OpPattern, Sight
+from moaic.runtime.kernels.registry import KernelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class Replacement:
     """Ops of one kernel, and what they make instead of what."""
 
     kernel: str
-    shape: Shape
+    shape: KernelShape
     element: str
     ops: Sequence[Op]
     instead: Mapping[Value, Value]
@@ -30,7 +30,7 @@ class Rewrite:
     """What nobody may need any longer."""
 
 
-Rule = Callable[[Sight, Op], Rewrite | None]
+KernelRule = Callable[[Sight, Op], Replacement | None]
 """What becomes of the ops of which this one is the anchor."""
 
 
@@ -57,12 +57,14 @@ def wide(kind: TensorType, *shape: int) -> TensorType:
     return TensorType("f64" if kind.dtype == "f64" else "f32", shape)
 
 
-def ways(sight: Sight, pattern: Made, anchor: Op) -> Iterator[Found]:
+def ways(sight: Sight, pattern: OpPattern, anchor: Op) -> Iterator[Found]:
     """In which the op makes its result as the pattern says."""
     return sight.matches(pattern, anchor.results[0]) if anchor.name == pattern.op else iter(())
 
 
-def first(sight: Sight, pattern: Made, found: Found, holds: Callable[[Found], bool] = lambda _: True) -> Found | None:
+def first(
+    sight: Sight, pattern: OpPattern, found: Found, holds: Callable[[Found], bool] = lambda _: True
+) -> Found | None:
     """The first way in which any value of the function is made as the pattern says; it is called `result` there."""
     named = replace(pattern, name="result")
     start = replace(found, values={name: value for name, value in found.values.items() if name != "result"})
@@ -70,7 +72,7 @@ def first(sight: Sight, pattern: Made, found: Found, holds: Callable[[Found], bo
     return next(filter(holds, ways), None)
 
 
-def rows(x: Value) -> Shape:
+def rows(x: Value) -> KernelShape:
     """How many rows of the last dim there are, and how long they are."""
     *_, width = x.type.shape
     return x.type.elements() // max(width, 1), width

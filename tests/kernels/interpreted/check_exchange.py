@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moaic.runtime.comm import pack
-from moaic.runtime.comm.transport import Digit
+from moaic.runtime.comm.transport import SubAxis
 from moaic.runtime.kernels.fused import exchange
 from moaic.runtime.kernels.launch import Tile
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, spoiled
@@ -69,8 +69,8 @@ def check_collectives_get_the_same_parts_with_it(case: Case) -> None:
     def both_ways(tile: Tile | None) -> tuple[Tensor, Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pack, "tile_where_it_wins", partial(chosen, tile))
-            cut = pack.in_parts(x, Digit(dim, case.stride), case.count)
-            return cut, pack.put_together(cut, Digit(dim, case.stride))
+            cut = pack.in_parts(x, SubAxis(dim, case.stride), case.count)
+            return cut, pack.put_together(cut, SubAxis(dim, case.stride))
 
     for one, other in zip(both_ways(case.tile), both_ways(None), strict=True):
         # Of a tensor that holds nothing any strides are right.

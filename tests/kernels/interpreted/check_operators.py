@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moaic.runtime.kernels.launch import Tile
-from moaic.runtime.kernels.operators import OPERATORS, Operator
+from moaic.runtime.kernels.operators import OPERATORS, KernelOperator
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source
 
 TILE = Tile(rows=16, columns=16, inner=16, programs=2)
@@ -37,7 +37,7 @@ CASES = st.builds(
 )
 
 
-def operands_of(operator: Operator, case: Case) -> list[Any]:
+def operands_of(operator: KernelOperator, case: Case) -> list[Any]:
     """By the names of the schema."""
     source = Source(case.seed)
     is_loss, turns = operator.kernel == "linear_cross_entropy", operator.kernel == "rotary"
@@ -72,7 +72,7 @@ def results_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 @given(case=CASES)
-def check_both_forms_give_the_same(operator: Operator, case: Case) -> None:
+def check_both_forms_give_the_same(operator: KernelOperator, case: Case) -> None:
     """In numbers, shapes, types and strides: a graph that was made with one is run with the other."""
     operands = operands_of(operator, case)
     ours, plain = operator.triton(TILE, *operands), results_of(operator.in_plain(*operands))

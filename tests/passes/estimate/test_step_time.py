@@ -15,7 +15,7 @@ from moaic.passes.estimate.memory import fused_functions
 from moaic.passes.estimate.step_time import Prediction, function_seconds, predict, program_seconds
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.fusion import fuse
-from moaic.passes.perf.machine import Link, Machine, Number, Source, total
+from moaic.passes.perf.machine import Link, Machine, MeasureSource, Number, total
 from moaic.planner.worker import Compiler
 from tests.passes.steps import dense, machine
 from tests.runtime.rings import Ring
@@ -91,7 +91,7 @@ def test_a_matmul_takes_its_arithmetic() -> None:
     where = machine()
     seconds = predicted(Config(), where, rows=256, width=256, hidden=256).parts
     assert seconds["heavy"].value == pytest.approx(5 * 2 * 256**3 / 1e9)
-    assert seconds["heavy"].source is Source.MEASURED
+    assert seconds["heavy"].source is MeasureSource.MEASURED
 
 
 def test_a_light_step_takes_its_traffic() -> None:
@@ -141,30 +141,35 @@ def test_what_a_machine_overlaps_costs_what_is_waited_for() -> None:
 
 
 def test_a_sum_is_as_good_as_its_worst_number() -> None:
-    assert total([Number(1.0, Source.MEASURED), Number(2.0, Source.INTERPOLATED)]) == Number(3.0, Source.INTERPOLATED)
-    assert total([Number(1.0, Source.MEASURED), Number(0.0, Source.ASSUMED)]).source is Source.MEASURED
+    assert total([Number(1.0, MeasureSource.MEASURED), Number(2.0, MeasureSource.INTERPOLATED)]) == Number(
+        3.0, MeasureSource.INTERPOLATED
+    )
+    assert (
+        total([Number(1.0, MeasureSource.MEASURED), Number(0.0, MeasureSource.ASSUMED)]).source
+        is MeasureSource.MEASURED
+    )
 
 
 def test_the_assumed_optimizer_makes_the_whole_prediction_assumed() -> None:
-    assert predicted(Config(), machine()).seconds.source is Source.ASSUMED
+    assert predicted(Config(), machine()).seconds.source is MeasureSource.ASSUMED
 
 
 def test_rates_that_nobody_measured_say_so() -> None:
     where = machine()
-    assert where.rate("mm", "f32").source is Source.MEASURED
-    assert where.rate("mm", "bf16") == Number(1e9, Source.ASSUMED)
-    assert where.rate("mm", "f64") == Number(0.5e9, Source.ASSUMED)
-    assert where.rate("cheap", "bf16") == Number(1e9, Source.INTERPOLATED)
-    assert where.rate("sdpa_backward", "f32").source is Source.ASSUMED
+    assert where.rate("mm", "f32").source is MeasureSource.MEASURED
+    assert where.rate("mm", "bf16") == Number(1e9, MeasureSource.ASSUMED)
+    assert where.rate("mm", "f64") == Number(0.5e9, MeasureSource.ASSUMED)
+    assert where.rate("cheap", "bf16") == Number(1e9, MeasureSource.INTERPOLATED)
+    assert where.rate("sdpa_backward", "f32").source is MeasureSource.ASSUMED
 
 
 def test_collectives_over_more_ranks_are_scaled() -> None:
     where = machine()
     two, four = (where.collective("all_reduce", 1e9, ranks) for ranks in (2, 4))
-    assert two == Number(1.001, Source.MEASURED)
+    assert two == Number(1.001, MeasureSource.MEASURED)
     assert four.value == pytest.approx(1.501)
-    assert four.source is Source.INTERPOLATED
-    assert where.collective("all_to_all", 1e9, 2).source is Source.ASSUMED
+    assert four.source is MeasureSource.INTERPOLATED
+    assert where.collective("all_to_all", 1e9, 2).source is MeasureSource.ASSUMED
 
 
 def test_a_machine_is_text_and_back() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moaic.check.proof import Step as Given
+from moaic.check.proof import CapturedStep as Given
 from moaic.check.proof import in_halves, in_one
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Value
@@ -118,7 +118,7 @@ class Normalised(nn.Module):
 
 
 def home(value: Value) -> int | None:
-    return value.type.layout.home_on("pp")
+    return value.type.layout.owner_on("pp")
 
 
 def test_parameters_rest_with_their_layer_and_gradients_with_their_parameter() -> None:

@@ -19,7 +19,7 @@ from moaic.passes.config import Request
 from moaic.passes.estimate.memory import fused_functions, memory_of
 from moaic.passes.sharding.context_parallel import follow_context
 from moaic.passes.sharding.partitioner import Axis
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import follow_tensor
 from moaic.planner.candidates import candidates
 from moaic.planner.search import Selection, search
@@ -29,8 +29,8 @@ from tests.passes.models import LENGTH, Proof, config, proof, tokens
 from tests.passes.sharding.test_tensor_parallel import attention, prove
 from tests.passes.steps import dense, machine
 
-EAGER = Prices(latency=0.0, local=0.0)
-SLOW = Prices(latency=0.0, local=0.0, flops=1e6)
+EAGER = CostCoefficients(latency=0.0, local=0.0)
+SLOW = CostCoefficients(latency=0.0, local=0.0, flops=1e6)
 """Work is dear, so that none is done in vain."""
 
 
@@ -86,8 +86,8 @@ def test_rows_are_exchanged_for_heads_where_that_costs_less(heads: int, groups: 
     prove(split, whole)
 
 
-@pytest.mark.parametrize("prices", [EAGER, Prices(), Prices(link=1e6)])
-def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: Prices) -> None:
+@pytest.mark.parametrize("prices", [EAGER, CostCoefficients(), CostCoefficients(link=1e6)])
+def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: CostCoefficients) -> None:
     """Three heads cannot be exchanged for rows."""
     whole = attention(3, 1)
     split = follow_context(whole, Axis("cp", 2), prices).module
@@ -126,18 +126,20 @@ def rings(module: Module) -> list[Op]:
     return [op for function in module.functions for op in function.ops if is_ring(op)]
 
 
-FAR = Prices(latency=1e-3)
+FAR = CostCoefficients(latency=1e-3)
 """To begin something takes long."""
 
-NARROW = Prices(latency=0.0, link=1e6)
+NARROW = CostCoefficients(latency=0.0, link=1e6)
 """To send something takes long."""
 
 
 @pytest.mark.parametrize(
     ("heads", "n", "prices", "goes_round"),
-    [(3, 2, Prices(), True), (3, 4, EAGER, True), (4, 2, FAR, True), (4, 4, NARROW, False)],
+    [(3, 2, CostCoefficients(), True), (3, 4, EAGER, True), (4, 2, FAR, True), (4, 4, NARROW, False)],
 )
-def test_what_is_not_gathered_goes_the_cheaper_way(heads: int, n: int, prices: Prices, goes_round: bool) -> None:
+def test_what_is_not_gathered_goes_the_cheaper_way(
+    heads: int, n: int, prices: CostCoefficients, goes_round: bool
+) -> None:
     whole = attention(heads, heads)
     split = follow_context(whole, Axis("cp", n), prices, gather_keys=False).module
     verify(split)
@@ -150,8 +152,8 @@ def test_what_is_not_gathered_goes_the_cheaper_way(heads: int, n: int, prices: P
     prove(split, whole)
 
 
-@pytest.mark.parametrize("prices", [EAGER, Prices(), Prices(link=1e6), FAR])
-def test_a_ring_that_costs_as_much_as_gathers_is_left(prices: Prices) -> None:
+@pytest.mark.parametrize("prices", [EAGER, CostCoefficients(), CostCoefficients(link=1e6), FAR])
+def test_a_ring_that_costs_as_much_as_gathers_is_left(prices: CostCoefficients) -> None:
     assert not rings(follow_context(attention(3, 1), Axis("cp", 2), prices).module)
 
 
@@ -242,9 +244,9 @@ def test_a_ring_is_selected_where_memory_is_short() -> None:
     gathered, ring = (three_heads().builder.build(config(f"cp=4,gather_keys={word}")) for word in ("true", "false"))
     most, least = (memory_of(plan, fused_functions()).peak for plan in (gathered, ring))
     assert least < 0.9 * most
-    assert selected(most).fates.selected == gathered.config
+    assert selected(most).search_result.selected == gathered.config
     short = selected(most - 1)
-    assert short.fates.selected == ring.config
+    assert short.search_result.selected == ring.config
     assert rings(short.plan.module)
 
 

@@ -92,7 +92,7 @@ def test_backwards_wait_for_what_balances_all_forwards(narrow: Proof, plan: str)
     narrow.prove(wanted)
     step = narrow.step.module
     outlined = recompute(outline(step), wanted.recompute)
-    timed = follow_time(outlined, Axis(MICRO_BATCHES, wanted.micro_batches, in_time=True))
+    timed = follow_time(outlined, Axis(MICRO_BATCHES, wanted.micro_batches, is_loop=True))
     assert timed.pre_flops < 0.05 * function_flops(step, step.main), "nothing is done twice"
 
 

@@ -13,10 +13,10 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load, verify
-from moaic.passes.perf.machine import Number, Source
+from moaic.passes.perf.machine import MeasureSource, Number
 from moaic.passes.sharding.data_parallel import follow_space
 from moaic.passes.sharding.partitioner import Axis
-from moaic.passes.sharding.solver.costs import Prices, Pricing, prices_of
+from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts, prices_of
 from moaic.passes.sharding.solver.problem import problem
 from moaic.passes.sharding.solver.strategy_sets import possible
 from moaic.passes.sharding.tensor_parallel import follow_tensor
@@ -24,10 +24,10 @@ from moaic.passes.transforms.to_float64 import promote
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.passes.steps import machine
 
-CLUSTER = Prices(flops=200e12, memory=2e12, link=300e9, latency=10e-6, local=5e-6)
+CLUSTER = CostCoefficients(flops=200e12, memory=2e12, link=300e9, latency=10e-6, local=5e-6)
 """Fast devices on fast links."""
 
-EAGER = Prices(latency=0.0, local=0.0)
+EAGER = CostCoefficients(latency=0.0, local=0.0)
 """Splits and converts even what is small."""
 
 
@@ -131,7 +131,7 @@ func @step(
 """)
 
 
-def put_in(module: Module, n: int, prices: Prices = EAGER) -> Module:
+def put_in(module: Module, n: int, prices: CostCoefficients = EAGER) -> Module:
     split = follow_tensor(module, Axis("tp", n), prices).module
     verify(split)
     return split
@@ -171,7 +171,7 @@ def prove(split: Module, whole: Module) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_an_mlp_is_split_as_people_do_it(n: int) -> None:
-    split = put_in(mlp(8, 512, 1024, 4096), n, Prices())
+    split = put_in(mlp(8, 512, 1024, 4096), n, CostCoefficients())
     assert states(split) == {"x": REPLICATED, "g": REPLICATED, "a": (1, 4096 // n), "b": (0, 4096 // n)}
     made = {value.name: value.type.layout.state("tp") for value in split.main.values()}
     assert made["h"] == made["r"] == (1, 4096 // n)
@@ -186,13 +186,13 @@ def test_an_mlp_is_split_as_people_do_it(n: int) -> None:
     [
         EAGER,
         CLUSTER,
-        Prices(),
-        Prices(latency=0.0, local=0.0, held=0.0, unsplit=0.0),
-        Prices(latency=0.0, local=0.0, flops=1e6, memory=1e6),
-        Prices(saved=0.0, link=1e6),
+        CostCoefficients(),
+        CostCoefficients(latency=0.0, local=0.0, held=0.0, unsplit=0.0),
+        CostCoefficients(latency=0.0, local=0.0, flops=1e6, memory=1e6),
+        CostCoefficients(saved=0.0, link=1e6),
     ],
 )
-def test_every_price_gives_the_same_numbers(prices: Prices, n: int) -> None:
+def test_every_price_gives_the_same_numbers(prices: CostCoefficients, n: int) -> None:
     for whole in (mlp(2, 8, 8, 16), attention(4, 2), layers(3, 8, 16)):
         prove(put_in(whole, n, prices), whole)
 
@@ -210,7 +210,7 @@ def test_gradients_lie_as_their_parameters() -> None:
 
 
 def test_results_are_no_pending_sums() -> None:
-    main = put_in(mlp(2, 8, 8, 16), 2, Prices(latency=0.0, local=0.0, held=0.0, unsplit=0.0)).main
+    main = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(latency=0.0, local=0.0, held=0.0, unsplit=0.0)).main
     assert all(not value.type.layout.partial for value in main.results)
 
 
@@ -244,13 +244,13 @@ def test_more_ranks_than_groups() -> None:
 
 
 def test_a_slow_link_leaves_the_axis_unused_if_nothing_asks_for_it() -> None:
-    split = put_in(mlp(2, 8, 8, 16), 2, Prices(link=1e3, held=0.0, unsplit=0.0))
+    split = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(link=1e3, held=0.0, unsplit=0.0))
     assert not moves(split)
     assert set(states(split).values()) == {REPLICATED}
 
 
 def test_an_axis_that_is_asked_for_is_used_however_small_the_model() -> None:
-    lie = states(put_in(mlp(2, 8, 8, 16), 2, Prices()))
+    lie = states(put_in(mlp(2, 8, 8, 16), 2, CostCoefficients()))
     assert lie["a"] != REPLICATED
     assert lie["b"] != REPLICATED
 
@@ -265,7 +265,7 @@ def test_one_function_for_all_its_calls() -> None:
 def test_more_layers_are_no_larger_problem() -> None:
     def choices(count: int) -> int:
         module, axis = layers(count, 8, 16), Axis("tp", 2)
-        return len(problem(module, possible(module, axis), Pricing(EAGER, module.mesh, 2)).choices)
+        return len(problem(module, possible(module, axis), LayoutCosts(EAGER, module.mesh, 2)).choices)
 
     assert choices(3) == choices(30)
 
@@ -305,6 +305,6 @@ def test_prices_are_those_of_the_machine_in_steps_of_two() -> None:
     known = prices_of(machine())
     assert (known.flops, known.memory, known.link) == (2.0**30, 2.0**30, 2.0**29)
     assert known.latency == 2.0**-10
-    slower = replace(machine(), bandwidth=Number(0.9e9, Source.MEASURED))
+    slower = replace(machine(), bandwidth=Number(0.9e9, MeasureSource.MEASURED))
     assert prices_of(slower) == known
-    assert prices_of(replace(machine(), links={})).link == Prices().link
+    assert prices_of(replace(machine(), links={})).link == CostCoefficients().link

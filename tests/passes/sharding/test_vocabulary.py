@@ -12,14 +12,14 @@ from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.partitioner import Axis
-from moaic.passes.sharding.solver.costs import Prices
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import follow_tensor
 from moaic.passes.transforms.outline import outline
 from moaic.passes.transforms.to_float64 import promote
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.passes.models import LENGTH, MODELS, ROWS, VOCABULARY, WIDTH, config, proof
 
-EAGER = Prices(latency=0.0, local=0.0)
+EAGER = CostCoefficients(latency=0.0, local=0.0)
 
 
 def moved(plan: Plan) -> list[Value]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.device_backend import BEHIND, Gpu
+from moaic.runtime.comm.device_backend import BEHIND, GpuBackend
 from moaic.runtime.comm.reshard import is_shared
 
 HERE = torch.device("cuda", 0)
@@ -63,9 +63,9 @@ def doubled(operands: list[Tensor]) -> Tensor:
 
 
 def test_what_runs_beside_is_waited_for_when_it_is_wanted(computing: Stream) -> None:
-    gpu, operand = Gpu(HERE, {}), torch.ones(3)
+    gpu, operand = GpuBackend(HERE, {}), torch.ones(3)
     gpu.begin()
-    ended = gpu.beside(doubled, [operand])
+    ended = gpu.run_async(doubled, [operand])
     assert not computing.waited
     assert is_shared(operand), "or it would be overwritten while it is read"
     assert torch.equal(ended(), torch.full((3,), 2.0))
@@ -75,9 +75,9 @@ def test_what_runs_beside_is_waited_for_when_it_is_wanted(computing: Stream) -> 
 
 
 def test_few_may_be_behind(computing: Stream) -> None:
-    gpu, operands = Gpu(HERE, {}), [torch.ones(3) for _ in range(BEHIND + 2)]
+    gpu, operands = GpuBackend(HERE, {}), [torch.ones(3) for _ in range(BEHIND + 2)]
     gpu.begin()
-    ends = [gpu.beside(doubled, [operand]) for operand in operands]
+    ends = [gpu.run_async(doubled, [operand]) for operand in operands]
     assert [is_shared(operand) for operand in operands] == [False, False, *[True] * BEHIND]
     ends[-1]()
     assert not any(map(is_shared, operands)), "ends come in order"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from moaic.runtime.comm.device_backend import Processor
+from moaic.runtime.comm.device_backend import CpuBackend
 from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.reshard import is_shared
 from moaic.runtime.comm.transport import Group
@@ -119,11 +119,11 @@ class Slow:
 
 def test_what_is_on_its_way_is_seen_to_be_in_use() -> None:
     slow, tensor = Slow(), torch.ones(4, 2)
-    transport = GroupTransport(lambda group: slow, lambda peers, choice: True, Processor(), stages=False)
+    transport = GroupTransport(lambda group: slow, lambda peers, choice: True, CpuBackend(), stages=False)
     transport.broadcast(tensor, Group((0, 1), 0))
     assert not slow.is_taken
     assert is_shared(tensor)
-    transport.settle()
+    transport.wait_sends()
     assert slow.is_taken
     assert not is_shared(tensor)
 

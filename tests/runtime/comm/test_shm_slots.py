@@ -22,7 +22,7 @@ def pair() -> tuple[Mailbox, Mailbox]:
 def test_a_sender_fills_its_rooms_before_anybody_takes() -> None:
     ours, theirs = pair()
     for number in range(len(AHEAD)):
-        ours.room(torch.int64, AHEAD)[0] = number
+        ours.slot(torch.int64, AHEAD)[0] = number
         ours.post([1])
     taken: list[int] = []
     for _ in AHEAD:
@@ -35,9 +35,9 @@ def test_collectives_and_sends_between_two_come_in_order() -> None:
     ours, theirs = pair()
     for turn in range(100):
         for number in range(3):
-            ours.room(torch.int64, AHEAD)[0] = 10 * turn + number
+            ours.slot(torch.int64, AHEAD)[0] = 10 * turn + number
             ours.post([1])
-        ours.room(torch.int64)[0] = 10 * turn + 3
+        ours.slot(torch.int64)[0] = 10 * turn + 3
         ours.post([1])
         for number in range(4):
             assert theirs.take(0, torch.int64)[0] == 10 * turn + number
@@ -49,5 +49,5 @@ def test_two_are_asked_whether_they_chose_alike() -> None:
     ours, theirs = pair()
     with ThreadPoolExecutor() as pool:
         for mine, other in ((1, 1), (0, 2), (2, 2)):
-            told = pool.submit(theirs.alike, [0], other)
-            assert ours.alike([1], mine) is told.result() is (mine == other)
+            told = pool.submit(theirs.agree, [0], other)
+            assert ours.agree([1], mine) is told.result() is (mine == other)

@@ -13,7 +13,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, View, whole
-from moaic.runtime.controller.deferred_forward import Promise
+from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 from moaic.runtime.protocol.placement import Placement
 
@@ -298,7 +298,7 @@ class Forward:
         self._device = device
         self._given = given
         self.out = device.new(4, 6)
-        self.promise = Promise(self._run, [given], [self.out])
+        self.promise = DeferredForward(self._run, [given], [self.out])
         device.accelerator.promise(self.promise)
 
     def _run(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moaic.runtime.comm.device_backend import Processor
+from moaic.runtime.comm.device_backend import CpuBackend
 from moaic.runtime.host import flavors, gpus
 from moaic.runtime.host.flavors import GIB, Host, asked_for, ladder
 from moaic.runtime.host.gpus import Gpu, amd, narrowed, nvidia, usable
@@ -135,6 +135,6 @@ def test_a_gpu_that_is_full_says_what_it_was_asked_for() -> None:
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79 GiB"
     )
-    short = shortage_of(error, Processor(), 0)
+    short = shortage_of(error, CpuBackend(), 0)
     assert short is not None
     assert short.asked == 5 * GIB // 2

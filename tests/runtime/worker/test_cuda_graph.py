@@ -16,12 +16,12 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.runtime.comm.device_backend import Processor, Result
+from moaic.runtime.comm.device_backend import CpuBackend, Result
 from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.transport import Group
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, Choice, Recorder
+from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, GraphRecorder, RunMode
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES
@@ -67,7 +67,7 @@ def memory(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Recording(Processor):
+class Recording(CpuBackend):
     """The CPU as a device that can do again what it was told once."""
 
     space: int = 1 << 40
@@ -88,10 +88,10 @@ class Recording(Processor):
         tape.spoil()
         return tape.repeat, result
 
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         return self.space
 
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         return 0
 
     def peak(self) -> int:
@@ -112,9 +112,9 @@ class Trained:
     def __init__(self, module: Module, inputs: list[Tensor], device: Recording) -> None:
         self.main = module.main
         self.device = device
-        station = Station(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
+        context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
         self.noted: list[int] = []
-        self.program = Program(render(module), station, compiled=False, recorded=True, note=self.noted.append)
+        self.program = Program(render(module), context, compiled=False, recorded=True, note=self.noted.append)
         roles = [self.main.param_role(index).kind for index in range(len(self.main.params))]
         self.inputs: list[Tensor] = [tensor for tensor, role in zip(inputs, roles, strict=True) if role != "key"]
         self.roles = [role for role in roles if role != "key"]
@@ -257,8 +257,8 @@ def test_a_device_that_cannot_is_not_asked_again() -> None:
     assert len(subject.device.tapes) == 1
 
 
-@pytest.mark.parametrize("other", list(Choice))
-def test_ranks_do_what_all_of_them_would(other: Choice) -> None:
+@pytest.mark.parametrize("other", list(RunMode))
+def test_ranks_do_what_all_of_them_would(other: RunMode) -> None:
     """Beside a rank that always wants the same, also when it is asked whether it could record."""
     main = Builder(captured_step(EXAMPLES["llama"]).cast("f32").module).build(Config()).programs.joint.main
     asked: list[int] = []
@@ -266,18 +266,18 @@ def test_ranks_do_what_all_of_them_would(other: Choice) -> None:
     def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         return [None for _ in wanted]
 
-    def alike(peers: Sequence[int], choice: int) -> bool:
+    def agree(peers: Sequence[int], choice: int) -> bool:
         assert peers == (1,)
         asked.append(choice)
         return choice == other
 
     device = Recording()
-    transport = GroupTransport(no_group, alike, device, stages=False, can_be_recorded=True)
-    recorder = Recorder(main, Station(0, device, transport), Group((0, 1), 0), execute)
+    transport = GroupTransport(no_group, agree, device, stages=False, can_be_recorded=True)
+    recorder = GraphRecorder(main, WorkerContext(0, device, transport), Group((0, 1), 0), execute)
     for _ in range(SETTLED + 3):
         recorder.run([None] * len(main.params), [False] * len(main.results))
-    assert asked[: SETTLED + 1] == [Choice.AS_WRITTEN] * SETTLED + [Choice.RECORD]
-    assert bool(device.tapes) == bool(recorder.repeated) == (other is Choice.RECORD)
+    assert asked[: SETTLED + 1] == [RunMode.AS_WRITTEN] * SETTLED + [RunMode.RECORD]
+    assert bool(device.tapes) == bool(recorder.repeated) == (other is RunMode.RECORD)
 
 
 def test_nothing_is_recorded_where_memory_is_short() -> None:

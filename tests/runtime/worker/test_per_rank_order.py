@@ -1,4 +1,4 @@
-"""The order in which workers do a pipeline's instructions: nobody waits for a room that nobody will free."""
+"""The order in which workers do a pipeline's instructions: nobody waits for a slot that nobody will free."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.passes.steps import dense
 
 
 class Workers:
-    """Workers that do their instructions by turns; what is computed takes no time, what is sent takes rooms."""
+    """Workers that do their instructions by turns; what is computed takes no time, what is sent takes slots."""
 
-    def __init__(self, program: Module, rooms: int, size: int) -> None:
-        self.main, self.mesh, self.rooms, self.size = program.main, program.mesh, rooms, size
+    def __init__(self, program: Module, slots: int, size: int) -> None:
+        self.main, self.mesh, self.slots, self.size = program.main, program.mesh, slots, size
         places = {rank: program.mesh.coordinates(rank) for rank in range(program.mesh.ranks)}
         steps = as_written(self.main)
-        self.left = {rank: deque(own_order(steps, self.mesh, at, rooms, size)) for rank, at in places.items()}
-        self.free = dict.fromkeys(places, rooms)
+        self.left = {rank: deque(own_order(steps, self.mesh, at, slots, size)) for rank, at in places.items()}
+        self.free = dict.fromkeys(places, slots)
         self.posted: dict[int, int] = {}
         self.taken: dict[int, int] = {}
 
@@ -38,7 +38,7 @@ class Workers:
             pass
 
     def _advance(self, rank: int) -> bool:
-        """One instruction, or one room of it; false where the worker has to wait, or is done."""
+        """One instruction, or one slot of it; false where the worker has to wait, or is done."""
         if not self.left[rank]:
             return False
         index, op = self.left[rank][0]
@@ -64,7 +64,7 @@ class Workers:
         if self.posted.get(index, 0) == self.taken.get(index, 0):
             return False
         self.taken[index] = self.taken.get(index, 0) + 1
-        home = next(self.main.ops[index].inputs()).type.layout.home_on("pp")
+        home = next(self.main.ops[index].inputs()).type.layout.owner_on("pp")
         assert home is not None
         self.free[self.mesh.rank({"pp": home})] += 1
         if self.taken[index] == turns:
@@ -77,17 +77,17 @@ class Workers:
     workers=st.sampled_from([2, 3]),
     schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
     micro_batches=st.sampled_from([2, 4, 8]),
-    rooms=st.integers(1, 6),
+    slots=st.integers(1, 6),
     size=st.sampled_from([16, 64, 200, 4096]),
 )
 def test_no_number_of_rooms_is_too_few(
-    make: Callable[[], Module], workers: int, schedule: str, micro_batches: int, rooms: int, size: int
+    make: Callable[[], Module], workers: int, schedule: str, micro_batches: int, slots: int, size: int
 ) -> None:
     try:
         program = build(make(), Config(pp=workers, micro_batches=micro_batches, schedule=schedule)).programs.joint
     except Diagnostic:
         return
-    running = Workers(program, rooms, size)
+    running = Workers(program, slots, size)
     running.run()
     assert not any(running.left.values())
 
@@ -105,5 +105,5 @@ func @main(%x: f32[1, 1, 4{cp}, 2] on pp=0 input "x", %q: f32[1, 1, 4{cp}, 2] on
 
 def test_what_was_sent_is_taken_before_a_ring() -> None:
     program = load(RING)
-    steps = own_order(as_written(program.main), program.mesh, {"pp": 1, "cp": 0}, rooms=2)
+    steps = own_order(as_written(program.main), program.mesh, {"pp": 1, "cp": 0}, slots=2)
     assert [step.op.name for step in steps] == ["moai.send", "moai.ring_sdpa"]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from moaic.runtime.worker.recv_buffers import Landings
+from moaic.runtime.worker.recv_buffers import RecvBuffers
 
 
 def test_memory_is_used_again_when_nothing_reads_it() -> None:
-    landings = Landings(torch.device("cpu"))
+    landings = RecvBuffers(torch.device("cpu"))
     first = landings.take((4, 2), torch.float32)
     address = first.data_ptr()
     del first
@@ -14,7 +14,7 @@ def test_memory_is_used_again_when_nothing_reads_it() -> None:
 
 
 def test_memory_that_a_view_reads_is_left_alone() -> None:
-    landings = Landings(torch.device("cpu"))
+    landings = RecvBuffers(torch.device("cpu"))
     view = landings.take((4, 2), torch.float32)[1:]
     address = view.untyped_storage().data_ptr()
     other = landings.take((4, 2), torch.float32)
@@ -24,7 +24,7 @@ def test_memory_that_a_view_reads_is_left_alone() -> None:
 
 
 def test_another_type_or_shape_has_memory_of_its_own() -> None:
-    landings = Landings(torch.device("cpu"))
+    landings = RecvBuffers(torch.device("cpu"))
     addresses = {
         landings.take(shape, dtype).data_ptr() for shape in ((4, 2), (2, 4)) for dtype in (torch.float32, torch.int32)
     }
@@ -32,7 +32,7 @@ def test_another_type_or_shape_has_memory_of_its_own() -> None:
 
 
 def test_as_many_are_kept_as_were_read_at_a_time() -> None:
-    landings = Landings(torch.device("cpu"))
+    landings = RecvBuffers(torch.device("cpu"))
     addresses: set[int] = set()
     for _ in range(3):
         held = [landings.take((8,), torch.float64) for _ in range(3)]

@@ -16,13 +16,13 @@ from moaic.ir.printer import render
 from moaic.ir.ring import is_ring
 from moaic.ir.verify import load
 from moaic.passes.perf.ring_attention import handed_on_in
-from moaic.runtime.comm.device_backend import Processor
+from moaic.runtime.comm.device_backend import CpuBackend
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Group
-from moaic.runtime.comm.worker_context import Station
+from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
-from moaic.runtime.protocol.shared_memory import ROOM, create_memory
+from moaic.runtime.protocol.shared_memory import SLOT_BYTES, create_memory
 from moaic.runtime.worker.program import Program
 from tests.runtime.rings import MASKS, Ring
 
@@ -65,7 +65,7 @@ def in_threads(module: Module, inputs: Sequence[Tensor]) -> tuple[list[Tensor], 
     ranks, memory = range(module.mesh.ranks), create_memory(module.mesh.ranks)
     carriers = [Counting(Mailbox(memory, rank, len(ranks), (), spins=0)) for rank in ranks]
     os.close(memory)
-    stations = [Station(rank, Processor(), carrier) for rank, carrier in zip(ranks, carriers, strict=True)]
+    stations = [WorkerContext(rank, CpuBackend(), carrier) for rank, carrier in zip(ranks, carriers, strict=True)]
     programs = [Program(render(module), each, compiled=False, note=lambda index: None) for each in stations]
     main = module.main
     parts = [scatter(tensor, param.type, module.mesh) for tensor, param in zip(inputs, main.params, strict=True)]
@@ -100,6 +100,6 @@ def test_a_block_larger_than_a_room_goes_in_pieces() -> None:
     ring = Ring(3, rows=6, columns=3 * 5000, batch=4, heads=4, width=8, value_width=8)
     module, inputs = load(ring.text), ring.inputs()
     results, carriers = in_threads(module, inputs)
-    assert min(carriers[0].passed) > ROOM
+    assert min(carriers[0].passed) > SLOT_BYTES
     for got, want in zip(results, run_function(module, "main", inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
