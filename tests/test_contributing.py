@@ -1,0 +1,60 @@
+"""What a contributor's tools read: hooks and the workflow."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a make target, as they are run in a checkout."""
+    match = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert match is not None
+    return [line.strip().replace("$(BIN)", ".venv/bin") for line in match[1].splitlines()]
+
+
+def test_hooks_run_the_commands_of_make_check() -> None:
+    """From .venv, so that no version is named twice."""
+    repositories = read(".pre-commit-config.yaml")["repos"]
+    assert [repository["repo"] for repository in repositories] == ["local"]
+    hooks = repositories[0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == recipe("check")
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in hooks)
+
+
+def test_the_workflow_tries_three_versions_of_pytorch() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    commands = {each["pytorch"]: each["command"] for each in workflow["jobs"]["test"]["strategy"]["matrix"]["include"]}
+    assert commands == {"pinned": ".ci/run", "oldest": "make oldest", "newest": "make newest"}
+    assert recipe("oldest newest")[-1].startswith("$(MAKE) test ")
+    assert workflow["jobs"]["test"]["steps"][-1] == {"run": "${{ matrix.command }}"}
+
+
+def test_the_workflow_has_no_more_rights_than_it_needs() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 120
+        assert "permissions" not in job
+        for step in job["steps"]:
+            assert "uses" not in step or re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step
+
+
+def test_the_workflow_takes_the_oldest_python() -> None:
+    """What pyproject.toml admits, and what types are checked for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    steps = read(".github/workflows/ci.yml")["jobs"]["test"]["steps"]
+    (python,) = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
+    assert project["project"]["requires-python"] == f">={python}"
+    assert project["tool"]["pyright"]["pythonVersion"] == python
