@@ -1,4 +1,4 @@
-"""What a contributor's tools read: hooks and the workflow."""
+"""What a contributor's tools read: hooks, the workflow, forms of issues."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+FORMS = {"bug.yml", "wrong-result.yml"}
 
 
 def read(name: str) -> Any:
@@ -58,3 +60,17 @@ def test_the_workflow_takes_the_oldest_python() -> None:
     (python,) = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
     assert project["project"]["requires-python"] == f">={python}"
     assert project["tool"]["pyright"]["pythonVersion"] == python
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_forms_ask_for_what_is_needed_to_see_it(name: str) -> None:
+    form = read(f".github/ISSUE_TEMPLATE/{name}")
+    fields = {field["id"]: field for field in form["body"] if field["type"] != "markdown"}
+    assert {"script", "doctor", "dump"} <= fields.keys()
+    assert "`moaic doctor`" in fields["doctor"]["attributes"]["description"]
+    assert "`MOAI_DUMP=" in fields["dump"]["attributes"]["description"]
+    assert all(fields[needed]["validations"]["required"] for needed in ("script", "doctor"))
+
+
+def test_there_are_no_other_forms() -> None:
+    assert {path.name for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir()} == FORMS | {"config.yml"}
