@@ -1,7 +1,8 @@
-"""What a contributor's tools read: hooks, the workflow, forms of issues."""
+"""What a contributor's tools read: hooks, the workflow, forms of issues, settings of editors."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FORMS = {"bug.yml", "wrong-result.yml"}
+LINKED = sorted(path.name for path in (ROOT / "moaic").iterdir() if path.is_symlink())
 
 
 def read(name: str) -> Any:
@@ -74,3 +76,11 @@ def test_forms_ask_for_what_is_needed_to_see_it(name: str) -> None:
 
 def test_there_are_no_other_forms() -> None:
     assert {path.name for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir()} == FORMS | {"config.yml"}
+
+
+def test_editors_show_each_file_by_the_path_that_it_is_imported_by() -> None:
+    """A file of a linked folder has two paths, and by the other one each of its classes is a second one."""
+    settings = json.loads((ROOT / ".vscode/settings.json").read_text(encoding="utf-8"))
+    pyright = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
+    assert sorted(settings["files.exclude"]) == sorted(pyright["ignore"]) == LINKED
+    assert {f"moaic/{name}" for name in LINKED} <= set(pyright["include"])
