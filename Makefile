@@ -17,7 +17,7 @@ MEASURES := out/coverage/data
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact coverage architectures opinfo check bench docs guide ecosystem oldest newest
+.PHONY: help demo tutorial test exact coverage architectures opinfo check bench docs guide wheel ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -63,6 +63,10 @@ docs: $(READY) ## build the documentation into out/site, every warning an error
 
 guide: $(READY) ## predict the tables of the parameter guide anew
 	$(BIN)/python docs/parameters.py
+
+wheel: $(READY) ## build a wheel into dist, from the source archive that is put beside it
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 ecosystem: $(WHOLE) ## install the libraries that people use around PyTorch, and train with each of them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'

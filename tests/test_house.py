@@ -112,6 +112,19 @@ def test_one_file_touches_the_private_device_api() -> None:
     assert len(users) <= 1, users
 
 
+def test_nothing_that_is_read_is_unpickled_or_evaluated() -> None:
+    """SECURITY.md promises it. Scripts of the user are run by runpy, which is what they are for."""
+    for path in (path for folder in FOLDERS for path in sources(folder)):
+        assert not {"pickle", "marshal", "shelve", "dill", "joblib"} & set(imports(path)), path
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        for call in calls:
+            called = ast.unparse(call.func)
+            assert called not in {"eval", "exec", "__import__"}, f"{path}:{call.lineno}"
+            if called == "torch.load":
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                assert given.get("weights_only") == "True", f"{path}:{call.lineno}"
+
+
 def names_of(requirements: Iterable[str]) -> set[str]:
     return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
 
@@ -141,13 +154,13 @@ def test_every_dependency_is_pinned() -> None:
 
 def test_readme_names_commands_that_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", ".ci/run"):
+    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", ".ci/run"):
         named = set(re.findall(r"(?:^|`)make ([a-z]+)\b", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
         assert named <= targets, page
 
 
 def test_pages_name_files_that_exist() -> None:
-    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"):
+    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         for name in re.findall(r"`((?:moaic|ir|passes|runtime|tests|bench|examples)/[\w./]*)`", text):
             assert (ROOT / name).exists(), f"{page} names {name}"

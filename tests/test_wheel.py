@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +36,9 @@ assert losses[0] > losses[1] > losses[2], losses
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    # What is found by a path of this checkout is not in the wheel.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -69,8 +74,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of an environment that holds the built wheel and its declared dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=shutil.ignore_patterns(".*", "*.egg-info", "out"))
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "source", cwd=folder)
-    (wheel,) = (folder / "dist").glob("*.whl")
+    # The environment is this one: nothing is to be made for it.
+    run("make", "--assume-old=.venv/.ready", "wheel", f"BIN={Path(sys.executable).parent}", cwd=folder / "source")
+    (wheel,) = (folder / "source" / "dist").glob("*.whl")
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv" / "bin" / "python"
     install = ("-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
@@ -99,3 +105,26 @@ def test_the_wheel_trains_three_steps(bare: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_wheel_brings_the_command(bare: Path, tmp_path: Path) -> None:
     assert "verify" in run(bare.parent / "moaic", "--help", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_extra_with_what_it_names(bare: Path, tmp_path: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    asked = "import json; from importlib.metadata import metadata; print(json.dumps(metadata('moaic').json))"
+    written = json.loads(run(bare, "-c", asked, cwd=tmp_path))
+    assert sorted(written["provides_extra"]) == sorted(extras)
+    needed = [Requirement(text) for text in written["requires_dist"]]
+    for extra, named in extras.items():
+        brought = {
+            (each.name, str(each.specifier), *sorted(each.extras))
+            for each in needed
+            if each.marker and each.marker.evaluate({"extra": extra}) and not each.marker.evaluate({"extra": ""})
+        }
+        wanted = {(each.name, str(each.specifier), *sorted(each.extras)) for each in map(Requirement, named)}
+        assert brought == wanted, extra
+
+
+def test_the_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `\[(\w+)\]` \|", text, re.MULTILINE)) == set(extras)
