@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from moaic.runtime.accelerator import Accelerator
-from moaic.runtime.launch import launch
-from moaic.runtime.transport import Carrier
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.tools.usage import is_worker
-from tests.runtime.test_programs import SUMS, run
+from tests.runtime.worker.test_program import SUMS, run
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, as /proc/net prints it for either version of IP."""
