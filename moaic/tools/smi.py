@@ -25,7 +25,7 @@ from moaic.tools.usage import is_worker
 
 MIB = 1 << 20
 
-NAME = "MoAI AcceleratorView"
+NAME = "MoAI Accelerator"
 
 LONGEST = 60
 """Characters of a command line that a table shows."""
@@ -44,9 +44,9 @@ DEVICES = (
     Column("Total Memory"),
     Column("Utilization"),
 )
-PROCESSES = (Column("Device", ">"), Column("JobView ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
+PROCESSES = (Column("Device", ">"), Column("Job ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
 WORKERS = (
-    *(Column("Device", ">"), Column("JobView ID"), Column("WorkerView", ">"), Column("PID"), Column("Stage", ">")),
+    *(Column("Device", ">"), Column("Job ID"), Column("Worker", ">"), Column("PID"), Column("Stage", ">")),
     *(
         Column("Coordinates"),
         Column("Memory Usage"),
@@ -106,7 +106,7 @@ def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False)
     if running and with_workers:
         rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
         parts += ["", "Workers:", table(WORKERS, rows)]
-        parts += [f"JobView {job.number}: {job.plan}" for _, job in running if job.plan]
+        parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
     return "\n".join(parts)
 
 
@@ -169,13 +169,13 @@ def _reset(environment: Mapping[str, str], *, is_sure: bool) -> int:
         print(f"No program uses accelerator {number}.")
         return 0
     for entry in running:
-        print(f"JobView {entry.job} will be ended: {entry.command} (pid {entry.pid}).")
+        print(f"Job {entry.job} will be ended: {entry.command} (pid {entry.pid}).")
     if not is_sure and not _agrees():
         print("Nothing was done.")
         return 0
     for entry in running:
         _end(entry, environment)
-    print(f"AcceleratorView {number} is reset.")
+    print(f"Accelerator {number} is reset.")
     return 0
 
 
@@ -215,11 +215,11 @@ def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if chosen.add is not None:
         added, number = have.added(picked(chosen.add or _flavor_asked(environment), flavors(environment)))
         keep(environment, added)
-        print(f"AcceleratorView {number} is added.")
+        print(f"Accelerator {number} is added.")
     elif chosen.rm is not None:
         _check_unused(chosen.rm, environment)
         keep(environment, have.removed(chosen.rm))
-        print(f"AcceleratorView {chosen.rm} is removed.")
+        print(f"Accelerator {chosen.rm} is removed.")
     elif chosen.switch is not None:
         keep(environment, have.switched(chosen.switch))
         print(f"Programs take accelerator {chosen.switch} from now on.")
