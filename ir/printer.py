@@ -1,4 +1,4 @@
-"""From the data to text. ValueNames are made here: hints where they are free, numbers for values without one."""
+"""From the data to text. Names are made here: hints where they are free, numbers for values without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
+"""Run a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
 
 A worker does its instructions in order, each once its operands are there. A send keeps its two ends busy for half of
 its time each, and neither waits for the other but for the value. Some instructions may run beside the others: one after

@@ -51,7 +51,7 @@ def run_op(op: Op, operands: Sequence[Any], device: torch.device = CPU) -> tuple
 
 
 def run_ops(function: Function, inputs: Sequence[Tensor], device: torch.device = CPU) -> list[Tensor]:
-    """ComputeFunction `function` op by op; values are let go after their last use."""
+    """Run `function` op by op; values are let go after their last use."""
     values: dict[Value, Tensor] = dict(zip(function.params, inputs, strict=True))
     dying = last_uses(function)
     for op, dead in zip(function.ops, dying, strict=True):

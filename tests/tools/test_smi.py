@@ -19,7 +19,7 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.jobs import begin, jobs
 from moaic.runtime.protocol.shared_memory import create_memory
-from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
+from moaic.tools.overview import Accelerator, JobView, WorkerView, overview
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
@@ -70,7 +70,7 @@ def test_the_page_is_as_people_know_it() -> None:
     """Columns and borders of the tables that the tutorials print; the names and numbers are another product's."""
     worker = WorkerView(0, 11, 0, "", 1739561 << 20, 0.5, None, 3, 0.25)
     job = JobView(977890, 2219280, "python tutorial/train_baichuan2.py", "dp=2", (worker,))
-    shown = page([AcceleratorView(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
+    shown = page([Accelerator(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
     rule, width = "-", 103
     lines = shown.splitlines()
     assert [len(each) for each in lines[:7]] == [width] * 7
@@ -79,7 +79,7 @@ def test_the_page_is_as_people_know_it() -> None:
         "|  Device  |        Name         |      Model       |  Memory Usage  |  Total Memory  |  Utilization  |"
     )
     assert lines[5].startswith(
-        "|  * 0     |   MoAI AcceleratorView  |  4xLarge.2048GB  |  1739561 MiB   |  2096640 MiB   |  "
+        "|  * 0     |   MoAI Accelerator  |  4xLarge.2048GB  |  1739561 MiB   |  2096640 MiB   |  "
     )
     assert lines[7:9] == ["", "Processes:"]
     assert lines[12] == ("|       0  |  977890  |  2219280  |  python tutorial/train_baichuan2.py  |  1739561 MiB   |")
@@ -87,7 +87,7 @@ def test_the_page_is_as_people_know_it() -> None:
 
 def test_what_nobody_uses_is_dashed(person: Person) -> None:
     done = person.ask("smi")
-    assert re.search(r"\|  \* 0     \|   MoAI AcceleratorView  \|  \S+ +\|  - +\|  - +\|  - +\|", done.stdout)
+    assert re.search(r"\|  \* 0     \|   MoAI Accelerator  \|  \S+ +\|  - +\|  - +\|  - +\|", done.stdout)
     assert "Processes:" not in done.stdout
 
 
@@ -157,14 +157,14 @@ def test_a_job_of_another_version_is_in_nobodys_way(person: Person) -> None:
 
 
 def test_accelerators_are_added_switched_and_removed(person: Person) -> None:
-    assert "AcceleratorView 1 is added." in person.ask("smi", "device", "--add", "Small").stdout
+    assert "Accelerator 1 is added." in person.ask("smi", "device", "--add", "Small").stdout
     assert "Programs take accelerator 1" in person.ask("smi", "device", "--switch", "1").stdout
     shown = person.ask("smi").stdout
-    assert re.search(r"\|    0     \|.*\n\|  \* 1     \|   MoAI AcceleratorView  \|  Small\.", shown)
+    assert re.search(r"\|    0     \|.*\n\|  \* 1     \|   MoAI Accelerator  \|  Small\.", shown)
     used = person.ask("smi", "device", "--rm", "7")
     assert (used.returncode, used.stdout) == (2, "")
     assert used.stderr.startswith("error: there is no accelerator 7: you have 0, 1\n")
-    assert "AcceleratorView 1 is removed." in person.ask("smi", "device", "--rm", "1").stdout
+    assert "Accelerator 1 is removed." in person.ask("smi", "device", "--rm", "1").stdout
     assert "* 0" in person.ask("smi", "device", "--list").stdout
 
 
@@ -230,7 +230,7 @@ def test_watching_is_ended_by_an_interrupt(person: Person) -> None:
     person.programs.append(process)
     os.close(theirs)
     shown = b""
-    while b"MoAI AcceleratorView" not in shown:
+    while b"MoAI Accelerator" not in shown:
         assert select.select([ours], [], [], 20)[0]
         shown += os.read(ours, 1 << 16)
     os.kill(process.pid, signal.SIGINT)

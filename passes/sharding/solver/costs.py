@@ -80,7 +80,7 @@ def _step(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayoutCosts:
-    """CostCoefficients on a mesh, for an axis of n ranks that the mesh does not have yet."""
+    """Costs on a mesh, for an axis of n ranks that the mesh does not have yet."""
 
     prices: CostCoefficients
     mesh: Mesh

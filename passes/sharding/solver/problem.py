@@ -94,7 +94,7 @@ class _Builder:
     of_param: dict[Value, StrategyChoice] = field(default_factory=dict[Value, StrategyChoice])
     of_result: dict[int, StrategyChoice] = field(default_factory=dict[int, StrategyChoice])
     made_by: dict[Value, tuple[StrategyChoice, int]] = field(default_factory=dict[Value, tuple[StrategyChoice, int]])
-    """StrategyChoice and result number of every value that has one."""
+    """The choice and result number of every value that has one."""
 
     def build(self) -> None:
         standing = standings(self.module)
