@@ -19,7 +19,7 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.jobs import begin, jobs
 from moaic.runtime.protocol.shared_memory import create_memory
-from moaic.tools.overview import Accelerator, JobView, WorkerView, overview
+from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.smi import page
 from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
@@ -70,7 +70,7 @@ def test_the_page_is_as_people_know_it() -> None:
     """Columns and borders of the tables that the tutorials print; the names and numbers are another product's."""
     worker = WorkerView(0, 11, 0, "", 1739561 << 20, 0.5, None, 3, 0.25)
     job = JobView(977890, 2219280, "python tutorial/train_baichuan2.py", "dp=2", (worker,))
-    shown = page([Accelerator(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
+    shown = page([AcceleratorView(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
     rule, width = "-", 103
     lines = shown.splitlines()
     assert [len(each) for each in lines[:7]] == [width] * 7
