@@ -9,7 +9,7 @@ WATCHED := tests/runtime tests/tools
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
 # Tests that enter the device, and what they should reach: each fallback by one that says what it is for.
-ENTERING := tests/device tests/option tests/loops tests/opinfo tests/capture/test_decompositions.py
+ENTERING := tests/test_autoload.py tests/device tests/option tests/loops tests/opinfo tests/capture/test_decompositions.py
 ENTERED := moaic/device/*,moaic/capture/decompositions.py
 MEASURES := out/coverage/data
 # With what tests alone want. Where torchao is installed, transformers imports it, and it names the files that a PyTorch

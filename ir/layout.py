@@ -149,7 +149,7 @@ class Layout:
         return Layout(
             tuple(split for split in self.splits if split.axis != axis),
             tuple(other for other in self.partial if other != axis),
-            tuple(home for home in self.owner if home[0] != axis),
+            tuple(owner for owner in self.owner if owner[0] != axis),
         )
 
     def owner_on(self, axis: str) -> int | None:

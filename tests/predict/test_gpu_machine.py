@@ -23,6 +23,7 @@ from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import program_of
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS
 from tests.passes.steps import dense
+from tests.predict.square import PLAN
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
@@ -30,16 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 PUBLISHED, ASSUMED = machines.MeasureSource.PUBLISHED, machines.MeasureSource.ASSUMED
 
 TARGET = TARGETS["sm_90"]
-
-PLAN = """\
-mesh [dp=2]
-
-func @square(%x: f32[64{dp}, 32] input "x", %w: f32[32, 48] param "w") -> (f32[64{dp}, 48]) {
-  %y = aten.mm %x, %w : f32[64{dp}, 48]
-  %z = aten.mul.Tensor %y, %y : f32[64{dp}, 48]
-  return %z
-}
-"""
 
 GUIDE = (
     *("guide", "llama", "--set", "num_hidden_layers=1", "--set", "hidden_size=16", "--set", "intermediate_size=32"),

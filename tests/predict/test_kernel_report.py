@@ -19,19 +19,10 @@ from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import CompiledFunction, Row, lines, made_of, program_of, summary
 from moaic.runtime.codegen import cross_compile
 from moaic.runtime.host.gpu_specs import TARGETS, target_of
+from tests.predict.square import PLAN
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
-
-PLAN = """\
-mesh [dp=2]
-
-func @square(%x: f32[64{dp}, 32] input "x", %w: f32[32, 48] param "w") -> (f32[64{dp}, 48]) {
-  %y = aten.mm %x, %w : f32[64{dp}, 48]
-  %z = aten.mul.Tensor %y, %y : f32[64{dp}, 48]
-  return %z
-}
-"""
 
 FUSES_MORE = torch.__version__ >= "2.14"
 """Whether Inductor makes one kernel less of a layer than it did."""
