@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from moaic.ir.layout import Partial, Replicated, Sharded, State
-from moaic.ir.ring import RINGS
+from moaic.ir.ring_attention import RINGS
 
 ALL_REDUCE: Final = "moai.all_reduce"
 ALL_GATHER: Final = "moai.all_gather"

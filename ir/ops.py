@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from moaic.ir.accumulation import ACCUMULATE, ADD_TO
 from moaic.ir.attention import is_causal
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
-from moaic.ir.ring import RING, RING_BACKWARD, ring_rule
+from moaic.ir.ring_attention import RING, RING_BACKWARD, ring_rule
 from moaic.ir.rules import Dims, LinearSet, Rule, refine, refine_empty, rule_from_text
-from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, FLOATING, TensorType
 
 SEND = "moai.send"

@@ -12,6 +12,7 @@ from itertools import combinations
 from math import prod
 from typing import NoReturn, cast
 
+from moaic.ir.accumulation import ACCUMULATE, ADD_TO
 from moaic.ir.attention import mask_of, query_key_value
 from moaic.ir.collectives import COLLECTIVES, Change
 from moaic.ir.errors import Diagnostic
@@ -20,9 +21,8 @@ from moaic.ir.layout import REPLICATED, Mesh, Split, State
 from moaic.ir.ops import CHECKED, SCALED_MM, SEND, Kind, kind_of, rule_of
 from moaic.ir.parser import parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_attr, render_op, render_type, value_names
-from moaic.ir.ring import RING, RING_BACKWARD, around, attention_of, why_not
+from moaic.ir.ring_attention import RING, RING_BACKWARD, around, attention_of, why_not
 from moaic.ir.rules import Rule, Strategy
-from moaic.ir.sums import ACCUMULATE, ADD_TO
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
 PARAM_ROLES = frozenset({"", "input", "param", "buffer", "key", "tangent", "constant", "coordinate", "saved"})

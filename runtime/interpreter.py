@@ -13,13 +13,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moaic.ir.accumulation import ACCUMULATE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh, Split
-from moaic.ir.local import localize
+from moaic.ir.localize import localize
 from moaic.ir.ops import SEND, Kind, kind_of
-from moaic.ir.ring import attention_of, is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.ring_attention import attention_of, is_ring
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import last_uses, operand_of, run_op, run_ops
 from moaic.runtime.dtypes import DTYPES

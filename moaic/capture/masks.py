@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_key_value
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import OPS, Kind, kind_of
 from moaic.ir.types import FLOATING
 from moaic.runtime.codegen.lower_to_fx import CPU, operand_of, run_op

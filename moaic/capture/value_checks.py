@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Op, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import CHECKED
 from moaic.ir.types import TensorType
 

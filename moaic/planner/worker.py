@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TextIO
 
-from moaic.ir.ahead import ahead
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.overlap_schedule import ahead
 from moaic.ir.parser import parse
 from moaic.passes.build import Builder
 from moaic.passes.config import Config

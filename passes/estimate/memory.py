@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from moaic.ir.accumulation import ACCUMULATE
 from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.local import localize
+from moaic.ir.localize import localize
 from moaic.ir.ops import SEND
-from moaic.ir.ring import is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.estimate.per_rank import held, homes, of_rank
 from moaic.passes.lowering.plan import Plan

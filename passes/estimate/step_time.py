@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from moaic.ir.accumulation import ACCUMULATE
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
-from moaic.ir.ring import is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.estimate.memory import FusedFunctions, trainables
 from moaic.passes.estimate.per_rank import homes

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function, Module, Op, Role, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.verify import check_made
 from moaic.passes.loop_axes import MICRO_BATCHES, Timed

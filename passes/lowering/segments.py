@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import ops_in_order
 from moaic.passes.lowering.grad_accumulation import Known
 from moaic.passes.lowering.sink import SinkKey, sunk
 from moaic.passes.transforms.outline import fresh, shape_of

@@ -14,7 +14,7 @@ from dataclasses import replace
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value, substitute
 from moaic.ir.layout import PARTIAL, REPLICATED, Mesh
-from moaic.ir.local import asked_axes, local_type, localize, refit
+from moaic.ir.localize import asked_axes, local_type, localize, refit
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.loop_axes import CHUNKS, MICRO_BATCHES, POST, PRE, Phase, Timed, finishes
 from moaic.passes.lowering.grad_accumulation import without_sums_of_sums

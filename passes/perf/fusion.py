@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from moaic.ir.accumulation import ADD_TO, taken_over
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.order import in_order
-from moaic.ir.sums import ADD_TO, taken_over
+from moaic.ir.topological_sort import in_order
 from moaic.ir.types import DTYPE_BYTES
 
 LOOKUPS = frozenset({"aten.embedding", "aten.index.Tensor", "aten.gather"})

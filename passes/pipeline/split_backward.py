@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.loop_axes import finishes
 from moaic.passes.transforms.outline import fresh

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.needed import needed
 from moaic.ir.ops import SEND, Kind, kind_of
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import Phase, Timed

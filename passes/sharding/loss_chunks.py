@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of, rule_of
-from moaic.ir.order import ops_in_order
 from moaic.ir.rules import Strategy, fits
+from moaic.ir.topological_sort import ops_in_order
 from moaic.passes.loop_axes import CHUNKS
 from moaic.passes.sharding.data_parallel import cheapest_in_time
 from moaic.passes.sharding.partitioner import Axis, partition

@@ -15,14 +15,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.exact import rounds
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import DEFERRED, PARTIAL, REPLICATED, Mesh, Replicated, Sharded, State
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, check_known, flops_of, kind_of, rule_of
-from moaic.ir.ring import rings_for
+from moaic.ir.ring_attention import rings_for
 from moaic.ir.rules import Rule, Strategy, fits
 from moaic.passes.transforms.dce import without_dead_ops
 

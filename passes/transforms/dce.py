@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function, Module
-from moaic.ir.needed import needed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import ops_in_order
 
 _LAYER = re.compile(r"^(?P<container>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<index>\d+)(?:\.|$)")
 

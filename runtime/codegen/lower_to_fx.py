@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from moaic.ir.accumulation import ADD_TO
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.ops import CHECKED, SCALED_BLOCK, SCALED_MM
-from moaic.ir.sums import ADD_TO
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen import checked, grouped_mm
 from moaic.runtime.codegen.cpu_gemm import product

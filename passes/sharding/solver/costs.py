@@ -7,11 +7,11 @@ from enum import Enum
 from math import log2, prod
 
 from moaic.ir.attention import is_causal
+from moaic.ir.coordinate_dependent import placing
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State, splits_dim
 from moaic.ir.ops import Kind, flops_of, kind_of
-from moaic.ir.placed import placing
-from moaic.ir.ring import is_balanced, is_ring, rings_for
+from moaic.ir.ring_attention import is_balanced, is_ring, rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.loop_axes import MICRO_BATCHES

@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
+from moaic.ir.backward_slice import needed
 from moaic.ir.graph import Function
-from moaic.ir.needed import needed
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import ops_in_order
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.patterns.match import Sight

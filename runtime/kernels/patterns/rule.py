@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moaic.ir.emit import Emitter
+from moaic.ir.builder import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.kernels.operators import NAMESPACE

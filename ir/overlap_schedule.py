@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from moaic.ir.accumulation import ACCUMULATE
 from moaic.ir.collectives import ALL_GATHER, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Owner
-from moaic.ir.sums import ACCUMULATE
 
 
 def order_ahead(main: Function) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_at, query_key_value
-from moaic.ir.emit import Emitter
+from moaic.ir.builder import Emitter
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Split
 from moaic.ir.ops import attr_int, index_dims

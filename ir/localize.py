@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from moaic.ir.coordinate_dependent import placed, placed_axes
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Op, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.ops import OPS, Kind, attr_int, kind_of
-from moaic.ir.placed import placed, placed_axes
 from moaic.ir.types import TensorType
 
 
