@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moaic.ir.graph import Function, Value
-
-ACCUMULATE = "moai.accumulate"
-"""The worker's own instruction: it adds one part more to a sum."""
-
-ADD_TO = "moai.add_to"
-"""The same inside a function: the first operand is the sum."""
+from moaic.ir.op_names import ADD_TO
 
 
 def overwritten(function: Function) -> list[int]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from moaic.ir.graph import Op, Value
+from moaic.ir.op_names import SDPA, SDPA_BACKWARD
 
-ATTENTION: Final[Mapping[str, int]] = {"moai.sdpa": 3, "moai.sdpa_backward": 6}
+ATTENTION: Final[Mapping[str, int]] = {SDPA: 3, SDPA_BACKWARD: 6}
 """Its ops, and how many operands they have without a mask, which comes last."""
 
 

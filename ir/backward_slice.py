@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from moaic.ir.graph import Function, Value
 
 
-def needed(function: Function, targets: Iterable[Value]) -> set[int]:
+def backward_slice(function: Function, targets: Iterable[Value]) -> set[int]:
     """Positions of the ops that the targets depend on."""
     wanted = set(targets)
     found: set[int] = set()

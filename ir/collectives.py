@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from moaic.ir.layout import Partial, Replicated, Sharded, State
+from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, FIRST, REDUCE_SCATTER, SHARD
 from moaic.ir.ring_attention import RINGS
-
-ALL_REDUCE: Final = "moai.all_reduce"
-ALL_GATHER: Final = "moai.all_gather"
-REDUCE_SCATTER: Final = "moai.reduce_scatter"
 
 Change = tuple[type[State], type[State]]
 """The state of a value on an axis before, and the one after."""
@@ -19,9 +16,9 @@ COLLECTIVES: Final[Mapping[str, Change]] = {
     ALL_REDUCE: (Partial, Replicated),
     REDUCE_SCATTER: (Partial, Sharded),
     ALL_GATHER: (Sharded, Replicated),
-    "moai.all_to_all": (Sharded, Sharded),
-    "moai.shard": (Replicated, Sharded),
-    "moai.first": (Replicated, Partial),
+    ALL_TO_ALL: (Sharded, Sharded),
+    SHARD: (Replicated, Sharded),
+    FIRST: (Replicated, Partial),
 }
 """Every change but one: no collective makes a sharded value partial."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moaic.ir.accumulation import ACCUMULATE
-from moaic.ir.collectives import ALL_GATHER, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Owner
+from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER
 
 
-def order_ahead(main: Function) -> list[int]:
+def overlap_order(main: Function) -> list[int]:
     """Positions of the instructions in that order: what is gathered or scattered is on its way while a function runs.
 
     Gathers come one function earlier; legal where what is gathered is there before that function. So come parameters,
@@ -49,10 +48,10 @@ def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
     return len(order)
 
 
-def ahead(program: Module) -> Module:
+def overlap_schedule(program: Module) -> Module:
     """`program` with its instructions in that order."""
     *others, main = program.functions
-    ops = tuple(main.ops[position] for position in order_ahead(main))
+    ops = tuple(main.ops[position] for position in overlap_order(main))
     return replace(program, functions=(*others, replace(main, ops=ops)))
 
 

@@ -14,19 +14,17 @@ from typing import Final
 
 from moaic.ir.attention import ATTENTION, is_causal, query_key_value
 from moaic.ir.graph import Op
+from moaic.ir.op_names import RING, RING_BACKWARD, SDPA, SDPA_BACKWARD
 from moaic.ir.rules import Rule, Strategy, rule_from_text
 
-RING: Final = "moai.ring_sdpa"
-RING_BACKWARD: Final = "moai.ring_sdpa_backward"
-
-RINGS: Final[Mapping[str, str]] = {"moai.sdpa": RING, "moai.sdpa_backward": RING_BACKWARD}
+RINGS: Final[Mapping[str, str]] = {SDPA: RING, SDPA_BACKWARD: RING_BACKWARD}
 """By the op that a ring stands for."""
 
 _ATTENTION: Final = {ring: op for op, ring in RINGS.items()}
 
 _RULES: Final[Mapping[str, tuple[str, str]]] = {
-    "moai.sdpa": ("b h Q d!, b h K d!, b h K e!", "b h Q e!, b h Q"),
-    "moai.sdpa_backward": ("b h Q e!, b h Q d!, b h K d!, b h K e!, b h Q e!, b h Q", "b h Q d!, b h K d!, b h K e!"),
+    SDPA: ("b h Q d!, b h K d!, b h K e!", "b h Q e!, b h Q"),
+    SDPA_BACKWARD: ("b h Q e!, b h Q d!, b h K d!, b h K e!, b h Q e!, b h Q", "b h Q d!, b h K d!, b h K e!"),
 }
 """Operands but for a mask, and results; `Q` are rows and `K` keys in blocks."""
 

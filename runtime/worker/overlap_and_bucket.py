@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh, Owner
-from moaic.ir.overlap_schedule import meet, order_ahead
+from moaic.ir.op_names import ALL_REDUCE
+from moaic.ir.overlap_schedule import meet, overlap_order
 
 BUNDLE: Final = 32 << 20
 """Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
@@ -40,7 +40,7 @@ def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Placed]:
     Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
-    return _bundled([Placed(position, main.ops[position]) for position in order_ahead(main)], mesh, most)
+    return _bundled([Placed(position, main.ops[position]) for position in overlap_order(main)], mesh, most)
 
 
 def _bundled(steps: Sequence[Placed], mesh: Mesh, most: int) -> list[Placed]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from moaic.ir.accumulation import ACCUMULATE
 from moaic.ir.layout import PARTIAL
+from moaic.ir.op_names import ACCUMULATE
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config
