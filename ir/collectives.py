@@ -20,10 +20,10 @@ COLLECTIVES: Final[Mapping[str, Change]] = {
     SHARD: (Replicated, Sharded),
     FIRST: (Replicated, Partial),
 }
-"""Every change but one: no collective makes a sharded value partial."""
+"""Each collective and the change that it makes; no collective makes a sharded value partial."""
 
 COMMUNICATING: Final = tuple(name for name, (before, _) in COLLECTIVES.items() if before is not Replicated)
-"""Those that carry data; of a replicated value each rank has its part already."""
+"""Collectives that send data; each rank already holds its part of a replicated value."""
 
 SYNCHRONIZING: Final = frozenset({*COLLECTIVES, *RINGS.values()})
 """Instructions that all ranks along an axis run together."""

@@ -1,4 +1,4 @@
-"""Things put after what they wait for, and otherwise left where they are."""
+"""Stable topological sort: each item after its dependencies, and otherwise in its old order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moaic.ir.graph import Op
 
 
 def topological_sort(waiting: Mapping[int, Collection[int]]) -> list[int] | None:
-    """Positions, each after those of them that it waits for, the least possible first; None for a cycle."""
+    """Positions, each after those on which it depends, the least possible first; None for a cycle."""
     readers: dict[int, list[int]] = defaultdict(list)
     for position, needs in waiting.items():
         for need in needs:
@@ -30,7 +30,7 @@ def topological_sort(waiting: Mapping[int, Collection[int]]) -> list[int] | None
 
 
 def sort_ops(ops: Mapping[int, Op]) -> tuple[Op, ...] | None:
-    """Ops by their positions, each after those that it reads from; None where some wait for each other."""
+    """Ops by their positions, each after those whose results it reads; None for a cycle."""
     makers = {result: position for position, op in ops.items() for result in op.results}
     waiting = {
         position: {makers[value] for value in op.inputs() if makers.get(value, position) != position}

@@ -1,7 +1,7 @@
-"""What must hold of every module. Runs before and after every pass; the first thing that does not hold is raised.
+"""Verification of a module, before and after every pass: the first complaint is raised.
 
-A check is a generator of complaints: each names both sides of a mismatch. Where the complaint is about, and the lines
-around it, are added here, once.
+A check is a generator of complaints, each of which names both sides of a mismatch; place and neighboring lines are
+added here. Checks of single ops are in their declarations, in `ir/ops`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARAM_ROLES = frozenset({"", "input", "param", "buffer", "key", "tangent", "cons
 RESULT_ROLES = frozenset({"", "output", "grad", "update", "saved"})
 
 NEIGHBORS = 3
-"""Ops shown before and after the one that is wrong."""
+"""Ops shown before and after the wrong one."""
 
 _OP_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+|call", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -41,7 +41,7 @@ class Invalid(Diagnostic):
 
 
 def check_made(module: Module, by: str) -> Module:
-    """`module`, which the pass `by` made; RuntimeError if it is not well formed, since that is our bug."""
+    """`module`, the result of pass `by`; RuntimeError if it is not well formed, which is a bug of the pass."""
     try:
         verify(module)
     except Invalid as error:
@@ -61,7 +61,7 @@ def verify(module: Module) -> None:
 
 
 def load(text: str, filename: str = "<text>") -> Module:
-    """Parses and verifies; what does not hold is shown where it stands in the file."""
+    """Parses and verifies; a Diagnostic points at the place in the file."""
     parsed = parse_with_places(text, filename)
     try:
         verify(parsed.module)
@@ -81,7 +81,7 @@ def _mesh(mesh: Mesh) -> Complaints:
 
 
 class _Checker:
-    """The walk over one module: what is defined, which types are known to be fine, and who is above."""
+    """The walk over one module: defined values, types known to be well formed, functions above."""
 
     def __init__(self, mesh: Mesh, callees: Mapping[str, Function]) -> None:
         self.mesh = mesh
@@ -170,7 +170,7 @@ class _Checker:
 
 
 def _homes(op: Op, mesh: Mesh) -> Complaints:
-    """An op runs where its results are; what it reads is there, or everywhere. Only a send changes homes."""
+    """An op runs on the owner of its results, and its operands are there or everywhere; only a send changes owners."""
     if op.name == SEND:
         return
     homes = {value.type.layout.owner for value in (*op.inputs(), *op.results)} - {()}
@@ -260,7 +260,7 @@ def _split(split: Split, shape: tuple[int, ...], mesh: Mesh) -> Complaints:
 
 
 def _two_splits(one: Split, other: Split, mesh: Mesh) -> Complaints:
-    """Splits stand in the order of their dims, of one dim the larger stride first, and take digits apart."""
+    """Splits are ordered by dim, those of one dim by decreasing stride, and do not overlap."""
     if (one.dim, -one.stride, one.axis) > (other.dim, -other.stride, other.axis):
         yield f"the splits over `{one.axis}` and `{other.axis}` are out of order: the larger stride stands first"
     elif one.dim == other.dim and one.stride % (other.stride * mesh.size(other.axis)):
