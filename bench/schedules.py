@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND
+from moaic.ir.op_names import SEND
 from moaic.ir.parser import parse
 from moaic.passes.estimate.simulate import simulate
 from moaic.runtime.protocol.span import TraceSpan, decoded

@@ -60,10 +60,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 OPS_HEAD = """\
 # Ops
 
-An op is one declaration in `ir/ops.py`, and its rule is what the compiler knows of it. The rule names the *factors*
-that the dims consist of. A factor that stands on both sides may be split over workers, or over micro-batches. One that
-stands only on the left is summed over, so splitting it leaves a pending sum. `!` marks a factor that must stay whole,
-`1` is a dim of size one, `(b s)` is one dim made of two factors.
+An op is one declaration in a file of `ir/ops/`, and its rule is what the compiler knows of it. The rule names the
+*factors* that the dims consist of. A factor that stands on both sides may be split over workers, or over micro-batches.
+One that stands only on the left is summed over, so splitting it leaves a pending sum. `!` marks a factor that must stay
+whole, `1` is a dim of size one, `(b s)` is one dim made of two factors.
 
 *Linear in* names the operands, counted from 0, through which a pending sum passes; `0+1` means through both at once.
 

@@ -1,1 +1,1 @@
-"""The language: types, ops with their rules, text, verifier. Knows no torch."""
+"""The language: types, ops with their rules, text, verifier. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Attention, `moai.sdpa` and its backward: which operand is what, and whether a flag hides later keys."""
+"""Operands and flags of attention: `moai.sdpa` and `moai.sdpa_backward`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from moaic.ir.graph import Op, Value
+from moaic.ir.op_names import SDPA, SDPA_BACKWARD
 
-ATTENTION: Final[Mapping[str, int]] = {"moai.sdpa": 3, "moai.sdpa_backward": 6}
-"""Its ops, and how many operands they have without a mask, which comes last."""
+ATTENTION: Final[Mapping[str, int]] = {SDPA: 3, SDPA_BACKWARD: 6}
+"""Operands of each op without the mask, which comes last."""
 
 
 def is_causal(op: Op) -> bool:
+    """Whether a row attends only to keys up to its own position."""
     return bool(op.attrs.get("is_causal", False))
 
 
 def query_at(op: Op) -> int:
-    """Which operand the query is, in either direction, in a ring or not: key and value come next."""
+    """Position of the query, in forward or backward, in a ring or not; key and value follow it."""
     return 1 if op.name.endswith("_backward") else 0
 
 

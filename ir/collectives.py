@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from moaic.ir.layout import Partial, Replicated, Sharded, State
-from moaic.ir.ring import RINGS
-
-ALL_REDUCE: Final = "moai.all_reduce"
-ALL_GATHER: Final = "moai.all_gather"
-REDUCE_SCATTER: Final = "moai.reduce_scatter"
+from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, FIRST, REDUCE_SCATTER, SHARD
+from moaic.ir.ring_attention import RINGS
 
 Change = tuple[type[State], type[State]]
 """The state of a value on an axis before, and the one after."""
@@ -19,14 +16,14 @@ COLLECTIVES: Final[Mapping[str, Change]] = {
     ALL_REDUCE: (Partial, Replicated),
     REDUCE_SCATTER: (Partial, Sharded),
     ALL_GATHER: (Sharded, Replicated),
-    "moai.all_to_all": (Sharded, Sharded),
-    "moai.shard": (Replicated, Sharded),
-    "moai.first": (Replicated, Partial),
+    ALL_TO_ALL: (Sharded, Sharded),
+    SHARD: (Replicated, Sharded),
+    FIRST: (Replicated, Partial),
 }
-"""Every change but one: no collective makes a sharded value partial."""
+"""Each collective and the change that it makes; no collective makes a sharded value partial."""
 
 COMMUNICATING: Final = tuple(name for name, (before, _) in COLLECTIVES.items() if before is not Replicated)
-"""Those that carry data; of a replicated value each rank has its part already."""
+"""Collectives that send data; each rank already holds its part of a replicated value."""
 
 SYNCHRONIZING: Final = frozenset({*COLLECTIVES, *RINGS.values()})
 """Instructions that all ranks along an axis run together."""

@@ -1,4 +1,4 @@
-"""The one exception for a person's mistakes; a bug of ours is any other exception."""
+"""The exception for mistakes of the user; a bug of moaic raises any other exception."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TextSpan:
 
 
 class Diagnostic(Exception):
-    """A mistake in what we were given: what is wrong, where, and what to do about it.
+    """A mistake of the user: what is wrong, where, and what to do about it.
 
-    `context` is shown below the message as it is: the neighborhood of the mistake where there is no source text.
+    `context` is shown below the message as it is: the ops around the mistake where there is no source text.
     """
 
     def __init__(self, message: str, span: TextSpan | None = None, context: str = "", hint: str = "") -> None:

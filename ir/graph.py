@@ -19,7 +19,7 @@ NO_ATTRS: Mapping[str, Attr] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an op comes from: the person's source line, its module path, and the side of the step."""
+    """Source of an op: the user's source line, the module path, and the side of the step."""
 
     file: str = ""
     line: int = 0
@@ -57,7 +57,7 @@ class Op:
         """Every value that the op reads, lists flattened, absent ones left out."""
         operands = self.operands
         if not operands or {*map(type, operands)} == _PLAIN:
-            # Most ops: passes ask this many millions of times.
+            # The common case, which passes hit millions of times.
             return iter(cast("tuple[Value, ...]", operands))
         return _flattened(operands)
 
@@ -93,7 +93,7 @@ def substitute(operand: Operand, mapping: Mapping[Value, Value]) -> Operand:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a parameter or a result of a function is to the outside.
+    """Role of a parameter or result outside the function.
 
     kinds of parameters: input, param, buffer, key (random key), tangent; of results: output, grad, update (new value of
     a buffer or of an input that the program writes in place). An empty kind says nothing.
@@ -150,7 +150,7 @@ class Function:
 class Module:
     """Functions by name, in order; callees stand before their callers. The mesh is that of every layout inside.
 
-    `schedule` holds, for a plan in pipeline stages, what each worker does, in order.
+    `schedule` holds, for a plan in pipeline stages, the actions of each worker in order.
     """
 
     functions: tuple[Function, ...]
@@ -162,7 +162,7 @@ class Module:
 
     @property
     def main(self) -> Function:
-        """The function that nobody calls: the last one."""
+        """The entry function: the last one, which no other calls."""
         return self.functions[-1]
 
     def runs(self) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Layouts: how one value lies over the axes of a mesh.
+"""Layouts: the state of one value on each axis of a mesh.
 
 On every axis a value is replicated, sharded along one dim, or partial: a sum whose terms the ranks hold. A shard of a
 dim of size N over an axis of n ranks takes one mixed-radix digit: N = outer * n * stride, and index i lies on rank
@@ -91,9 +91,9 @@ class Sharded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """State of a replicated value on a loop axis while it is put in: finished only after the last micro-batch.
+    """State of a value on a loop axis, only during partitioning: replicated, but finished after the last micro-batch.
 
-    No layout has it: once all is in its place in time, such a value is replicated.
+    No layout holds it: once the loop is unrolled such a value is replicated.
     """
 
 
@@ -139,7 +139,7 @@ class Layout:
         return None
 
     def state(self, axis: str) -> State:
-        """Where the value stands on `axis`: REPLICATED, PARTIAL or Sharded."""
+        """State of the value on `axis`: REPLICATED, PARTIAL or Sharded."""
         split = self.split_of(axis)
         if split is not None:
             return Sharded(split.dim, split.stride)

@@ -1,4 +1,7 @@
-"""From text to the data, by the grammar beside this file. Mistakes are shown where they stand."""
+"""Parses text into a module, by the grammar beside this file; an error points at its place in the text.
+
+Longer than 400 lines: raw tuples of the grammar, lookup and error messages all work on the tokens of one text.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,24 @@ from moaic.ir.types import DTYPE_BYTES, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A module and where in the text its functions and ops stand."""
+    """A module, and the places of its functions and ops in the text."""
 
     module: Module
     place: Callable[[Function | Op], TextSpan]
 
 
 def parse(text: str, filename: str = "<text>") -> Module:
-    """The module that `text` writes down. Raises Diagnostic; does not verify."""
+    """The module that `text` spells. Raises Diagnostic at a mistake of syntax or names; does not verify."""
     return _Reader(text, filename).module()
 
 
 def parse_with_places(text: str, filename: str = "<text>") -> Parsed:
-    """Like `parse`, and tells where everything stands, for messages of whoever checks the module later."""
+    """Like `parse`, with the place of each function and op, for messages of a later verification."""
     reader = _Reader(text, filename)
     return Parsed(reader.module(), lambda what: reader.span(reader.heads[what]))
 
 
-# What the grammar gives: tokens in their places, nothing looked up yet.
+# Results of the grammar: tokens with their places, before names are looked up.
 
 
 class _RawOp(NamedTuple):
@@ -104,7 +107,7 @@ _RawAttr = Token | _RawComplex | list["_RawAttr"]
 
 
 class _Shapes(Transformer[Token, Any]):
-    """Turns each rule of the grammar into one of the above as it is reduced, so that no tree is built."""
+    """Turns each rule of the grammar into a raw tuple as it is reduced, so that no tree is built."""
 
     def module(self, found: list[Any]) -> _RawModule:
         functions = [each for each in found if isinstance(each, _RawFunction)]
@@ -210,7 +213,7 @@ class _Reader:
             raise Diagnostic(f"this is version `{found[1]}` of the language, only version {VERSION} can be read", span)
 
     def _raw(self, start: str, text: str, at: Token | None = None) -> object:
-        """What the grammar makes of `text`, which stands at the token `at` of the file, or is the file."""
+        """Parses `text`, which is the token `at` of the file, or the whole file where `at` is None."""
         try:
             return _grammar().parse(text, start=start)
         except UnexpectedInput as error:
@@ -222,13 +225,13 @@ class _Reader:
             raise Diagnostic(message, self._span(offset, width), hint=_advice(error, found)) from None
 
     def _explain_token_before(self, error: UnexpectedInput) -> None:
-        """A type or attribute list that lacks its end is taken for one; the mistake is inside, not behind."""
+        """A type or attribute list without its end is still lexed as one: the mistake is inside it, not behind it."""
         before = _token_before(error)
         if before is not None and before.type in _STARTS:
             self._raw(_STARTS[before.type], before, before)
 
     def _offset(self, error: UnexpectedInput, at: Token | None) -> tuple[int, int]:
-        """Where in the file the mistake stands, and how long it is."""
+        """Offset of the mistake in the file, and its length."""
         if not _is_end(error):
             offset = (at.start_pos or 0) if at is not None else 0
             return offset + (error.pos_in_stream or 0), len(_bad_token(error) or " ")
@@ -436,7 +439,7 @@ _MEANING: Mapping[str, str] = {
     "CONSTANT": "a word such as `true`",
     "$END": "the end",
 }
-"""What a terminal of the grammar is to a person; the others are their own text."""
+"""Names of terminals in messages to the user; the others are shown as their own text."""
 
 
 _STARTS: Mapping[str, str] = {"TYPE": "tensor", "ATTRS": "attrs"}
@@ -455,7 +458,7 @@ def _meaning(terminal: str) -> str:
 
 
 def _allowed(error: UnexpectedInput) -> set[str]:
-    """The terminals that may stand there, comments and blanks left out."""
+    """The terminals expected at the mistake, comments and blanks left out."""
     accepts = cast("set[str]", error.interactive_parser.accepts() if error.interactive_parser else set())
     seen = cast("set[str] | None", getattr(error, "allowed", None) or getattr(error, "expected", None))
     return (accepts or seen or set[str]()) - {"COMMENT", "BLANK"}

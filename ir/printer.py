@@ -1,4 +1,4 @@
-"""From the data to text. Names are made here: hints where they are free, numbers for values without one."""
+"""Prints a module as text. Names of values are chosen here: hints where they are free, numbers otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moaic.ir.layout import Layout, Mesh
 from moaic.ir.types import TensorType
 
 VERSION = 1
-"""Of the language; the first line of every file says it."""
+"""Version of the language, in the first line of every file."""
 
 LINE_LENGTH = 120
 LOCATION_COLUMN = 72

@@ -1,4 +1,4 @@
-"""Rules: how the dims of an op are tied together, and what follows from that for one mesh axis.
+"""Rules: how the dims of an op are tied together, and the legal strategies on one mesh axis.
 
 A rule names *factors*. Each dim of each operand and result is a list of factors, outermost first: `(b s) d -> b s d`.
 A factor that a result does not contain is summed over in it. A factor marked whole cannot be split. From the rule alone
@@ -218,7 +218,7 @@ def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, d
 
 
 def refine_empty(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
-    """The same of shapes without elements: dims before the first that is empty, as far as these come to the same."""
+    """`refine` for shapes without elements: the dims before the first empty one, as far as their products agree."""
     fronts = {prod(left[:count]): count for count in range(left.index(0) + 1)}
     counts = [(fronts[size], count) for count in range(right.index(0) + 1) if (size := prod(right[:count])) in fronts]
     at, to = counts[-1]

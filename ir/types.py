@@ -1,4 +1,4 @@
-"""Tensor types: an element type, a global shape and how the value lies over the mesh."""
+"""Tensor types: an element type, a global shape and a layout over the mesh."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 FLOATING = frozenset({"f64", "f32", "f16", "bf16"})
-"""Types that ops compute in. Those of eight bits only hold what a product reads."""
+"""Types in which ops compute; eight-bit floats are only operands of products."""
 
 FLOAT8 = frozenset({"f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 """Named by their bits of exponent and mantissa; `fn` has no infinities, `fnuz` (AMD's MI300) no minus zero either."""
@@ -49,11 +49,11 @@ class TensorType:
         return TensorType(self.dtype, self.shape, layout)
 
     def at(self, home: Owner) -> TensorType:
-        """This type, held where `home` says."""
+        """This type, held by the owner `home` alone."""
         return self if self.layout.owner == home else self.with_layout(replace(self.layout, owner=home))
 
     def anywhere(self) -> TensorType:
-        """This type without a home: a function says nothing of where it is called."""
+        """This type without an owner: a function does not state the ranks that call it."""
         return self.at(())
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class TensorType:
         return self.layout.local_shape(self.shape, mesh)
 
     def local(self, mesh: Mesh) -> TensorType:
-        """Type of the part that one rank holds, with nothing left to say about the mesh."""
+        """Type of the part that one rank holds, without a layout."""
         return TensorType(self.dtype, self.local_shape(mesh))
 
     def elements(self) -> int:

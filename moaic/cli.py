@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op
-from moaic.ir.ops import OPS, flops_of
+from moaic.ir.ops import OPS, declaration_of, flops_of
 from moaic.ir.printer import render, render_function, render_type
 from moaic.ir.verify import load
 from moaic.support.cache_folder import cache_folder
@@ -218,7 +218,7 @@ def _run(chosen: argparse.Namespace) -> int:
         print("\n".join(_result_table(module, run_function(module, module.main.name, inputs))))
         return 0
     results = run_ranks(module, inputs)
-    if any(op.name in ONE_RANKS_OWN for _, op in _all_ops(module)):
+    if any(declaration_of(op).rank_local for _, op in _all_ops(module)):
         print("\n".join(_result_table(module, results)))
         return 0
     distances = list(map(distance, results, run_function(module, module.main.name, inputs)))
@@ -254,9 +254,6 @@ def _check_ops(module: Module) -> None:
             except LookupError as error:
                 raise Diagnostic(str(error).replace(op.name, f"`{op.name}`")) from None
 
-
-ONE_RANKS_OWN = frozenset({"moai.part", "moai.join"})
-"""Ops that cut what one rank holds: a function with them says nothing of whole tensors."""
 
 AGREEMENT = 1e-4
 """How far ranks may be from one device, in parts of the largest element: sums in float32 in another order."""

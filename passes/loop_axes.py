@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Function, Op
 from moaic.ir.layout import Mesh
+from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE
 
 MICRO_BATCHES, CHUNKS = "mb", "chunk"
 """Axes whose parts come one after the other: what is split over them runs once per part."""

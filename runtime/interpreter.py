@@ -16,10 +16,21 @@ from torch import Tensor
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh, Split
-from moaic.ir.local import localize
-from moaic.ir.ops import SEND, Kind, kind_of
-from moaic.ir.ring import attention_of, is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.localize import localize
+from moaic.ir.op_names import (
+    ACCUMULATE,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    FIRST,
+    JOIN,
+    PART,
+    REDUCE_SCATTER,
+    SEND,
+    SHARD,
+)
+from moaic.ir.ops import Kind, kind_of
+from moaic.ir.ring_attention import attention_of, is_ring
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import last_uses, operand_of, run_op, run_ops
 from moaic.runtime.dtypes import DTYPES
@@ -354,12 +365,12 @@ def _first(parts: list[Tensor], source: TensorType, target: TensorType, axis: st
 
 
 _CARRIED_OUT: Final[Mapping[str, Collective]] = {
-    "moai.all_reduce": _all_reduce,
-    "moai.reduce_scatter": _reduce_scatter,
-    "moai.all_gather": _all_gather,
-    "moai.all_to_all": _all_to_all,
-    "moai.shard": _shard,
-    "moai.first": _first,
+    ALL_REDUCE: _all_reduce,
+    REDUCE_SCATTER: _reduce_scatter,
+    ALL_GATHER: _all_gather,
+    ALL_TO_ALL: _all_to_all,
+    SHARD: _shard,
+    FIRST: _first,
 }
 """What the ranks of one group along an axis hold after each collective, in order of their coordinate."""
 
@@ -387,8 +398,8 @@ def _accumulate(op: Op, operands: list[Tensor], mesh: Mesh) -> Tensor:
 
 
 MOVES_IN_TIME: Final[Mapping[str, Callable[[Op, list[Tensor], Mesh], Tensor]]] = {
-    "moai.part": _part,
-    "moai.join": _join,
+    PART: _part,
+    JOIN: _join,
     ACCUMULATE: _accumulate,
 }
 """What one rank does to its own parts for micro-batches."""

@@ -25,7 +25,8 @@ from moaic.capture.provenance import location, role_of
 from moaic.capture.value_checks import in_force
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
-from moaic.ir.ops import CHECKED, SCALED_MM, check_known
+from moaic.ir.op_names import CHECKED, FOLD_KEY, RAND, SCALED_MM, SDPA, SDPA_BACKWARD
+from moaic.ir.ops import check_known
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.transforms.cse import once
 from moaic.passes.transforms.dce import live
@@ -437,10 +438,10 @@ class _GraphReader:
         here = self.loc
         # The instance numbers the draws of the whole program, so the op belongs to no layer.
         self.loc = Location(here.file, here.line, "", here.side)
-        key = self.emit("moai.fold_key", [self.key], self.key.type, instance=self.draws)
+        key = self.emit(FOLD_KEY, [self.key], self.key.type, instance=self.draws)
         self.loc = here
         self.draws += 1
-        return self.emit("moai.rand", [key], TensorType("f32", shape))
+        return self.emit(RAND, [key], TensorType("f32", shape))
 
     def in_order(self, value: Value, order: tuple[int, ...]) -> Value:
         if order == tuple(range(len(order))):
@@ -941,7 +942,7 @@ def _range(call: _Call, start: Attr, end: Attr, step: Attr) -> Value:
 def _sdpa(call: _Call) -> list[Value]:
     query, key, value, mask = call.operands
     operands = [query, _for_each_head(call, query, key), _for_each_head(call, query, value), mask]
-    return call.reader.emit_many("moai.sdpa", operands, call.kinds, _attention(call, query))
+    return call.reader.emit_many(SDPA, operands, call.kinds, _attention(call, query))
 
 
 def _sdpa_backward(call: _Call) -> list[Value]:
@@ -949,7 +950,7 @@ def _sdpa_backward(call: _Call) -> list[Value]:
     wide_key, wide_value = (_for_each_head(call, query, x) for x in (key, value))
     operands = [grad, query, wide_key, wide_value, *rest]
     kinds = [call.kinds[0], wide_key.type, wide_value.type]
-    found = call.reader.emit_many("moai.sdpa_backward", operands, kinds, _attention(call, query))
+    found = call.reader.emit_many(SDPA_BACKWARD, operands, kinds, _attention(call, query))
     return [_of_own_heads(call, grad, kind) for grad, kind in zip(found, call.kinds, strict=True)]
 
 
@@ -1329,8 +1330,8 @@ _SPECIAL: Final[Mapping[str, Special]] = {
     **_each("aten.arange aten.arange.start aten.arange.start_step", _arange),
     "aten._scaled_dot_product_flash_attention_for_cpu": _sdpa,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward,
-    "moai.sdpa": _sdpa,
-    "moai.sdpa_backward": _sdpa_backward,
+    SDPA: _sdpa,
+    SDPA_BACKWARD: _sdpa_backward,
     "aten._scaled_mm": _scaled_mm,
     **_each("aten.index_put aten._unsafe_index_put", _index_put),
     "aten.index.Tensor": _index,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_key_value
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import OPS, Kind, kind_of
 from moaic.ir.types import FLOATING
 from moaic.runtime.codegen.lower_to_fx import CPU, operand_of, run_op
@@ -68,7 +68,7 @@ def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Functio
     known = _Constants({v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu})
     # Whoever calls the model may have made another device the usual one.
     with torch.no_grad(), CPU:
-        for index in sorted(needed(function, masks)):
+        for index in sorted(backward_slice(function, masks)):
             known.add(function.ops[index])
         return replace(function, ops=tuple(_with_flag(op, known) for op in function.ops))
 

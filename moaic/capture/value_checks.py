@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Op, Value
-from moaic.ir.needed import needed
-from moaic.ir.ops import CHECKED
+from moaic.ir.op_names import CHECKED
 from moaic.ir.types import TensorType
 
 Makers = Mapping[Value, Op]
@@ -97,7 +97,7 @@ def _compared(said: Value, makers: Makers) -> Value:
 
 def _passed_by(function: Function) -> list[Op]:
     """Checks that results do not depend on: of those of a forward, the results that it gives."""
-    forward = needed(function, (function.results[i] for i in function.outputs))
+    forward = backward_slice(function, (function.results[i] for i in function.outputs))
     return [
         op
         for at, op in enumerate(function.ops)

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TextIO
 
-from moaic.ir.ahead import ahead
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.ir.parser import parse
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
@@ -113,7 +113,7 @@ class Compiler:
         plan = self._builder.build(config)
         if not self._machine.overlaps:
             return plan
-        return replace(plan, programs=replace(plan.programs, joint=ahead(plan.programs.joint)))
+        return replace(plan, programs=replace(plan.programs, joint=overlap_schedule(plan.programs.joint)))
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

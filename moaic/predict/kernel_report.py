@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
-from moaic.ir.local import localize
+from moaic.ir.localize import localize
 from moaic.passes.lowering.programs import lower
 from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.codegen.cross_compile import Generated, generated

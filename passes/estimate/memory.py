@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.local import localize
-from moaic.ir.ops import SEND
-from moaic.ir.ring import is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.localize import localize
+from moaic.ir.op_names import SEND
+from moaic.ir.ops import declaration_of
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.estimate.per_rank import held, homes, of_rank
 from moaic.passes.lowering.plan import Plan
@@ -27,9 +26,6 @@ from moaic.passes.lowering.programs import Programs, lower
 from moaic.passes.perf import optimizer
 from moaic.passes.perf.fusion import Fused, fuse
 from moaic.passes.perf.ring_attention import transient
-
-IN_PLACE = frozenset({ACCUMULATE, ALL_REDUCE})
-"""Instructions whose result takes the place of their first operand where that dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +200,9 @@ def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]
             owners[result] = result
             continue
         free = readers[source] == index and source not in held and owners[source] not in held
-        owners[result] = owners[source] if op.name in IN_PLACE and free and _same_bytes(source, result) else result
+        owners[result] = (
+            owners[source] if declaration_of(op).in_place and free and _same_bytes(source, result) else result
+        )
     return owners
 
 

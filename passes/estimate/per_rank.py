@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND, takes_part
+from moaic.ir.op_names import SEND
+from moaic.ir.ops import takes_part
 
 
 def homes(mesh: Mesh) -> list[dict[str, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from moaic.ir.graph import Module, Op, Value
-from moaic.ir.ops import SEND
+from moaic.ir.op_names import SEND
 
 
 @dataclass(frozen=True, slots=True)

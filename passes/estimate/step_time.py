@@ -15,9 +15,11 @@ from math import prod
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SCALED_MM, SEND, Kind, flops_of, kind_of
-from moaic.ir.ring import is_ring
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.op_names import (
+    SEND,
+)
+from moaic.ir.ops import declaration_of, flops_of
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.estimate.memory import FusedFunctions, trainables
 from moaic.passes.estimate.per_rank import homes
@@ -28,34 +30,6 @@ from moaic.passes.perf.fusion import Fused, FusedKernel
 from moaic.passes.perf.machine import ZERO, Machine, MadeKernel, MeasureSource, Number, larger_side, total
 from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_of, turns
 from moaic.passes.perf.structural_hash import key_of
-
-FAMILIES: Mapping[str, str] = {
-    "aten.mm": "mm",
-    "aten.bmm": "mm",
-    "aten.convolution": "convolution",
-    "aten.convolution_backward": "convolution_backward",
-    "moai.sdpa": "sdpa",
-    "moai.sdpa_backward": "sdpa_backward",
-    "moai.grouped_mm": "mm",
-    "moai.grouped_outer": "mm",
-    SCALED_MM: "mm",
-}
-"""The measured rate at which a heavy op runs."""
-
-COSTLY = frozenset(
-    {
-        *("aten.acos", "aten.asin", "aten.atan", "aten.atan2", "aten.cos", "aten.cosh", "aten.erf", "aten.erfinv"),
-        *("aten.exp", "aten.exp2", "aten.expm1", "aten.fmod.Tensor", "aten.gelu", "aten.gelu_backward", "aten.log"),
-        *("aten.log10", "aten.log1p", "aten.log2", "aten._log_softmax", "aten.logsumexp", "aten.mish"),
-        *("aten.pow.Scalar", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.remainder.Tensor"),
-        *("aten.sigmoid", "aten.silu", "aten.silu_backward", "aten.sin", "aten.sinh", "aten._softmax"),
-        *("aten.softplus", "aten.sort", "aten.sort.stable", "aten.tan", "aten.tanh", "aten.topk", "moai.rand"),
-    }
-)
-"""Light ops that take many instructions per element."""
-
-PASSES: Mapping[str, int] = {"moai.part": 2, "moai.join": 2, "moai.shard": 2, "moai.first": 2, ACCUMULATE: 3}
-"""Times that a local instruction reads or writes its result. Zeros, which a sum begins at, are written once."""
 
 ROUNDING = 1e-9
 """Share of a step that differences of sums may be off by."""
@@ -124,7 +98,7 @@ def _priced(
         spent["send"] = _sent(op, mesh, machine)
     elif is_ring(op):
         spent.update(_ring(op, mesh, machine))
-    elif op.name in PASSES:
+    elif declaration_of(op).memory_passes:
         spent["move"] = _moved(op, mesh, machine)
     else:
         spent["collective"] = _collective(op, mesh, machine)
@@ -152,7 +126,7 @@ def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
 
 
 def _moved(op: Op, mesh: Mesh, machine: Machine) -> Number:
-    passes = PASSES[op.name] if any(op.inputs()) else 1
+    passes = declaration_of(op).memory_passes if any(op.inputs()) else 1
     return machine.seconds_to_move(passes * op.results[0].type.local_nbytes(mesh))
 
 
@@ -209,15 +183,8 @@ def _arithmetic(op: Op, machine: Machine) -> Number:
     flops = flops_of(op)
     if not flops:
         return ZERO
-    rate = machine.rate(family_of(op), next(op.inputs(), op.results[0]).type.dtype)
+    rate = machine.rate(declaration_of(op).cost, next(op.inputs(), op.results[0]).type.dtype)
     return Number(flops / rate.value, rate.source)
-
-
-def family_of(op: Op) -> str:
-    """Which rate an op runs at."""
-    if kind_of(op) is Kind.HEAVY:
-        return FAMILIES.get(op.name, "mm")
-    return "costly" if op.name in COSTLY else "cheap"
 
 
 def optimizer_seconds(plan: Plan, machine: Machine) -> Number:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moaic.ir.graph import NO_ROLE, NOWHERE, Function, Module, Op, Operand, Value
-from moaic.ir.sums import ACCUMULATE, ADD_TO
+from moaic.ir.op_names import ACCUMULATE, ADD_TO
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import Timed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Module, Op, Role, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.verify import check_made
 from moaic.passes.loop_axes import MICRO_BATCHES, Timed
@@ -164,7 +164,7 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
 def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:
     """The step cut down to some of its results, and the positions of the parameters that it still reads."""
     step = timed.function
-    kept = sorted(needed(step, [step.results[i] for i in results]))
+    kept = sorted(backward_slice(step, [step.results[i] for i in results]))
     function = replace(
         step,
         ops=tuple(step.ops[i] for i in kept),
@@ -179,9 +179,9 @@ def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, .
 def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[int, ...]]:
     """The forward with its saved values as further results, and the backward that starts from them."""
     step = timed.function
-    forward_ops = needed(step, [step.results[i] for i in outputs])
+    forward_ops = backward_slice(step, [step.results[i] for i in outputs])
     grads = [i for i in range(len(step.results)) if i not in set(outputs)]
-    backward_ops = sorted(needed(step, [step.results[i] for i in grads]) - forward_ops)
+    backward_ops = sorted(backward_slice(step, [step.results[i] for i in grads]) - forward_ops)
     made = {result for i in forward_ops for result in step.ops[i].results}
     read = [value for i in backward_ops for value in step.ops[i].inputs()] + [step.results[i] for i in grads]
     saved = list(dict.fromkeys(value for value in read if value in made))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import sort_ops
 from moaic.passes.lowering.grad_accumulation import Known
 from moaic.passes.lowering.sink import SinkKey, sunk
 from moaic.passes.transforms.outline import fresh, shape_of
@@ -53,7 +53,7 @@ def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Se
         call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, made)
         if call is not None:
             calls[next(i for i in own if early[i] == key)] = call
-    ops = ops_in_order(calls)
+    ops = sort_ops(calls)
     assert ops is not None, f"segments of @{function.name} wait for each other"
     return replace(function, ops=ops)
 

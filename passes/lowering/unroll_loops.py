@@ -14,7 +14,8 @@ from dataclasses import replace
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Function, Module, Op, Value, substitute
 from moaic.ir.layout import PARTIAL, REPLICATED, Mesh
-from moaic.ir.local import asked_axes, local_type, localize, refit
+from moaic.ir.localize import asked_axes, local_type, localize, refit
+from moaic.ir.op_names import ACCUMULATE, FIRST, JOIN, PART, SHARD
 from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.loop_axes import CHUNKS, MICRO_BATCHES, POST, PRE, Phase, Timed, finishes
 from moaic.passes.lowering.grad_accumulation import without_sums_of_sums
@@ -184,10 +185,10 @@ class _Unroller:
 
     def _part_of(self, op: Op, index: int) -> None:
         self.chunk = self.chunks.get(op, PRE)
-        if op.name == "moai.shard" and op.attrs["axis"] == self.axis:
+        if op.name == SHARD and op.attrs["axis"] == self.axis:
             self._cut(op, index)
             return
-        if op.name == "moai.first" and op.attrs["axis"] == self.axis:
+        if op.name == FIRST and op.attrs["axis"] == self.axis:
             raise AssertionError("a whole value enters a sum over micro-batches: propagation never asks for that")
         mapping = {value: self._operand(value, index, op) for value in op.inputs()}
         placed = self._placed(op, mapping, index) if asked_axes(op, (self.axis,)) else []
@@ -245,7 +246,7 @@ class _Unroller:
                 self._append(Op("aten.arange", (), (self.all_numbers,), {"end": self.count}), PRE)
             number = Value(NUMBER, self.axis)
             attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": 0, "stride": 1}
-            self._append(Op("moai.part", (self.all_numbers,), (number,), attrs), self.phase)
+            self._append(Op(PART, (self.all_numbers,), (number,), attrs), self.phase)
             self.numbers[index] = number
         return self.numbers[index]
 
@@ -257,7 +258,7 @@ class _Unroller:
         stride = result.type.layout.local_stride(split, self.mesh)
         attrs = {"axis": self.axis, "index": index, "count": self.count, "dim": split.dim, "stride": stride}
         part = Value(local_type(result.type, self.mesh, (self.axis,)), result.name)
-        self._append(Op("moai.part", (self.whole[source],), (part,), attrs, op.loc), self.phase)
+        self._append(Op(PART, (self.whole[source],), (part,), attrs, op.loc), self.phase)
         self.parts.setdefault(result, {})[index] = part
 
     def _finish(self, op: Op) -> None:
@@ -269,7 +270,7 @@ class _Unroller:
         assert split is not None
         joined = Value(result.type, result.name)
         attrs = {"dim": split.dim, "stride": source.type.layout.local_stride(split, self.mesh)}
-        self._append(Op("moai.join", self._all_parts(source), (joined,), attrs, op.loc), POST)
+        self._append(Op(JOIN, self._all_parts(source), (joined,), attrs, op.loc), POST)
         self.whole[result] = joined
 
     def _all_parts(self, value: Value) -> tuple[Value, ...]:
@@ -285,5 +286,5 @@ class _Unroller:
         dtype = part.type.dtype
         wide = "f32" if dtype in FLOATING - {"f64"} and count < self.count else dtype
         total = Value(TensorType(wide, part.type.shape, part.type.layout), result.name)
-        self._append(Op("moai.accumulate", (self.whole.get(result), part), (total,), {}, op.loc), self.phase)
+        self._append(Op(ACCUMULATE, (self.whole.get(result), part), (total,), {}, op.loc), self.phase)
         self.whole[result] = total

@@ -13,14 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from moaic.ir.accumulation import taken_over
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.ops import Kind, kind_of
-from moaic.ir.order import in_order
-from moaic.ir.sums import ADD_TO, taken_over
+from moaic.ir.op_names import ADD_TO
+from moaic.ir.ops import Kind, declaration_of, kind_of
+from moaic.ir.topological_sort import topological_sort
 from moaic.ir.types import DTYPE_BYTES
-
-LOOKUPS = frozenset({"aten.embedding", "aten.index.Tensor", "aten.gather"})
-"""Ops that read of their first operand only as much as they return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,7 @@ def _looked_at(ops: Iterable[Op]) -> Iterable[tuple[Value, int]]:
     sizes: dict[Value, int] = {}
     for op in ops:
         for position, value in enumerate(op.inputs()):
-            partly = position == 0 and op.name in LOOKUPS
+            partly = position == 0 and declaration_of(op).looks_up
             size = min(nbytes(value), nbytes(op.results[0])) if partly else nbytes(value)
             sizes[value] = max(size, sizes.get(value, 0))
     return sizes.items()
@@ -211,7 +209,7 @@ def _in_order(kernels: Mapping[int, FusedKernel]) -> tuple[FusedKernel, ...]:
     """Kernels after those they read from, otherwise by their first op."""
     made_by = {value: group for group, kernel in kernels.items() for value in kernel.writes}
     waiting = {group: {made_by[v] for v in kernel.reads if v in made_by} for group, kernel in kernels.items()}
-    ordered = in_order(waiting)
+    ordered = topological_sort(waiting)
     assert ordered is not None, "fused groups wait for each other"
     return tuple(kernels[group] for group in ordered)
 

@@ -14,7 +14,7 @@ from math import prod
 from moaic.ir.attention import is_causal, mask_of, query_key_value
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.ring import attention_of, is_striped
+from moaic.ir.ring_attention import attention_of, is_striped
 from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.perf.fusion import FusedKernel, nbytes
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Location, Module, Op, Value
 from moaic.ir.layout import PARTIAL, REPLICATED
-from moaic.ir.ops import SEND, Kind, kind_of, rule_of
+from moaic.ir.op_names import ALL_REDUCE, SEND
+from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import MICRO_BATCHES, finishes
 from moaic.passes.pipeline.balanced_partition import cut

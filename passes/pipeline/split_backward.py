@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Module, Op, Value
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of
 from moaic.passes.loop_axes import finishes
 from moaic.passes.transforms.outline import fresh
@@ -56,8 +56,8 @@ def _only_summed(main: Function, function: Function) -> list[int]:
 def _split(function: Function, summed: Sequence[int]) -> tuple[Function, Function] | None:
     """The half that the rest waits for, which also returns what the other needs of it, and that other half."""
     flowing = [value for i, value in enumerate(function.results) if i not in summed]
-    first = needed(function, flowing)
-    second = _with_views(function, needed(function, [function.results[i] for i in summed]) - first)
+    first = backward_slice(function, flowing)
+    second = _with_views(function, backward_slice(function, [function.results[i] for i in summed]) - first)
     if not flowing or not any(kind_of(function.ops[i]) is Kind.HEAVY for i in second - first):
         return None
     made = {result for i in second for result in function.ops[i].results}

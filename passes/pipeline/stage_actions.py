@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh
-from moaic.ir.needed import needed
-from moaic.ir.ops import SEND, Kind, kind_of
+from moaic.ir.op_names import SEND
+from moaic.ir.ops import Kind, kind_of
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import Phase, Timed
 from moaic.passes.pipeline.assign_stages import AXIS
@@ -54,7 +55,7 @@ def _forward(main: Function, body: Sequence[Op], chunked: Collection[Op]) -> set
             early.add(op)
     rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.owner_on(AXIS) or 0)}
     wanted = [value for op in early if op in rising or op in chunked for value in op.results]
-    return found | ({main.ops[i] for i in needed(main, wanted)} & early)
+    return found | ({main.ops[i] for i in backward_slice(main, wanted)} & early)
 
 
 def _weights(main: Function, body: Sequence[Op], forward: set[Op]) -> set[Op]:

@@ -22,7 +22,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import REPLICATED, Sharded, State
 from moaic.ir.ops import Kind, kind_of
-from moaic.ir.ring import rings_for
+from moaic.ir.ring_attention import rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.pass_options import AT_LEAST

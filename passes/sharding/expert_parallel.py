@@ -19,6 +19,7 @@ from typing import ClassVar
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Layout, Sharded, State, splits_dim
+from moaic.ir.op_names import GROUPED_MM, GROUPED_OUTER
 from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.sharding.data_parallel import batch_size, carriers
@@ -28,8 +29,6 @@ from moaic.passes.sharding.solver.problem import weight_values
 from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
 from moaic.passes.sharding.split_reductions import take_apart
 from moaic.passes.sharding.tensor_parallel import alternatives, solved
-
-PRODUCT, GRADIENT = "moai.grouped_mm", "moai.grouped_outer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def experts_of(module: Module) -> list[int]:
 
 def matrices_of(op: Op) -> Value:
     """The matrices that a product reads, or of which it makes the gradient."""
-    if op.name == GRADIENT:
+    if op.name == GROUPED_OUTER:
         return op.results[0]
     matrices = op.operands[1]
     assert isinstance(matrices, Value)
@@ -65,7 +64,7 @@ def matrices_of(op: Op) -> Value:
 
 
 def _grouped(module: Module) -> list[Op]:
-    return [op for function in module.functions for op in function.ops if op.name in (PRODUCT, GRADIENT)]
+    return [op for function in module.functions for op in function.ops if op.name in (GROUPED_MM, GROUPED_OUTER)]
 
 
 def _check(module: Module, axis: Axis) -> None:
@@ -108,7 +107,7 @@ def _used(found: StrategySets) -> StrategySets:
     """`found` with every heavy op split that can be, and products of experts by the experts alone."""
     strategies = dict(found.strategies)
     for op, choices in found.strategies.items():
-        if op.name in (PRODUCT, GRADIENT):
+        if op.name in (GROUPED_MM, GROUPED_OUTER):
             at = [*op.inputs(), *op.results].index(matrices_of(op))
             strategies[op] = tuple(s for s in choices if splits_dim((*s.operands, *s.results)[at], 0))
         elif kind_of(op) is Kind.HEAVY:
@@ -162,7 +161,7 @@ class _Blocked:
     def _reached(self) -> set[Value]:
         """What follows from products of experts by ops that treat elements alike."""
         found: set[Value] = set()
-        waiting = [result for op in _grouped(self.module) if op.name == PRODUCT for result in op.results]
+        waiting = [result for op in _grouped(self.module) if op.name == GROUPED_MM for result in op.results]
         while waiting:
             value = waiting.pop()
             if value not in found:
@@ -183,7 +182,7 @@ class _Blocked:
         if value in self.ends or any(other not in found for other in self.same[value]):
             return False
         maker = self.maker.get(value)
-        if maker is not None and maker.name != "call" and maker.name != PRODUCT:
+        if maker is not None and maker.name != "call" and maker.name != GROUPED_MM:
             if any(result not in found for result in maker.results):
                 return False
             if not any(operand in found for operand in maker.inputs()):
@@ -193,8 +192,8 @@ class _Blocked:
     def _may_read(self, op: Op, value: Value, found: set[Value]) -> bool:
         if op.name == "call":
             return True
-        if op.name in (PRODUCT, GRADIENT):
-            return value in list(op.inputs())[: 1 if op.name == PRODUCT else 2]
+        if op.name in (GROUPED_MM, GROUPED_OUTER):
+            return value in list(op.inputs())[: 1 if op.name == GROUPED_MM else 2]
         return _treats_alike(op) and all(result in found for result in op.results)
 
 
@@ -237,9 +236,9 @@ class _Writer:
     new: Mapping[Value, Value]
 
     def written(self, op: Op) -> Iterator[Op]:
-        if op.name == PRODUCT:
+        if op.name == GROUPED_MM:
             yield from self._product(op)
-        elif op.name == GRADIENT:
+        elif op.name == GROUPED_OUTER:
             yield from self._gradient(op)
         else:
             attrs = op.attrs

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
+from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.rules import fits
 from moaic.ir.types import TensorType
 from moaic.passes.config import Distribute

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
-from moaic.ir.needed import needed
 from moaic.ir.ops import Kind, kind_of, rule_of
-from moaic.ir.order import ops_in_order
 from moaic.ir.rules import Strategy, fits
+from moaic.ir.topological_sort import sort_ops
 from moaic.passes.loop_axes import CHUNKS
 from moaic.passes.sharding.data_parallel import cheapest_in_time
 from moaic.passes.sharding.partitioner import Axis, partition
@@ -97,7 +97,7 @@ class _Sight:
             if any(value in made for value in op.inputs()):
                 after.add(index)
                 made.update(op.results)
-        return after & needed(self.function, [value for i in inside for value in ops[i].inputs()])
+        return after & backward_slice(self.function, [value for i in inside for value in ops[i].inputs()])
 
     def constants(self, inside: Collection[int]) -> set[int]:
         """What these ops read that is made of nothing."""
@@ -174,7 +174,7 @@ def _cut(module: Module, region: _Region, axis: Axis) -> Function:
     start, gap = region.ops[-1], len(spelled) + 1
     ops = {i * gap: op.with_operands(new) for i, op in enumerate(main.ops) if i not in inside or _is_constant(op)}
     ops |= {start * gap + at: op for at, op in enumerate(spelled, 1)}
-    ordered = ops_in_order(ops)
+    ordered = sort_ops(ops)
     assert ordered is not None, "ops on a way from the loss to the loss are in it"
     return replace(main, ops=ordered, results=tuple(new.get(value, value) for value in main.results))
 

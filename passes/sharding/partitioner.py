@@ -15,14 +15,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.exact import rounds
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.layout import DEFERRED, PARTIAL, REPLICATED, Mesh, Replicated, Sharded, State
-from moaic.ir.needed import needed
+from moaic.ir.op_names import SHARD
 from moaic.ir.ops import Kind, check_known, flops_of, kind_of, rule_of
-from moaic.ir.ring import rings_for
+from moaic.ir.ring_attention import rings_for
 from moaic.ir.rules import Rule, Strategy, fits
 from moaic.passes.transforms.dce import without_dead_ops
 
@@ -129,9 +130,9 @@ class _Work:
     def _cut_before(self, name: str, states: tuple[State, ...]) -> tuple[State, ...]:
         callee = self.specialised(name, states)
         read: dict[Value, set[State | None]] = {}
-        for op in (callee.ops[i] for i in sorted(needed(callee, callee.results))):
+        for op in (callee.ops[i] for i in sorted(backward_slice(callee, callee.results))):
             for value in op.inputs():
-                cut = op.name == "moai.shard" and op.attrs["axis"] == self.axis.name
+                cut = op.name == SHARD and op.attrs["axis"] == self.axis.name
                 read.setdefault(value, set()).add(op.results[0].type.layout.state(self.axis.name) if cut else None)
         found = [read.get(param, {None}) for param in callee.params]
         better = tuple(
@@ -202,7 +203,7 @@ class _Rewriter:
 
     def twice(self, made: Function) -> list[Op]:
         """Ops that are done for the whole and for parts, or for several kinds of parts, and may round otherwise."""
-        live = {made.ops[index] for index in needed(made, made.results)}
+        live = {made.ops[index] for index in backward_slice(made, made.results)}
         return [op for op, news in self.done.items() if len(live.intersection(news)) > 1 and self.work.rounds(op)]
 
     def _do(self, op: Op, new: Op) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moaic.ir.emit import Emitter
+from moaic.ir.builder import OpBuilder
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Sharded
 from moaic.ir.ops import reduced_dims
@@ -65,7 +65,7 @@ def _cut(op: Op, axis: Axis, found: StrategySets) -> DimStrides:
 
 
 @dataclass(slots=True)
-class _Work(Emitter):
+class _Work(OpBuilder):
     old: Op
     cut: DimStrides
     ranks: int

@@ -15,7 +15,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Operand, Role, Value
 from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
-from moaic.ir.ring import is_ring
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.rules import Strategy
 from moaic.passes.sharding.partitioner import Axis, Partitioned, Versions, partition
 from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.ops import SCALED_MM
+from moaic.ir.op_names import SCALED_MM
 from moaic.ir.printer import render_attr
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Module
-from moaic.ir.needed import needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class DropDead:
 
 def needed_forward(function: Function) -> set[int]:
     """Positions of the ops of the forward: those that results other than gradients depend on."""
-    return needed(function, (function.results[i] for i in function.outputs))
+    return backward_slice(function, (function.results[i] for i in function.outputs))
 
 
 def without_dead_ops(module: Module) -> Module:
@@ -32,5 +32,5 @@ def without_dead_ops(module: Module) -> Module:
 
 def live(function: Function) -> Function:
     """`function` with only ops that some result depends on."""
-    found = needed(function, function.results)
+    found = backward_slice(function, function.results)
     return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in found))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import sort_ops
 
 _LAYER = re.compile(r"^(?P<container>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<index>\d+)(?:\.|$)")
 
@@ -73,7 +73,7 @@ def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, LayerSha
             calls[region.ops[0]] = _call(main, name, region, shape, kept)
     inside = {i for group in groups for region, _ in group for i in region.ops}
     loose = {i: op for i, op in enumerate(main.ops) if i not in inside}
-    ops = ops_in_order({**loose, **calls})
+    ops = sort_ops({**loose, **calls})
     if ops is None:
         return None
     return Module((*module.functions[:-1], *functions, replace(main, ops=ops)), module.mesh)

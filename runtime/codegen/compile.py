@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moaic.ir.accumulation import overwritten
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.sums import overwritten
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
 

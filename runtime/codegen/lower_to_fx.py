@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Function, Op, Operand, Value
-from moaic.ir.ops import CHECKED, SCALED_BLOCK, SCALED_MM
-from moaic.ir.sums import ADD_TO
+from moaic.ir.op_names import ADD_TO, CHECKED, FOLD_KEY, GROUPED_MM, GROUPED_OUTER, RAND, SCALED_MM, SDPA, SDPA_BACKWARD
+from moaic.ir.ops import SCALED_BLOCK
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen import checked, grouped_mm
 from moaic.runtime.codegen.cpu_gemm import product
@@ -332,13 +332,13 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.div.Scalar_mode": _divided,
     "aten.div.Tensor_mode": _divided,
     "aten.mm": _mm,
-    "moai.sdpa": _sdpa,
-    "moai.sdpa_backward": _sdpa_backward,
-    "moai.grouped_mm": _grouped_mm,
-    "moai.grouped_outer": _grouped_outer,
+    SDPA: _sdpa,
+    SDPA_BACKWARD: _sdpa_backward,
+    GROUPED_MM: _grouped_mm,
+    GROUPED_OUTER: _grouped_outer,
     SCALED_MM: _scaled_mm,
-    "moai.fold_key": _fold_key,
-    "moai.rand": _rand,
+    FOLD_KEY: _fold_key,
+    RAND: _rand,
     CHECKED: _checked,
     ADD_TO: _add_to,
 }

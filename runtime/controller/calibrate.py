@@ -22,7 +22,7 @@ import torch
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.layout import Layout, Mesh, Split
-from moaic.ir.ops import SCALED_MM
+from moaic.ir.op_names import SCALED_MM, SDPA, SDPA_BACKWARD
 from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.controller.accelerator import Accelerator
@@ -218,10 +218,10 @@ def _attention(dtype: str, scale: int) -> list[Probe]:
     attrs: dict[str, Attr] = {"is_causal": True, "scale": 0.125}
     three = (whole, whole, whole)
     return [
-        Probe(f"sdpa.{dtype}", "moai.sdpa", three, (whole, sums), 2 * scores * width, 1, attrs),
+        Probe(f"sdpa.{dtype}", SDPA, three, (whole, sums), 2 * scores * width, 1, attrs),
         Probe(
             f"sdpa_backward.{dtype}",
-            "moai.sdpa_backward",
+            SDPA_BACKWARD,
             (whole, *three, whole, sums),
             three,
             5 * scores * width,

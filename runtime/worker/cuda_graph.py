@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function
-from moaic.ir.ops import CHECKED
+from moaic.ir.ops import declaration_of
 from moaic.runtime.comm.reshard import is_shared, own
 from moaic.runtime.comm.shm_slots import PeerLost
 from moaic.runtime.comm.transport import Group
@@ -51,17 +51,13 @@ class RunMode(IntEnum):
     REPEAT = 2
 
 
-WAITING: Final = frozenset({"moai.grouped_mm", "moai.grouped_outer", CHECKED})
-"""Ops for which the host has to see what the device has computed."""
-
-
 def can_be_recorded(main: Function, functions: Iterable[Function]) -> bool:
     """Whether all operands rest or are small enough to copy: what a forward saves for its backward is not.
 
     Nor can functions be that the host has a part in.
     """
     is_copied = all(main.param_role(index).kind in RESTING | GIVEN for index in range(len(main.params)))
-    return is_copied and not any(op.name in WAITING for function in functions for op in function.ops)
+    return is_copied and not any(declaration_of(op).host_reads for function in functions for op in function.ops)
 
 
 class GraphRecorder:

@@ -1,7 +1,7 @@
 """A program's instructions arranged for transports that carry data while the worker computes.
 
-What is gathered or scattered is on its way while a function runs (`ir/ahead.py`); small sums that stand next to each
-other go in one. Both are read off the one list that all ranks share: they agree on it without a word, and still
+What is gathered or scattered is on its way while a function runs (`ir/overlap_schedule.py`); small sums that stand next
+to each other go in one. Both are read off the one list that all ranks share: they agree on it without a word, and still
 communicate in the order of one list, which is why no two can wait for each other.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from moaic.ir.ahead import meet, order_ahead
-from moaic.ir.collectives import ALL_REDUCE
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import Mesh, Owner
+from moaic.ir.op_names import ALL_REDUCE
+from moaic.ir.overlap_schedule import meet, overlap_order
 
 BUNDLE: Final = 32 << 20
 """Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
@@ -40,7 +40,7 @@ def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Placed]:
     Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
     keeps its order.
     """
-    return _bundled([Placed(position, main.ops[position]) for position in order_ahead(main)], mesh, most)
+    return _bundled([Placed(position, main.ops[position]) for position in overlap_order(main)], mesh, most)
 
 
 def _bundled(steps: Sequence[Placed], mesh: Mesh, most: int) -> list[Placed]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from moaic.ir.collectives import SYNCHRONIZING
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND, takes_part
+from moaic.ir.op_names import SEND
+from moaic.ir.ops import takes_part
 from moaic.runtime.protocol.shared_memory import SLOT_BYTES
 from moaic.runtime.worker.overlap_and_bucket import Placed
 

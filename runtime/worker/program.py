@@ -11,13 +11,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from moaic.ir.collectives import ALL_REDUCE, COLLECTIVES, COMMUNICATING
+from moaic.ir.accumulation import overwritten
+from moaic.ir.collectives import COLLECTIVES, COMMUNICATING
 from moaic.ir.graph import Function, Op, Value
-from moaic.ir.local import localize
-from moaic.ir.ops import SEND, attr_int
+from moaic.ir.localize import localize
+from moaic.ir.op_names import ACCUMULATE, ALL_REDUCE, JOIN, PART, SEND
+from moaic.ir.ops import attr_int
 from moaic.ir.parser import parse
-from moaic.ir.ring import is_ring
-from moaic.ir.sums import ACCUMULATE, overwritten
+from moaic.ir.ring_attention import is_ring
 from moaic.runtime.codegen.compile import compile_functions
 from moaic.runtime.codegen.lower_to_fx import last_uses
 from moaic.runtime.comm.device_backend import DeviceBackend
@@ -452,7 +453,7 @@ def _accumulate(op: Op, seat: RankContext, may_overwrite: set[Value]) -> Compute
 
 
 _IN_TIME: Final[Mapping[str, Callable[[Op, RankContext, set[Value]], Compute]]] = {
-    "moai.part": _part,
-    "moai.join": _join,
+    PART: _part,
+    JOIN: _join,
     ACCUMULATE: _accumulate,
 }

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from moaic.ir.attention import ATTENTION, is_causal
 from moaic.ir.graph import Op
-from moaic.ir.ring import RING, attention_of, is_striped
+from moaic.ir.op_names import RING
+from moaic.ir.ring_attention import attention_of, is_striped
 from moaic.runtime.codegen.lower_to_fx import run_op
 from moaic.runtime.comm.reshard import RankContext, dense
 from moaic.runtime.comm.transport import Group

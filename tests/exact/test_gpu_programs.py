@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moaic.ir.collectives import ALL_GATHER, ALL_REDUCE
 from moaic.ir.graph import Module, Value
+from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE
 from moaic.ir.printer import render
 from moaic.ir.verify import load
 from moaic.passes.build import Builder

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import REPLICATED, Layout, Mesh, State
-from moaic.ir.local import asked_axes, localize, refit
+from moaic.ir.localize import asked_axes, localize, refit
 from moaic.ir.ops import OPS, Kind, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
 from moaic.ir.types import TensorType

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from moaic.ir.equal import difference, equal
+from moaic.ir.compare import difference, equal
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Location, Module, Op, Operand, Role, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Layout, Mesh, Sharded

@@ -9,9 +9,9 @@ from math import log2, prod
 from moaic.ir.attention import is_causal
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State, splits_dim
-from moaic.ir.ops import Kind, flops_of, kind_of
-from moaic.ir.placed import placing
-from moaic.ir.ring import is_balanced, is_ring, rings_for
+from moaic.ir.localize import coordinate_dims
+from moaic.ir.ops import Kind, declaration_of, flops_of, kind_of
+from moaic.ir.ring_attention import is_balanced, is_ring, rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.loop_axes import MICRO_BATCHES
@@ -114,8 +114,9 @@ class LayoutCosts:
             return runs * seconds * (SPELLED_OUT if _is_placed(op, strategy) else 1)
         if kind is Kind.VIEW:
             return 0.0
-        sends = op.name in _SENDING and op.attrs["axis"] != MICRO_BATCHES
-        rate = self.prices.link / _SENDING[op.name] if sends else self.prices.memory
+        link_passes = declaration_of(op).link_passes
+        sends = link_passes and op.attrs["axis"] != MICRO_BATCHES
+        rate = self.prices.link / link_passes if sends else self.prices.memory
         return (
             runs
             * sum(self._part(value, state) for value, state in zip(op.results, strategy.results, strict=True))
@@ -182,8 +183,4 @@ def _is_placed(op: Op, strategy: Strategy) -> bool:
     if not is_causal(op):
         return False
     states = dict(zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True))
-    return any(splits_dim(states[value], dim) for value, dim in placing(op))
-
-
-_SENDING = {"moai.all_reduce": 2, "moai.reduce_scatter": 1, "moai.all_gather": 1, "moai.all_to_all": 1}
-"""Times that a collective of another axis sends what it works on."""
+    return any(splits_dim(states[value], dim) for value, dim in coordinate_dims(op))

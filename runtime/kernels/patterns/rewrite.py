@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
+from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function
-from moaic.ir.needed import needed
-from moaic.ir.order import ops_in_order
+from moaic.ir.topological_sort import sort_ops
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.patterns.match import Sight
@@ -66,11 +66,11 @@ def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(
 
 def _applied(function: Function, rewrite: Replacement) -> Function | None:
     """None where the rewrite is not legal."""
-    ops = ops_in_order(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
+    ops = sort_ops(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
     if ops is None:
         return None
     results = tuple(rewrite.instead.get(result, result) for result in function.results)
     whole = replace(function, ops=ops, results=results)
-    live = needed(whole, results)
+    live = backward_slice(whole, results)
     rest = replace(whole, ops=tuple(op for at, op in enumerate(ops) if at in live))
     return None if {*rest.values()} & {*rewrite.gone} else rest

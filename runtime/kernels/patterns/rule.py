@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moaic.ir.emit import Emitter
+from moaic.ir.builder import OpBuilder
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.kernels.operators import NAMESPACE
@@ -35,7 +35,7 @@ KernelRule = Callable[[Sight, Op], Replacement | None]
 
 
 @dataclass(slots=True)
-class Work(Emitter):
+class Work(OpBuilder):
     """The ops that a rule writes."""
 
     def call(self, name: str, operands: Sequence[Operand], kinds: Sequence[TensorType], **attrs: Attr) -> list[Value]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from moaic.ir.layout import PARTIAL
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.op_names import ACCUMULATE
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config

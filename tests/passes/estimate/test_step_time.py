@@ -7,7 +7,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.layout import Mesh
-from moaic.ir.ops import SEND
+from moaic.ir.op_names import SEND
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moaic.ir.accumulation import taken_over
 from moaic.ir.graph import Function, Module
-from moaic.ir.sums import ACCUMULATE, ADD_TO, taken_over
+from moaic.ir.op_names import ACCUMULATE, ADD_TO
 from moaic.ir.verify import load, verify
 from moaic.passes.build import build
 from moaic.passes.config import Config

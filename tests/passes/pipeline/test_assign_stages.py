@@ -17,7 +17,7 @@ from moaic.check.proof import CapturedStep as Given
 from moaic.check.proof import in_halves, in_one
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Value
-from moaic.ir.ops import SEND
+from moaic.ir.op_names import SEND
 from moaic.ir.printer import render
 from moaic.ir.verify import load, verify
 from moaic.passes.build import build

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module, Op
 from moaic.ir.layout import REPLICATED, Sharded, State
-from moaic.ir.ring import is_ring
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.verify import load, verify
 from moaic.passes.config import Request
 from moaic.passes.estimate.memory import fused_functions, memory_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.ops import SEND
+from moaic.ir.op_names import SEND
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config

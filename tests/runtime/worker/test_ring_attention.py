@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
-from moaic.ir.ring import is_ring
+from moaic.ir.ring_attention import is_ring
 from moaic.ir.verify import load
 from moaic.passes.perf.ring_attention import handed_on_in
 from moaic.runtime.comm.device_backend import CpuBackend

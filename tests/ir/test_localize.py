@@ -5,7 +5,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Role
 from moaic.ir.layout import Layout, Mesh, Sharded
-from moaic.ir.local import local_type, localize
+from moaic.ir.localize import local_type, localize
 from moaic.ir.parser import parse
 from moaic.ir.printer import render_function
 from moaic.ir.types import TensorType

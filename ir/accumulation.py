@@ -1,28 +1,23 @@
-"""Sums that a function is given and adds to: the result may lie where the sum lay, so that nothing is written anew."""
+"""Sums that a function takes and adds to: the result may reuse the memory of the sum, which saves a write."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from moaic.ir.graph import Function, Value
-
-ACCUMULATE = "moai.accumulate"
-"""The worker's own instruction: it adds one part more to a sum."""
-
-ADD_TO = "moai.add_to"
-"""The same inside a function: the first operand is the sum."""
+from moaic.ir.op_names import ADD_TO
 
 
 def overwritten(function: Function) -> list[int]:
-    """Positions of the parameters over which the function, compiled, may write results."""
+    """Positions of the parameters whose memory the compiled function may overwrite with results."""
     taken = set(taken_over(function).values())
     return [position for position, param in enumerate(function.params) if param in taken]
 
 
 def taken_over(function: Function) -> Mapping[Value, Value]:
-    """For every result of `moai.add_to` that takes the memory of a parameter: which one.
+    """The parameter whose memory a result of `moai.add_to` takes over, by result.
 
-    That parameter is read by nothing else, and whoever calls the function has no use for it any more, or gives a copy.
+    Legal because no other op reads that parameter, and the caller no longer needs it or passes a copy.
     """
     adds = [op for op in function.ops if op.name == ADD_TO]
     if not adds:

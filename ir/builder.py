@@ -1,4 +1,4 @@
-"""Writing ops one after the other, each in the place in the person's program of the op that it stands for."""
+"""Writing ops one after the other, each at the source location of the op that it replaces."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from moaic.ir.types import TensorType
 
 
 @dataclass(slots=True, kw_only=True)
-class Emitter:
+class OpBuilder:
     """The ops written so far."""
 
     loc: Location
     ops: list[Op] = field(default_factory=list[Op])
 
     def emit(self, name: str, operands: Sequence[Operand], kind: TensorType, **attrs: Attr) -> Value:
-        """The one result of a further op."""
+        """Appends an op with one result of type `kind`, and returns the result."""
         result = Value(kind)
         self.ops.append(Op(name, tuple(operands), (result,), attrs, self.loc))
         return result

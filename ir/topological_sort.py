@@ -1,4 +1,4 @@
-"""Things put after what they wait for, and otherwise left where they are."""
+"""Stable topological sort: each item after its dependencies, and otherwise in its old order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from moaic.ir.graph import Op
 
 
-def in_order(waiting: Mapping[int, Collection[int]]) -> list[int] | None:
-    """Positions, each after those of them that it waits for, the least possible first; None for a cycle."""
+def topological_sort(waiting: Mapping[int, Collection[int]]) -> list[int] | None:
+    """Positions, each after those on which it depends, the least possible first; None for a cycle."""
     readers: dict[int, list[int]] = defaultdict(list)
     for position, needs in waiting.items():
         for need in needs:
@@ -29,12 +29,12 @@ def in_order(waiting: Mapping[int, Collection[int]]) -> list[int] | None:
     return ordered if len(ordered) == len(waiting) else None
 
 
-def ops_in_order(ops: Mapping[int, Op]) -> tuple[Op, ...] | None:
-    """Ops by their positions, each after those that it reads from; None where some wait for each other."""
+def sort_ops(ops: Mapping[int, Op]) -> tuple[Op, ...] | None:
+    """Ops by their positions, each after those whose results it reads; None for a cycle."""
     makers = {result: position for position, op in ops.items() for result in op.results}
     waiting = {
         position: {makers[value] for value in op.inputs() if makers.get(value, position) != position}
         for position, op in ops.items()
     }
-    ordered = in_order(waiting)
+    ordered = topological_sort(waiting)
     return None if ordered is None else tuple(ops[position] for position in ordered)

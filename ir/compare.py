@@ -1,4 +1,4 @@
-"""Whether two modules say the same: values are compared by where they are defined, never by name."""
+"""Comparison of modules: values are compared by where they are defined, never by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def equal(left: Module, right: Module) -> bool:
 
 
 def difference(left: Module, right: Module) -> str | None:
-    """The first thing in which two modules differ, both sides shown; None where they are equal."""
+    """The first difference of two modules, with both sides; None where they are equal."""
     return next(_module_differences(left, right), None)
 
 

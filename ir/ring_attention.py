@@ -1,7 +1,7 @@
 """Attention by ring exchange: each rank of an axis has a block of the rows, and blocks of keys go round among them.
 
-An instruction, as data travels in its middle. Its operands and results are those of the attention that it stands for,
-all of them cut along the sequence into blocks of one order; the columns of a mask stay whole. A block has rows that
+An instruction, as it communicates. Its operands and results are those of the attention that it replaces, all of them
+cut along the sequence into blocks of one order; the columns of a mask stay whole. A block has rows that
 stand together, or, with `stripes = n`, every n-th row: then a causal flag leaves every rank as much to do in every turn
 (Brandon et al., Striped Attention, 2023).
 """
@@ -14,19 +14,17 @@ from typing import Final
 
 from moaic.ir.attention import ATTENTION, is_causal, query_key_value
 from moaic.ir.graph import Op
+from moaic.ir.op_names import RING, RING_BACKWARD, SDPA, SDPA_BACKWARD
 from moaic.ir.rules import Rule, Strategy, rule_from_text
 
-RING: Final = "moai.ring_sdpa"
-RING_BACKWARD: Final = "moai.ring_sdpa_backward"
-
-RINGS: Final[Mapping[str, str]] = {"moai.sdpa": RING, "moai.sdpa_backward": RING_BACKWARD}
-"""By the op that a ring stands for."""
+RINGS: Final[Mapping[str, str]] = {SDPA: RING, SDPA_BACKWARD: RING_BACKWARD}
+"""Ring by the op that it replaces."""
 
 _ATTENTION: Final = {ring: op for op, ring in RINGS.items()}
 
 _RULES: Final[Mapping[str, tuple[str, str]]] = {
-    "moai.sdpa": ("b h Q d!, b h K d!, b h K e!", "b h Q e!, b h Q"),
-    "moai.sdpa_backward": ("b h Q e!, b h Q d!, b h K d!, b h K e!, b h Q e!, b h Q", "b h Q d!, b h K d!, b h K e!"),
+    SDPA: ("b h Q d!, b h K d!, b h K e!", "b h Q e!, b h Q"),
+    SDPA_BACKWARD: ("b h Q e!, b h Q d!, b h K d!, b h K e!, b h Q e!, b h Q", "b h Q d!, b h K d!, b h K e!"),
 }
 """Operands but for a mask, and results; `Q` are rows and `K` keys in blocks."""
 
@@ -45,23 +43,23 @@ def is_striped(op: Op) -> bool:
 
 
 def is_balanced(op: Op) -> bool:
-    """Whether no rank of a ring waits for another that has more to do."""
+    """Whether all ranks of a ring have equal work."""
     return is_striped(op) or not is_causal(op)
 
 
 def attention_of(op: Op) -> Op:
-    """The attention for which a ring stands."""
+    """The attention op that a ring replaces."""
     attrs = {name: attr for name, attr in op.attrs.items() if name not in ("axis", "stripes")}
     return replace(op, name=_ATTENTION[op.name], attrs=attrs)
 
 
 def _plain(op: Op) -> str:
-    """The name of the attention that an op is, or for which it stands."""
+    """Name of the attention op: that of `op`, or of the op that a ring replaces."""
     return _ATTENTION.get(op.name, op.name)
 
 
 def why_not(op: Op, blocks: int) -> str:
-    """Why attention does not fall into so many blocks; nothing where it does."""
+    """Reason why attention does not divide into so many blocks; empty where it does."""
     query, key, _ = query_key_value(op)
     rows, columns = query.type.shape[2], key.type.shape[2]
     if blocks < 2:
@@ -74,7 +72,7 @@ def why_not(op: Op, blocks: int) -> str:
 
 
 def rings_for(op: Op, ranks: int, axis: str = "") -> dict[Strategy, Op]:
-    """The rings over an axis of so many ranks that can stand for an op, by how its values lie in them."""
+    """Rings over an axis of so many ranks that can replace an op, by the strategy of each."""
     if op.name not in RINGS or why_not(op, ranks) or any(v.type.layout.on_dim(2) for v in query_key_value(op)):
         return {}
     blocks = replace(op, name=RINGS[op.name], attrs={**op.attrs, "axis": axis})
@@ -83,7 +81,7 @@ def rings_for(op: Op, ranks: int, axis: str = "") -> dict[Strategy, Op]:
 
 
 def around(op: Op, ranks: int) -> Strategy:
-    """How the values of a ring of so many ranks lie on its axis."""
+    """States of the values of a ring of so many ranks on its axis."""
     strategy = _rule(op, ranks).by_factor("s", 1, ranks)
     assert strategy is not None
     return strategy

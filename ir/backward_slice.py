@@ -1,4 +1,4 @@
-"""Which ops some values depend on."""
+"""The ops on which values depend."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from moaic.ir.graph import Function, Value
 
 
-def needed(function: Function, targets: Iterable[Value]) -> set[int]:
-    """Positions of the ops that the targets depend on."""
+def backward_slice(function: Function, targets: Iterable[Value]) -> set[int]:
+    """Positions of the ops on which `targets` depend, directly or not."""
     wanted = set(targets)
     found: set[int] = set()
     for index in range(len(function.ops) - 1, -1, -1):

@@ -1,22 +1,24 @@
-"""The order in which workers that compute while data is on its way do a program's instructions."""
+"""The order of a program's instructions on workers that overlap communication with computation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moaic.ir.collectives import ALL_GATHER, REDUCE_SCATTER
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Owner
-from moaic.ir.sums import ACCUMULATE
+from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER
 
 
-def order_ahead(main: Function) -> list[int]:
-    """Positions of the instructions in that order: what is gathered or scattered is on its way while a function runs.
+def overlap_order(main: Function) -> list[int]:
+    """Positions of the instructions in that order: gathers and scatters are in flight while a function runs.
 
-    Gathers come one function earlier; legal where what is gathered is there before that function. So come parameters,
-    and what they are cast to before they are gathered. Sums over micro-batches take in what was scattered one function
-    later; legal where nobody reads the sum in between. All else keeps its order.
+    A gather moves one function up; legal where its operand exists before that function, as parameters and their casts
+    do. A sum over micro-batches adds the result of a scatter one function later; legal where no instruction reads the
+    sum in between. All else keeps its order.
+
+    Before: %g = moai.reduce_scatter %a; %s = moai.accumulate _, %g; %x = moai.all_gather %w; %y = call @f ...
+    After: %g = moai.reduce_scatter %a; %x = moai.all_gather %w; %y = call @f ...; %s = moai.accumulate _, %g
     """
     order: list[int] = []
     scattered: set[Value] = set()
@@ -38,7 +40,7 @@ def order_ahead(main: Function) -> list[int]:
 
 
 def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
-    """Where the last function begins that the ranks of `op` run; the end if it or what follows makes an operand."""
+    """Position of the last call by the ranks of `op`; the end if it or a later instruction makes an operand."""
     home, operands = op.results[0].type.layout.owner, set(op.inputs())
     for at in reversed(range(len(order))):
         before = main.ops[order[at]]
@@ -49,15 +51,15 @@ def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
     return len(order)
 
 
-def ahead(program: Module) -> Module:
+def overlap_schedule(program: Module) -> Module:
     """`program` with its instructions in that order."""
     *others, main = program.functions
-    ops = tuple(main.ops[position] for position in order_ahead(main))
+    ops = tuple(main.ops[position] for position in overlap_order(main))
     return replace(program, functions=(*others, replace(main, ops=ops)))
 
 
 def meet(home: Owner, op: Op) -> bool:
-    """Whether some rank of a home has something to do with an op."""
+    """Whether some rank of owner `home` takes part in an op."""
     here = dict(home)
     homes = [value.type.layout.owner for value in (*op.inputs(), *op.results)]
     return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)
