@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from moaic.ir.attention import is_causal
+from moaic.ir.attention import causal_divisor, is_causal
 from moaic.ir.collectives import COLLECTIVES
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
@@ -719,18 +719,13 @@ def _flops_of_factors(op: Op) -> int:
 def _flops_sdpa(op: Op) -> int:
     q, k, v = operand_types(op)[:3]
     b, h, rows, width = q.shape
-    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
+    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3]) // causal_divisor(is_causal(op))
 
 
 def _flops_sdpa_backward(op: Op) -> int:
     q, k, v = operand_types(op)[1:4]
     b, h, rows, width = q.shape
-    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
-
-
-def _skipped(op: Op) -> int:
-    """Causal attention does half of the work."""
-    return 2 if is_causal(op) else 1
+    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3]) // causal_divisor(is_causal(op))
 
 
 def _flops_convolution(op: Op) -> int:
