@@ -11,8 +11,8 @@ from itertools import accumulate
 
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.ops import Kind, kind_of
+from moaic.passes.perf.flops import flops_in
 from moaic.passes.pipeline.balanced_partition import least_bound
-from moaic.passes.sharding.partitioner import flops_in
 from moaic.passes.transforms.dce import needed_forward
 from moaic.passes.transforms.outline import spelled_out
 
