@@ -27,7 +27,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role, Value
 from moaic.ir.ops import CHECKED, SCALED_MM, check_known
 from moaic.ir.types import FLOATING, TensorType
-from moaic.passes.transforms.cse import once
+from moaic.passes.transforms.cse import common_subexpressions_merged
 from moaic.passes.transforms.dce import live
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import NAMESPACES, Signature, op_name, signature_of
@@ -468,7 +468,7 @@ class _GraphReader:
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
             function = with_flags(in_force(function), dict(self.constants))
-        function = once(live(function))
+        function = common_subexpressions_merged(live(function))
         for op in function.ops:
             check_known(op)
         return Captured(

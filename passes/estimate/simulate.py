@@ -1,8 +1,8 @@
-"""Run a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
+"""Simulate a program instruction by instruction; each worker of a pipeline has its own clock.
 
-A worker does its instructions in order, each once its operands are there. A send keeps its two ends busy for half of
-its time each, and neither waits for the other but for the value. Some instructions may run beside the others: one after
-the other on a clock of their own, each after what the worker was told before.
+A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time;
+the receiver waits for the value alone. Asynchronous instructions run one after the other on a second clock, each no
+earlier than the instructions before it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from moaic.ir.ops import SEND
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What each worker did, for how long, and when it was done; `last` is the one that ended last.
+    """By worker, its instructions, its busy seconds and the time at which it ended; `last` ended last.
 
-    `done` and `busy` leave out what ran beside; `exposed` is how long the worker waited for that.
+    `done` and `busy` leave asynchronous instructions out; `exposed` are the seconds that the worker waited for these.
     """
 
     done: Mapping[int, list[Op]]
@@ -33,14 +33,14 @@ class Simulated:
 
 
 def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Simulated:
-    """The program with these durations on the workers along `pp`; what is `beside` runs beside the rest."""
+    """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous."""
     workers = range(program.mesh.size("pp"))
     clock = dict.fromkeys(workers, 0.0)
     busy = dict.fromkeys(workers, 0.0)
     side = dict.fromkeys(workers, 0.0)
     exposed = dict.fromkeys(workers, 0.0)
     done: dict[int, list[Op]] = {worker: [] for worker in workers}
-    # What has no home is made by every worker for itself, so each has a time of its own for it.
+    # A value without an owner is computed by every worker, so it has a time per worker.
     ready: dict[tuple[Value, int], float] = defaultdict(float)
     under_way: set[tuple[Value, int]] = set()
 
@@ -51,9 +51,9 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
 
     def run(op: Op, worker: int, duration: float) -> None:
         wanted = [(value, worker) for value in op.inputs()]
-        there = max([clock[worker], *(ready[each] for each in wanted if each not in under_way)])
-        start = max([there, *(ready[each] for each in wanted)])
-        exposed[worker] += start - there
+        earliest = max([clock[worker], *(ready[key] for key in wanted if key not in under_way)])
+        start = max([earliest, *(ready[key] for key in wanted)])
+        exposed[worker] += start - earliest
         clock[worker] = start + duration
         busy[worker] += duration
         done[worker].append(op)
@@ -70,8 +70,8 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
             busy[target] += seconds[op] / 2
             done[target].append(op)
             continue
-        home = op.results[0].type.layout.owner_on("pp")
-        for worker in workers if home is None else [home]:
+        owner = op.results[0].type.layout.owner_on("pp")
+        for worker in workers if owner is None else [owner]:
             (begin if op in beside else run)(op, worker, seconds[op])
     for worker in workers:
         exposed[worker] += max(0.0, side[worker] - clock[worker])

@@ -15,7 +15,7 @@ from moaic.passes.loop_axes import MICRO_BATCHES, Unrolled
 from moaic.passes.lowering.grad_accumulation import added_inside
 from moaic.passes.lowering.segments import Segments, segment
 from moaic.passes.lowering.unroll_loops import function_of_part, runs_per_part, unroll
-from moaic.passes.transforms.outline import spelled_out
+from moaic.passes.transforms.outline import inlined_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
         if body is None:
             ops.append(op)
             continue
-        inlined, results = spelled_out(op, body)
+        inlined, results = inlined_call(op, body)
         ops += inlined
         mapping.update(zip(original.results, results, strict=True))
     return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))

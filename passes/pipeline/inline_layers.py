@@ -14,7 +14,7 @@ from moaic.ir.ops import Kind, kind_of
 from moaic.passes.perf.flops import flops_in
 from moaic.passes.pipeline.balanced_partition import least_bound
 from moaic.passes.transforms.dce import needed_forward
-from moaic.passes.transforms.outline import spelled_out
+from moaic.passes.transforms.outline import inlined_call
 
 FLOPS_PER_BYTE = 16.0
 """FLOPs that take as long as one byte of memory traffic; only the balance between stages depends on it."""
@@ -43,7 +43,7 @@ def with_layers_inlined(module: Module, stages: int) -> Module:
     for op in main.ops:
         moved = op.with_operands(mapping)
         if op.name == "call" and op.loc.module in straddling:
-            inlined, results = spelled_out(moved, callees[op.callee])
+            inlined, results = inlined_call(moved, callees[op.callee])
             ops += [_in_layer(inner, op) for inner in inlined]
             mapping.update(zip(op.results, results, strict=True))
         else:

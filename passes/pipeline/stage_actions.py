@@ -91,7 +91,7 @@ def _on_worker(value: Value, schedule: Schedule) -> Value:
 
 def _type_on_worker(tensor: TensorType, schedule: Schedule) -> TensorType:
     stage = tensor.layout.owner_on(AXIS)
-    return tensor if stage is None else tensor.with_layout(tensor.layout.with_owner(AXIS, schedule.homes[stage]))
+    return tensor if stage is None else tensor.with_layout(tensor.layout.with_owner(AXIS, schedule.owners[stage]))
 
 
 def on_workers(unrolled: Unrolled, schedule: Schedule) -> Unrolled:

@@ -25,7 +25,7 @@ from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.data_parallel import cheapest_in_time
 from moaic.passes.sharding.partitioner import partition
 from moaic.passes.transforms.dce import needed_forward
-from moaic.passes.transforms.outline import fresh, shape_of, spelled_out
+from moaic.passes.transforms.outline import fresh, inlined_call, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _chunked(module: Module, region: _Region, axis: Axis) -> Function:
     chunked = partition(
         Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time
     )
-    spelled, results = spelled_out(whole, chunked.module.main)
+    spelled, results = inlined_call(whole, chunked.module.main)
     new = dict(zip(whole.results, results, strict=True))
     inside = {*region.ops}
     start, gap = region.ops[-1], len(spelled) + 1
