@@ -149,7 +149,7 @@ def spelled(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user fixed; None leaves a decision to the planner."""
+    """The decisions that the user fixed; None leaves one to the planner."""
 
     dp: int | None = None
     tp: int | None = None

@@ -35,45 +35,65 @@ class Simulated:
 def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Simulated:
     """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous."""
     workers = range(program.mesh.size("pp"))
-    clock = dict.fromkeys(workers, 0.0)
-    busy = dict.fromkeys(workers, 0.0)
-    side = dict.fromkeys(workers, 0.0)
-    exposed = dict.fromkeys(workers, 0.0)
-    done: dict[int, list[Op]] = {worker: [] for worker in workers}
-    # A value without an owner is computed by every worker, so it has a time per worker.
-    ready: dict[tuple[Value, int], float] = defaultdict(float)
-    under_way: set[tuple[Value, int]] = set()
-
-    def begin(op: Op, worker: int, duration: float) -> None:
-        side[worker] = max([side[worker], clock[worker], *(ready[value, worker] for value in op.inputs())]) + duration
-        ready.update(((result, worker), side[worker]) for result in op.results)
-        under_way.update((result, worker) for result in op.results)
-
-    def run(op: Op, worker: int, duration: float) -> None:
-        wanted = [(value, worker) for value in op.inputs()]
-        earliest = max([clock[worker], *(ready[key] for key in wanted if key not in under_way)])
-        start = max([earliest, *(ready[key] for key in wanted)])
-        exposed[worker] += start - earliest
-        clock[worker] = start + duration
-        busy[worker] += duration
-        done[worker].append(op)
-        ready.update(((result, worker), clock[worker]) for result in op.results)
-
+    clocks = _Clocks(workers)
     for op in program.main.ops:
         if op.name == SEND:
-            source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
-            assert source is not None
-            assert target is not None
-            run(op, source, seconds[op] / 2)
-            ready[op.results[0], target] = clock[source]
-            clock[target] += seconds[op] / 2
-            busy[target] += seconds[op] / 2
-            done[target].append(op)
+            clocks.send(op, seconds[op])
             continue
         owner = op.results[0].type.layout.owner_on("pp")
         for worker in workers if owner is None else [owner]:
-            (begin if op in beside else run)(op, worker, seconds[op])
-    for worker in workers:
-        exposed[worker] += max(0.0, side[worker] - clock[worker])
-        clock[worker] = max(clock[worker], side[worker])
-    return Simulated(done, busy, clock, exposed)
+            (clocks.begin if op in beside else clocks.run)(op, worker, seconds[op])
+    return clocks.ended()
+
+
+class _Clocks:
+    """The time of every worker, and of every value on every worker."""
+
+    def __init__(self, workers: range) -> None:
+        self.clock = dict.fromkeys(workers, 0.0)
+        self.busy = dict.fromkeys(workers, 0.0)
+        self.asynchronous = dict.fromkeys(workers, 0.0)
+        """The clock of a worker's asynchronous instructions."""
+        self.exposed = dict.fromkeys(workers, 0.0)
+        self.done: dict[int, list[Op]] = {worker: [] for worker in workers}
+        # A value without an owner is computed by every worker, so it has a time per worker.
+        self.ready: dict[tuple[Value, int], float] = defaultdict(float)
+        self.made_asynchronously: set[tuple[Value, int]] = set()
+
+    def begin(self, op: Op, worker: int, duration: float) -> None:
+        """Run an asynchronous instruction, no earlier than what the worker has run so far."""
+        operands = (self.ready[value, worker] for value in op.inputs())
+        end = max([self.asynchronous[worker], self.clock[worker], *operands]) + duration
+        self.asynchronous[worker] = end
+        self.ready.update(((result, worker), end) for result in op.results)
+        self.made_asynchronously.update((result, worker) for result in op.results)
+
+    def run(self, op: Op, worker: int, duration: float) -> None:
+        """Run an instruction; a wait for an asynchronous operand counts as exposed."""
+        operands = [(value, worker) for value in op.inputs()]
+        synchronous = (self.ready[key] for key in operands if key not in self.made_asynchronously)
+        earliest = max([self.clock[worker], *synchronous])
+        start = max([earliest, *(self.ready[key] for key in operands)])
+        self.exposed[worker] += start - earliest
+        self.clock[worker] = start + duration
+        self.busy[worker] += duration
+        self.done[worker].append(op)
+        self.ready.update(((result, worker), self.clock[worker]) for result in op.results)
+
+    def send(self, op: Op, duration: float) -> None:
+        """Run a send: half of its time at either end."""
+        source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
+        assert source is not None
+        assert target is not None
+        self.run(op, source, duration / 2)
+        self.ready[op.results[0], target] = self.clock[source]
+        self.clock[target] += duration / 2
+        self.busy[target] += duration / 2
+        self.done[target].append(op)
+
+    def ended(self) -> Simulated:
+        """The simulation, once every worker has waited for its asynchronous instructions."""
+        for worker, end in self.asynchronous.items():
+            self.exposed[worker] += max(0.0, end - self.clock[worker])
+            self.clock[worker] = max(self.clock[worker], end)
+        return Simulated(self.done, self.busy, self.clock, self.exposed)

@@ -163,7 +163,7 @@ class _Unroller:
             yield groups.get((action.kind, action.stage), ()), action.part
 
     def _loop_passes(self) -> dict[Op, int]:
-        """How many loop passes must be complete before an op can run."""
+        """By op, the number of loop passes that must be complete before it can run."""
         known: dict[Value, int] = {}
         loop_passes: dict[Op, int] = {}
         for op in self.old.ops:

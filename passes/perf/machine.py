@@ -61,7 +61,7 @@ def total(numbers: Iterable[Number]) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a collective costs in a group of `ranks`: seconds to begin, then bytes of its larger side per second."""
+    """Cost of a collective in a group of `ranks`: latency in seconds, rate in bytes of its larger side per second."""
 
     latency: Number
     rate: Number

@@ -134,11 +134,7 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
         %c = aten._to_copy %w {dtype = "bf16"} : bf16[3, 6{dp}]
         %f = moai.all_gather %c {axis = "dp"} : bf16[3, 6]
     """
-    shards = {
-        param: Value(_persistent_type(param.type, mesh), param.name)
-        for i, param in enumerate(main.params)
-        if main.param_role(i).kind == "param" and persistent_state(param.type, mesh) != param.type.layout.state(AXIS)
-    }
+    shards = _param_shards(main, mesh)
     params = tuple(shards.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
@@ -151,9 +147,7 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
             ops.append(replace(op.with_operands(shards), results=(shards[result],)))
             continue
         mapping: dict[Value, Value] = {}
-        for value in dict.fromkeys(op.inputs()):
-            if value not in shards:
-                continue
+        for value in (value for value in dict.fromkeys(op.inputs()) if value in shards):
             key = (value, side_of(op))
             if key not in gathered:
                 gathered[key] = Value(value.type, value.name)
@@ -162,6 +156,15 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
         ops.append(op.with_operands(mapping))
     results = tuple(shards.get(value, value) for value in main.results)
     return replace(main, params=params, ops=tuple(ops), results=results)
+
+
+def _param_shards(main: Function, mesh: Mesh) -> dict[Value, Value]:
+    """By parameter that `dp` can shard, the parameter as a shard."""
+    return {
+        param: Value(_persistent_type(param.type, mesh), param.name)
+        for i, param in enumerate(main.params)
+        if main.param_role(i).kind == "param" and persistent_state(param.type, mesh) != param.type.layout.state(AXIS)
+    }
 
 
 def _gather(source: Value, whole: Value, reader: Op, per_micro_batch: bool) -> Op:

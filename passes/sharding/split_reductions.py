@@ -55,7 +55,7 @@ DimStrides = Mapping[int, int]
 
 
 def _strides(op: Op, axis: Axis, sets: StrategySets) -> DimStrides:
-    """How the axis, and no other one, could shard the dims that the op reduces: contiguously if it can."""
+    """The shardings by this axis alone of the dims that the op reduces: contiguous ones, and others for extremes."""
     (x,) = op.inputs()
     dims = reduced_dims(op)
     if any(x.type.layout.on_dim(dim) for dim in dims) or (len(dims) != 1 and op.name not in _EXTREMES):

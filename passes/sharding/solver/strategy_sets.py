@@ -19,7 +19,7 @@ from moaic.passes.sharding.axis import Axis
 
 @dataclass(frozen=True, slots=True)
 class StrategySets:
-    """What an axis allows in a module: shardings of values, strategies of ops (the replicated one last)."""
+    """The shardings of values and the strategies of ops (the replicated one last) that an axis allows in a module."""
 
     splits: Mapping[Value, tuple[State, ...]]
     strategies: Mapping[Op, tuple[Strategy, ...]]
