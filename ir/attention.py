@@ -17,6 +17,11 @@ def is_causal(op: Op) -> bool:
     return bool(op.attrs.get("is_causal", False))
 
 
+def causal_divisor(causal: bool) -> int:
+    """What the causal flag divides the FLOPs of attention by: it leaves half of all pairs of a query and a key."""
+    return 2 if causal else 1
+
+
 def query_at(op: Op) -> int:
     """Position of the query, in forward or backward, in a ring or not; key and value follow it."""
     return 1 if op.name.endswith("_backward") else 0

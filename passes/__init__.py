@@ -1,1 +1,1 @@
-"""From a graph to the selected plan: pure functions IR -> IR. No torch, no processes, no devices."""
+"""From a captured step to the programs of a plan: pure functions IR -> IR. No torch, no processes, no devices."""

@@ -25,51 +25,51 @@ from moaic.passes.transforms.outline import Outline
 from moaic.passes.transforms.recompute import ChooseSaved
 
 
-def build(step: Module, config: Config, prices: CostCoefficients | None = None) -> Plan:
-    """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
-    return Builder(step, prices).build(config)
+def build(step: Module, config: Config, coefficients: CostCoefficients | None = None) -> Plan:
+    """The plan for `config`; raises Diagnostic (UnshardableOp among them) with the reason where there is none."""
+    return Builder(step, coefficients).build(config)
 
 
 class Builder:
-    """Builds plans of one step. Plans whose passes begin alike share what these made until they part."""
+    """Builds plans of one step. Plans that begin with the same passes share the modules that these make."""
 
-    def __init__(self, step: Module, prices: CostCoefficients | None = None) -> None:
-        """`prices` are what layouts are chosen by; assumed ones unless given."""
-        self._prices = prices or CostCoefficients()
+    def __init__(self, step: Module, coefficients: CostCoefficients | None = None) -> None:
+        """`coefficients` are the rates by which layouts are chosen; assumed ones unless given."""
+        self._coefficients = coefficients or CostCoefficients()
         self._outlined = check_made(Outline().apply(check_made(step, "capture")), Outline.name)
-        self._made: dict[tuple[Pass, ...], Module | Diagnostic] = {}
+        self._results: dict[tuple[Pass, ...], Module | Diagnostic] = {}
 
     def build(self, config: Config) -> Plan:
-        """The plan for `config`; raises Diagnostic (Barrier among them) with the reason where there is none."""
+        """The plan for `config`; raises Diagnostic (UnshardableOp among them) with the reason where there is none."""
         module, done = self._outlined, ()
-        for each in passes_of(config, self._prices):
-            done = (*done, each)
+        for step in passes_of(config, self._coefficients):
+            done = (*done, step)
             module = self._after(module, done)
         return Plan(config, module, lower(module))
 
     def _after(self, before: Module, passes: tuple[Pass, ...]) -> Module:
-        """`before` after the last of these, which is verified, or its reason why there is nothing."""
-        if passes not in self._made:
-            self._made[passes] = _outcome(before, passes[-1])
-        made = self._made[passes]
-        if isinstance(made, Diagnostic):
-            raise made
-        return made
+        """`before` after the last of these passes, verified; raises the Diagnostic of a pass that failed before."""
+        if passes not in self._results:
+            self._results[passes] = _outcome(before, passes[-1])
+        result = self._results[passes]
+        if isinstance(result, Diagnostic):
+            raise result
+        return result
 
 
-def passes_of(config: Config, prices: CostCoefficients) -> Iterator[Pass]:
-    """What carries out each decision of `config` on an outlined step, in the order of the registry."""
+def passes_of(config: Config, coefficients: CostCoefficients) -> Iterator[Pass]:
+    """The passes that carry out the decisions of `config` on an outlined step, in the order of the registry."""
     yield ChooseSaved(config.recompute)
     if config.micro_batches > 1:
         yield SplitInTime(config.micro_batches)
     if config.dp > 1:
         yield SplitInSpace(config.dp)
     if config.ep > 1:
-        yield SplitExperts(config.ep, prices)
+        yield SplitExperts(config.ep, coefficients)
     if config.cp > 1:
-        yield SplitSequence(config.cp, config.gather_keys, config.tp, prices)
+        yield SplitSequence(config.cp, config.gather_keys, config.tp, coefficients)
     if config.tp > 1:
-        yield SplitTensors(config.tp, prices)
+        yield SplitTensors(config.tp, coefficients)
     yield ShardParameters(config.distribute_param, config.distribute_low_prec_param)
     if config.pp > 1:
         schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
@@ -82,7 +82,7 @@ def passes_of(config: Config, prices: CostCoefficients) -> Iterator[Pass]:
 
 def _outcome(before: Module, last: Pass) -> Module | Diagnostic:
     try:
-        made = last.apply(before)
+        result = last.apply(before)
     except Diagnostic as reason:
         return reason
-    return check_made(made, last.name)
+    return check_made(result, last.name)

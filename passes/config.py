@@ -1,7 +1,7 @@
-"""A parallel configuration: the decisions that name a plan, as users write and read them.
+"""A parallel configuration: the decisions that identify a plan, as users write and read them.
 
-All that is known of a decision by itself is declared here, in one field of Config and the orders below it: its type and
-default, how it is read and logged, its row in docs/plans.md. `Request` has the same fields, which may be open.
+Each decision is declared here once, by a field of Config and its place in the orders below: its type and default, its
+text, its row in docs/plans.md. `Request` has the same fields, which may be None.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from moaic.passes.decision import DECLARED, YES_OR_NO, Decision, beyond_one, dec
 from moaic.passes.schedules import SCHEDULES
 
 Recompute = Literal["saved", "full"]
-"""What the backward finds: `saved` keeps the cheapest sufficient set of values, `full` the inputs of each layer."""
+"""Values saved for the backward: `saved` keeps the cheapest sufficient set, `full` the inputs of each layer."""
 
 Distribute = Literal["none", "optimizer", "step", "use"]
-"""`none`: parameters, gradients and optimizer state whole on every rank; `optimizer`: gradients and optimizer state
-sharded; `step`: parameters too, gathered once per step; `use`: gathered anew for forward and for backward."""
+"""`none`: parameters, gradients and optimizer state replicated; `optimizer`: gradients and optimizer state sharded
+(ZeRO-2); `step`: parameters too, gathered once per step; `use`: gathered for the forward and for the backward
+(ZeRO-3)."""
 
 
 GATHERING: tuple[Distribute, ...] = ("step", "use")
-"""Levels at which parameters rest in shards and are gathered."""
+"""Levels at which parameters are sharded and gathered."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +64,7 @@ class Config:
         values="`1f1b`, `gpipe`, `interleaved`, `zero-bubble`, a file",
         logged=lambda schedule: f"schedule : {schedule}",
     )
-    """Name or text of a pipeline's schedule; without a pipeline it says nothing."""
+    """Name or text of a pipeline's schedule; ignored without a pipeline."""
     cp: int = decision(1, "parts of the sequence", logged=beyond_one("cp"))
     ep: int = decision(1, "parts of the experts, and of the batch with them", logged=beyond_one("ep"))
     gather_keys: bool = decision(
@@ -73,14 +74,14 @@ class Config:
         values=YES_OR_NO,
         logged=lambda gather: "" if gather else "gather_keys : false",
     )
-    """Whether `cp` may gather keys and values of attention; where not, no rank ever holds all of them."""
+    """Whether `cp` may gather keys and values of attention; if not, no rank holds all of them."""
     loss_chunks: int = decision(
         1,
         "parts of the tokens in which logits, the loss and their gradients are computed, one after the other; "
         "nothing is computed twice",
         logged=beyond_one("loss_chunks"),
     )
-    """Parts in which logits and their gradients are computed, one after another."""
+    """Chunks of tokens for which logits and their gradients are computed, one after the other."""
 
     @property
     def ranks(self) -> int:
@@ -102,13 +103,13 @@ FROM_SIMPLE = (
     *("pp", "schedule", "micro_batches", "recompute", "distribute_param", "ep", "cp", "tp", "dp"),
     *("distribute_low_prec_param", "gather_keys", "loss_chunks"),
 )
-"""Of two plans that one is simpler whose value is less in the first of these that differs."""
+"""The simpler of two plans has the lower value in the first of these decisions that differs."""
 
 KEPT = (
     *("ep", "tp", "cp", "dp", "micro_batches", "pp", "schedule", "distribute_param", "distribute_low_prec_param"),
     *("loss_chunks", "gather_keys", "recompute"),
 )
-"""Decisions of a request that a step cannot follow whole: where two exclude each other the first is kept."""
+"""Decisions by priority: where two decisions of a request exclude each other, the first is kept."""
 
 LOGGED = (
     *("pp", "micro_batches", "dp", "ep", "cp", "gather_keys", "tp", "recompute", "loss_chunks", "distribute_param"),
@@ -142,13 +143,13 @@ def _rank(name: str, value: Any) -> int:
 
 
 def spelled(value: object) -> str:
-    """A decision's value as people write it."""
+    """A decision's value as users write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user fixed; None leaves a decision to the planner."""
+    """The decisions that the user fixed; None leaves one to the planner."""
 
     dp: int | None = None
     tp: int | None = None
@@ -164,6 +165,6 @@ class Request:
     loss_chunks: int | None = None
 
     def admits(self, config: Config) -> bool:
-        """Whether `config` keeps to everything that was asked for."""
+        """Whether `config` has every value that the user fixed."""
         wanted = ((getattr(self, field.name), getattr(config, field.name)) for field in fields(self))
         return all(asked is None or asked == given for asked, given in wanted)

@@ -1,4 +1,4 @@
-"""What is declared of a decision of a plan, in the field that holds it."""
+"""Declaration of a decision of a plan, in the metadata of its field."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DECLARED = "decision"
-"""In the metadata of a field: its Decision."""
+"""Key of a field's Decision in its metadata."""
 
 YES_OR_NO = "`true`, `false`"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is declared of a decision beside its type and its default."""
+    """The declaration of a decision besides its type and default."""
 
     decides: str
     values: str
     logged: Callable[[Any], str]
-    """Its part of the line that a plan is logged as; empty for a value that is not said there."""
+    """Its part of the log line of a plan; empty for a value that is not logged."""
     also: Mapping[str, str]
-    """Other words for its values."""
+    """Aliases of its values."""
 
 
 def decision(
@@ -32,10 +32,10 @@ def decision(
     logged: Callable[[Any], str] = lambda _: "",
     also: Mapping[str, str] | None = None,
 ) -> Any:
-    """The field of a decision that takes whole numbers, unless other values are told."""
+    """The field of a decision, an integer unless `values` says otherwise."""
     return field(default=default, metadata={DECLARED: Decision(decides, values, logged, also or {})})
 
 
 def beyond_one(label: str) -> Callable[[int], str]:
-    """Logs a number of parts where there are several."""
+    """Logs a number of parts greater than one."""
     return lambda parts: f"{label} : {parts}" if parts > 1 else ""

@@ -1,4 +1,4 @@
-"""A function written out in time: what each instruction belongs to."""
+"""A function whose loop axes are unrolled: every instruction with the part of the loop that it belongs to."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from moaic.ir.layout import Mesh
 from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE
 
 MICRO_BATCHES, CHUNKS = "mb", "chunk"
-"""Axes whose parts come one after the other: what is split over them runs once per part."""
+"""Loop axes: an op with a sharded value runs once per part, one part after the other."""
 
-PRE, POST = -1, -2
+PROLOGUE, EPILOGUE = -1, -2
+"""Phases before the first part and after the last."""
 
 Phase = tuple[int, int]
-"""What an instruction belongs to, and the chunk of the loss in it. Each PRE, POST or a number.
+"""The phase of an instruction over micro-batches, then over chunks of the loss: PROLOGUE, EPILOGUE or a number.
 
-The number of an action: a micro-batch or, in a pipeline, one entry of the schedule.
+Over micro-batches the number is that of a micro-batch or, in a pipeline, of an entry of the schedule.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """Instructions of one function in order, and the phase of each."""
+class Unrolled:
+    """A function without loop axes, and the phase of each of its instructions."""
 
     function: Function
     mesh: Mesh
     phases: tuple[Phase, ...]
 
 
-def finishes(op: Op, axis: str = MICRO_BATCHES) -> bool:
-    """Whether an op makes one whole of what all parts over `axis` gave."""
+def combines_parts(op: Op, axis: str = MICRO_BATCHES) -> bool:
+    """Whether an op makes the complete value from those of all parts over a loop axis."""
     return op.name in (ALL_REDUCE, ALL_GATHER) and op.attrs["axis"] == axis

@@ -1,8 +1,8 @@
-"""Pipeline schedules as data: for each worker the list of what it does, stage by stage and micro-batch by micro-batch.
+"""Pipeline schedules as data: for each worker the list of its actions, one per stage and micro-batch.
 
 `F1.3` is the forward of stage 1 on micro-batch 3, `B1.3` its backward, `W1.3` the part of the backward that makes the
-gradients of parameters where that is split off. People may write their own lists in this text; any list that is proved
-complete and free of deadlock here is a schedule.
+gradients of parameters where it is split off. The user may write such lists; every list that proves complete and free
+of deadlock here is a schedule.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 
 UNITS: Mapping[str, int] = {"F": 2, "B": 4, "W": 2}
-"""Time of an action in which lists are put together: a backward is twice a forward, half of it for parameters."""
+"""Assumed duration of each kind of action: a backward is twice a forward, half of it for parameters."""
 
 STAGES_PER_WORKER = 2
-"""Of an interleaved schedule that does not say."""
+"""Default of an interleaved schedule."""
 
 _ACTION = re.compile(r"([FBW])(\d+)\.(\d+)")
 _INTERLEAVED = re.compile(r"interleaved:([1-9]\d*)")
@@ -39,7 +39,7 @@ class Action:
 
 
 def _needs(action: Action, stages: int) -> list[Action]:
-    """What must be done before an action can start."""
+    """The actions that must end before an action can start."""
     kind, stage, part = action.kind, action.stage, action.part
     if kind == "F":
         return [Action("F", stage - 1, part)] if stage else []
@@ -51,7 +51,7 @@ def _needs(action: Action, stages: int) -> list[Action]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each worker of a pipeline does, in order. Raises Diagnostic for lists that are incomplete or block."""
+    """The actions of each worker of a pipeline, in order. Raises Diagnostic for incomplete lists and deadlocks."""
 
     workers: tuple[tuple[Action, ...], ...]
 
@@ -73,10 +73,10 @@ class Schedule:
         return any(action.kind == "W" for action in self._all)
 
     @cached_property
-    def homes(self) -> tuple[int, ...]:
-        """For every stage the worker that runs it."""
-        found = {action.stage: worker for worker, actions in enumerate(self.workers) for action in actions}
-        return tuple(found[stage] for stage in range(self.stages))
+    def owners(self) -> tuple[int, ...]:
+        """By stage, the worker that runs it."""
+        workers = {action.stage: worker for worker, actions in enumerate(self.workers) for action in actions}
+        return tuple(workers[stage] for stage in range(self.stages))
 
     @property
     def _all(self) -> Iterator[Action]:
@@ -84,22 +84,22 @@ class Schedule:
 
     @property
     def merged(self) -> tuple[Action, ...]:
-        """All actions in the order in which they would start, each after everything that it waits for.
+        """All actions in the order in which they would start, each after the actions that it needs.
 
-        That there is such an order proves that nobody waits for ever: workers that communicate in the order of one list
-        cannot block each other.
+        Such an order proves that there is no deadlock: workers that communicate in the order of one list cannot block
+        each other.
         """
         return tuple(self._ends)
 
     @property
     def stretch(self) -> float:
-        """How much longer all of it takes than it would if no worker ever waited for another."""
+        """The duration of the schedule divided by that without any waiting."""
         busy = sum(map(self._units, self._all))
         return max(self._ends.values()) * len(self.workers) / busy
 
     @cached_property
     def _ends(self) -> Mapping[Action, int]:
-        """When each action would be done, in the order in which they would start."""
+        """The time at which each action would end, in the order in which they would start."""
         done: dict[Action, int] = {}
         rest = [list(reversed(actions)) for actions in self.workers]
         clock = [0] * len(self.workers)
@@ -113,7 +113,7 @@ class Schedule:
             ]
             if not ready:
                 raise _deadlock(waiting, done)
-            start, worker, action = min(ready, key=lambda found: found[:2])
+            start, worker, action = min(ready, key=lambda choice: choice[:2])
             clock[worker] = done[action] = start + self._units(action)
             rest[worker].pop()
         return done
@@ -122,11 +122,11 @@ class Schedule:
         return UNITS["W"] if action.kind == "B" and self.splits_backward else UNITS[action.kind]
 
     def live(self, worker: int) -> int:
-        """Most micro-batches of a stage that a worker keeps something of at once."""
+        """Largest number of micro-batches whose activations a worker holds at once."""
         return self._most_between(worker, "W" if self.splits_backward else "B")
 
     def unfinished(self, worker: int) -> int:
-        """Most forwards on a worker whose backward has still to come."""
+        """Largest number of forwards on a worker whose backward has not run."""
         return self._most_between(worker, "B")
 
     def _most_between(self, worker: int, last: str) -> int:
@@ -153,13 +153,13 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def schedule_in(module: Module) -> Schedule | None:
-    """The schedule that a module in stages carries. Raises Diagnostic where it is none."""
+    """The schedule in the text of a module; None without one. Raises Diagnostic for an invalid schedule."""
     return _of_rows(module.schedule) if module.schedule else None
 
 
 @lru_cache(maxsize=64)
 def _of_rows(rows: tuple[str, ...]) -> Schedule:
-    """Remembered, since passes ask again and again for what is proved each time that it is read."""
+    """The schedule in these rows, cached: passes read it often, and each construction checks it."""
     return parse_schedule("\n".join(rows))
 
 
@@ -190,9 +190,9 @@ def _check_complete(schedule: Schedule) -> None:
             missing = [part for part in range(schedule.parts) if Action(kind, stage, part) not in counts]
             if missing:
                 raise Diagnostic(f"the schedule never runs {Action(kind, stage, missing[0])}")
-        homes = {w for w, actions in enumerate(schedule.workers) for action in actions if action.stage == stage}
-        if len(homes) > 1:
-            raise Diagnostic(f"stage {stage} stands in the lists of workers {', '.join(map(str, sorted(homes)))}")
+        owners = {w for w, actions in enumerate(schedule.workers) for action in actions if action.stage == stage}
+        if len(owners) > 1:
+            raise Diagnostic(f"stage {stage} stands in the lists of workers {', '.join(map(str, sorted(owners)))}")
 
 
 def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[Action, int]) -> Diagnostic:
@@ -208,15 +208,15 @@ def is_schedule_name(name: str) -> bool:
 
 
 def schedule_of(name: str, workers: int, parts: int) -> Schedule:
-    """The schedule called `name`, or written out. Raises Diagnostic where it does not go with the numbers."""
+    """The schedule of this name or text. Raises Diagnostic where it is for other numbers of workers or parts."""
     if is_schedule_text(name):
-        found = parse_schedule(name)
-        if (len(found.workers), found.parts) != (workers, parts):
+        schedule = parse_schedule(name)
+        if (len(schedule.workers), schedule.parts) != (workers, parts):
             raise Diagnostic(
-                f"the schedule is for {len(found.workers)} workers and {found.parts} micro-batches, "
+                f"the schedule is for {len(schedule.workers)} workers and {schedule.parts} micro-batches, "
                 f"the plan has pp={workers} and micro_batches={parts}"
             )
-        return found
+        return schedule
     match = _INTERLEAVED.fullmatch(name)
     if match is not None:
         return interleaved(workers, workers * int(match[1]), parts)
@@ -232,13 +232,13 @@ def gpipe(workers: int, parts: int) -> Schedule:
 
 
 def one_f_one_b(workers: int, parts: int) -> Schedule:
-    """As many forwards as there are stages below, then in turn one forward and one backward (PipeDream-Flush)."""
+    """As many forwards as later stages, then alternately one forward and one backward (PipeDream-Flush)."""
     rows = [_in_turn(_row("F", s, parts), _row("B", s, parts), workers - s - 1) for s in range(workers)]
     return Schedule(tuple(map(tuple, rows)))
 
 
 def interleaved(workers: int, stages: int, parts: int) -> Schedule:
-    """Several stages per worker, micro-batches in rounds of as many as there are workers (Megatron-LM, 2021)."""
+    """Several stages per worker, micro-batches in rounds of the number of workers (Megatron-LM, 2021)."""
     if parts % workers:
         raise Diagnostic(
             f"an interleaved schedule takes micro-batches in rounds of {workers}, and {parts} are no multiple of that"
@@ -274,9 +274,9 @@ def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
 
 
 def zero_bubble(workers: int, parts: int) -> Schedule:
-    """1F1B with the gradients of parameters split off and done where a worker would wait (Qi et al. 2023, ZB-H1).
+    """1F1B with the gradients of parameters split off and run where a worker would wait (Qi et al. 2023, ZB-H1).
 
-    No worker keeps more micro-batches than under 1F1B.
+    No worker holds more micro-batches than under 1F1B.
     """
     rows: list[list[Action]] = [[] for _ in range(workers)]
     finished: dict[Action, int] = {}
@@ -284,9 +284,9 @@ def zero_bubble(workers: int, parts: int) -> Schedule:
     todo = [{"F": _row("F", s, parts), "B": _row("B", s, parts), "W": _row("W", s, parts)} for s in range(workers)]
     while any(any(each.values()) for each in todo):
         choices = [
-            (*found, worker)
+            (*option, worker)
             for worker in range(workers)
-            if (found := _next_of(worker, workers, todo[worker], finished, clock[worker])) is not None
+            if (option := _next_of(worker, workers, todo[worker], finished, clock[worker])) is not None
         ]
         start, _, action, worker = min(choices, key=lambda choice: (choice[0], choice[1], choice[3]))
         todo[worker][action.kind].pop(0)
@@ -298,8 +298,8 @@ def zero_bubble(workers: int, parts: int) -> Schedule:
 def _next_of(
     stage: int, stages: int, todo: Mapping[str, list[Action]], finished: Mapping[Action, int], now: int
 ) -> tuple[int, int, Action] | None:
-    """What a worker does next, by when it can start: a backward, else a forward while it may keep more, else W."""
-    found: list[tuple[int, int, Action]] = []
+    """The next action of a worker: the earliest start; of equals a backward, a forward within the limit, then W."""
+    options: list[tuple[int, int, Action]] = []
     for rank, kind in enumerate("BFW"):
         if not todo[kind]:
             continue
@@ -309,8 +309,8 @@ def _next_of(
             continue
         if kind == "F" and len(todo["W"]) - len(todo["F"]) >= stages - stage:
             continue
-        found.append((max([now, *(finished[need] for need in needs)]), rank, action))
-    return min(found, key=lambda choice: choice[:2]) if found else None
+        options.append((max([now, *(finished[need] for need in needs)]), rank, action))
+    return min(options, key=lambda choice: choice[:2]) if options else None
 
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {
@@ -319,9 +319,9 @@ SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {
     "interleaved": lambda workers, parts: interleaved(workers, STAGES_PER_WORKER * workers, parts),
     "zero-bubble": zero_bubble,
 }
-"""By name: from workers and micro-batches. `interleaved:3` has another number of stages per worker than 2."""
+"""By name, the schedule for numbers of workers and micro-batches. `interleaved:3` has three stages per worker."""
 
 
 def forwards_only(schedule: Schedule) -> Schedule:
-    """What is left of a schedule where there is no backward."""
+    """The forwards of a schedule, for a step without a backward."""
     return Schedule(tuple(tuple(action for action in row if action.kind == "F") for row in schedule.workers))

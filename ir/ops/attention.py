@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_at, query_key_value
+from moaic.ir.attention import ATTENTION, causal_divisor, is_causal, mask_of, query_at, query_key_value
 from moaic.ir.coordinate_dependent import PartBuilder, broadcast_type, operand_at
 from moaic.ir.graph import Op, Value
 from moaic.ir.layout import Mesh
@@ -40,18 +40,13 @@ def _mask(op: Op, at: int) -> list[list[str]]:
 def _flops(op: Op) -> int:
     q, k, v = operand_types(op)[:3]
     b, h, rows, width = q.shape
-    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
+    return 2 * b * h * rows * k.shape[2] * (width + v.shape[3]) // causal_divisor(is_causal(op))
 
 
 def _flops_backward(op: Op) -> int:
     q, k, v = operand_types(op)[1:4]
     b, h, rows, width = q.shape
-    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3]) // _skipped(op)
-
-
-def _skipped(op: Op) -> int:
-    """Causal attention does half of the work."""
-    return 2 if is_causal(op) else 1
+    return 5 * b * h * rows * k.shape[2] * (width + v.shape[3]) // causal_divisor(is_causal(op))
 
 
 def _check(op: Op, mesh: Mesh) -> Complaints:

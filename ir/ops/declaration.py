@@ -85,8 +85,6 @@ class OpDecl:
     """Whether the host has to see a value that the device has computed."""
     memory_passes: int = 0
     """Times that an instruction which sends nothing reads or writes its result; 0 for any other op."""
-    link_passes: int = 0
-    """Times that a collective sends its result over a link; 0 for an op that sends nothing."""
 
 
 UNDECLARED = OpDecl("", None)

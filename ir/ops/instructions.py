@@ -134,10 +134,10 @@ def _check_add_to(op: Op, mesh: Mesh) -> Complaints:
 _LINEAR = elementwise((0,))
 
 OPS = (
-    OpDecl(ALL_REDUCE, _LINEAR, Kind.INSTRUCTION, check=_check_move, in_place=True, link_passes=2),
-    OpDecl(REDUCE_SCATTER, _LINEAR, Kind.INSTRUCTION, check=_check_move, link_passes=1),
-    OpDecl(ALL_GATHER, _LINEAR, Kind.INSTRUCTION, check=_check_move, link_passes=1),
-    OpDecl(ALL_TO_ALL, _LINEAR, Kind.INSTRUCTION, check=_check_move, link_passes=1),
+    OpDecl(ALL_REDUCE, _LINEAR, Kind.INSTRUCTION, check=_check_move, in_place=True),
+    OpDecl(REDUCE_SCATTER, _LINEAR, Kind.INSTRUCTION, check=_check_move),
+    OpDecl(ALL_GATHER, _LINEAR, Kind.INSTRUCTION, check=_check_move),
+    OpDecl(ALL_TO_ALL, _LINEAR, Kind.INSTRUCTION, check=_check_move),
     OpDecl(SHARD, _LINEAR, Kind.INSTRUCTION, check=_check_move, memory_passes=2),
     OpDecl(FIRST, _LINEAR, Kind.INSTRUCTION, check=_check_move, memory_passes=2),
     OpDecl(SEND, whole_rule, Kind.INSTRUCTION, check=_check_move),

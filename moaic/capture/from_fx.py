@@ -28,7 +28,7 @@ from moaic.ir.graph import NO_ROLE, Attr, Function, Location, Op, Operand, Role,
 from moaic.ir.op_names import CHECKED, FOLD_KEY, RAND, SCALED_MM, SDPA, SDPA_BACKWARD
 from moaic.ir.ops import check_known
 from moaic.ir.types import FLOATING, TensorType
-from moaic.passes.transforms.cse import once
+from moaic.passes.transforms.cse import common_subexpressions_merged
 from moaic.passes.transforms.dce import live
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import NAMESPACES, Signature, op_name, signature_of
@@ -469,7 +469,7 @@ class _GraphReader:
         function = Function("step", params, tuple(self.ops), tuple(results), param_roles, tuple(roles))
         with no_dispatch():
             function = with_flags(in_force(function), dict(self.constants))
-        function = once(live(function))
+        function = common_subexpressions_merged(live(function))
         for op in function.ops:
             check_known(op)
         return Captured(

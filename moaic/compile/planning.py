@@ -18,7 +18,7 @@ from moaic.passes.config import Config, Request
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
-from moaic.passes.sharding.solver.costs import prices_of
+from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
 from moaic.planner.bend import followed, let_go
 from moaic.planner.candidates import candidates, check_request, fitting, relaxed
@@ -128,7 +128,7 @@ class Planning:
     def _again(self, step: Module, config: Config) -> Plan:
         """A variant's plan: that of the first, where it can have it."""
         try:
-            return build(step, config, prices_of(this_machine()))
+            return build(step, config, coefficients_of(this_machine()))
         except Diagnostic:
             return self._first(step)
 

@@ -18,7 +18,7 @@ from moaic.ir.printer import render
 from moaic.ir.verify import check_made
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
-from moaic.passes.sharding.from_inputs import follow_resting
+from moaic.passes.sharding.from_inputs import partition_as_inputs
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
@@ -180,7 +180,7 @@ class Step:
         for index, place in zip(self.given, places, strict=True):
             layouts[index] = None if place is None else place.layout
         try:
-            module = follow_resting(self.module, next(iter(meshes)), layouts)
+            module = partition_as_inputs(self.module, next(iter(meshes)), layouts)
         except Diagnostic:
             return None
         return Variant(lower(module), self.accelerator, self.compiled, self.recorded)

@@ -24,7 +24,7 @@ from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import check_programs
 from moaic.passes.perf.machine import Machine
-from moaic.passes.sharding.solver.costs import prices_of
+from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
 from moaic.planner.candidates import candidates, relaxed
 from moaic.planner.memory_fit import frugal
@@ -110,7 +110,7 @@ def search(step: Module, machine: Machine, request: Request, *, pool: CompilerPo
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *spoilt.values()], machine, wanted)
         search_result = _select(found)
-        plan = build(step, search_result.selected, prices_of(machine))
+        plan = build(step, search_result.selected, coefficients_of(machine))
         if not (crash := _malformed(plan)):
             return _finish(step, machine, replace(search_result, candidates=(*found, *spoilt.values())), plan)
         # Plans that were left out because this one is better are looked at after all.
@@ -150,7 +150,7 @@ def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: P
 
 def again(step: Module, machine: Machine, search_result: SearchResult) -> Selection:
     """The plan of a selection that was made before, said in the log."""
-    return _said(step, Selection(build(step, search_result.selected, prices_of(machine)), search_result, machine))
+    return _said(step, Selection(build(step, search_result.selected, coefficients_of(machine)), search_result, machine))
 
 
 def _said(step: Module, selection: Selection) -> Selection:

@@ -29,7 +29,7 @@ from moaic.passes.estimate.step_time import Prediction, function_seconds, predic
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import Machine, MeasureSource, Number
-from moaic.passes.sharding.solver.costs import prices_of
+from moaic.passes.sharding.solver.costs import coefficients_of
 
 REST_SECONDS = 10.0
 """A process that has compiled something ends when nobody has wanted more of it for this long."""
@@ -84,7 +84,7 @@ class Compiler:
     """Compiles candidates of one step, and keeps those that fit until their cost is asked for."""
 
     def __init__(self, step: Module, machine: Machine) -> None:
-        self._builder = Builder(step, prices_of(machine))
+        self._builder = Builder(step, coefficients_of(machine))
         self._machine = machine
         self._fused = fused_functions()
         self._seconds = function_seconds(machine, self._fused)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from moaic.ir.collectives import COMMUNICATING
+from moaic.ir.collectives import COMMUNICATING, sent_share
 from moaic.ir.errors import Diagnostic
-from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number, sent_share
+from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
 from moaic.runtime.host.memory import USABLE
 from moaic.support.units import amount, duration
@@ -60,7 +60,7 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
 
 def _link(kind: str, target: Target) -> Link:
     """Between all GPUs of a host: each sends its share over all of its links at once."""
-    rate = target.links / sent_share(kind, target.together)
+    rate = target.links / sent_share(f"moai.{kind}", target.together)
     return Link(LATENCY, _published(rate), target.together, target.direct)
 
 

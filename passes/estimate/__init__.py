@@ -1,1 +1,1 @@
-"""What a plan is predicted to take: bytes of memory and seconds per step."""
+"""Estimates of a plan: peak bytes of memory and seconds per step."""

@@ -1,9 +1,9 @@
-"""Peak bytes of one worker: liveness over the programs that it will run.
+"""Peak bytes of one worker: liveness analysis of its programs.
 
-In a pipeline the fullest worker counts. What a program was given and what it returns is held until its end; everything
-else dies with its last reader. A call holds what its function needs at the worst moment (`fusion`: kernels' outputs, no
-workspace of matmuls, no reuse of an input that dies). A sum may be added to in place. The allocator's waste and the
-process itself are not counted.
+In a pipeline the worker with the highest peak counts. Parameters and results of a program are live until its end,
+every other value until its last reader. A call adds the peak of its function (`fusion`: outputs of kernels, no
+workspace of matmuls, no reuse of an input that dies). Sums are updated in place. Fragmentation and the process itself
+are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moaic.ir.op_names import SEND
 from moaic.ir.ops import declaration_of
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES, TensorType
-from moaic.passes.estimate.per_rank import held, homes, of_rank
+from moaic.passes.estimate.per_rank import held, of_rank, owner_coordinates
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower
 from moaic.passes.perf import optimizer
@@ -30,19 +30,19 @@ from moaic.passes.perf.ring_attention import transient
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the fullest worker, whole steps considered."""
+    """Bytes on the worker with the highest peak over a whole step."""
 
     parameters: int
-    """Parameters and buffers at rest."""
+    """Persistent parameters and buffers."""
     gradients: int
     optimizer: int
     """Optimizer state, assumed."""
     joint: int
-    """Peak while forward and backward run as one, everything at rest included, and without outputs beside a loss."""
+    """Peak of the joint program, persistent values included, outputs beside a loss left out."""
 
     @property
     def step(self) -> int:
-        """Peak while the optimizer runs; it is assumed to need one more value per gradient element for a while."""
+        """Peak while the optimizer runs, which is assumed to need one temporary value per gradient element."""
         return self.parameters + 2 * self.gradients + self.optimizer
 
     @property
@@ -54,7 +54,7 @@ FusedFunctions = Callable[[Function, Mesh], Fused]
 
 
 def fused_functions() -> FusedFunctions:
-    """`fuse` of the localized function, remembered: plans share functions between their programs."""
+    """`fuse` of the localized function, cached: programs of a plan share functions."""
     known: dict[Function, Fused] = {}
 
     def fused(function: Function, mesh: Mesh) -> Fused:
@@ -66,46 +66,52 @@ def fused_functions() -> FusedFunctions:
 
 
 def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
-    """Bytes that the plan needs on the worker that needs most."""
-    return max((_memory_at(plan, at, fused) for at in homes(plan.programs.joint.mesh)), key=lambda memory: memory.peak)
+    """Memory of the plan on the worker with the highest peak."""
+    return max(
+        (_memory_at(plan, coords, fused) for coords in owner_coordinates(plan.programs.joint.mesh)),
+        key=lambda memory: memory.peak,
+    )
 
 
-def _memory_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> Memory:
-    at_rest = _AtRest.of(plan, at)
-    joint = _joint_at(plan.programs, at_rest, at, fused)
-    gradients = sum(each.gradient.local_nbytes(at_rest.mesh) for each in at_rest.trained)
-    return Memory(bytes_of(at_rest.values.values(), at_rest.mesh), gradients, at_rest.state, joint)
+def _memory_at(plan: Plan, coords: dict[str, int], fused: FusedFunctions) -> Memory:
+    persistent = _Persistent.of(plan, coords)
+    joint = _joint_at(plan.programs, persistent, coords, fused)
+    gradients = sum(each.gradient.local_nbytes(persistent.mesh) for each in persistent.trained)
+    return Memory(bytes_of(persistent.values.values(), persistent.mesh), gradients, persistent.state, joint)
 
 
-def _joint_at(programs: Programs, at_rest: _AtRest, at: dict[str, int], fused: FusedFunctions) -> int:
-    return at_rest.beside(programs.joint_params) + program_peak(programs.joint, fused, at)
+def _joint_at(programs: Programs, persistent: _Persistent, coords: dict[str, int], fused: FusedFunctions) -> int:
+    return persistent.beside(programs.joint_params) + program_peak(programs.joint, fused, coords)
 
 
 def held_peak(plan: Plan, fused: FusedFunctions) -> int:
-    """Bytes needed where forward and backward run as one, and somebody holds every output by then."""
+    """Peak bytes of the joint program where the user holds every output until its end."""
     programs = lower(plan.module, ())
-    return max(_joint_at(programs, _AtRest.of(plan, at), at, fused) for at in homes(programs.joint.mesh))
+    return max(
+        _joint_at(programs, _Persistent.of(plan, coords), coords, fused)
+        for coords in owner_coordinates(programs.joint.mesh)
+    )
 
 
 def split_peak(plan: Plan, fused: FusedFunctions) -> int:
-    """Bytes needed where forward and backward run apart: what the backward needs of every micro-batch is kept."""
-    return max(_split_peak_at(plan, at, fused) for at in homes(plan.programs.joint.mesh))
+    """Peak bytes where forward and backward run apart: the values saved by all micro-batches are live in between."""
+    return max(_split_peak_at(plan, coords, fused) for coords in owner_coordinates(plan.programs.joint.mesh))
 
 
-def _split_peak_at(plan: Plan, at: dict[str, int], fused: FusedFunctions) -> int:
-    programs, at_rest = plan.programs, _AtRest.of(plan, at)
-    first = at_rest.beside(programs.forward_params) + program_peak(programs.forward, fused, at)
+def _split_peak_at(plan: Plan, coords: dict[str, int], fused: FusedFunctions) -> int:
+    programs, persistent = plan.programs, _Persistent.of(plan, coords)
+    first = persistent.beside(programs.forward_params) + program_peak(programs.forward, fused, coords)
     if programs.backward is None:
         return first
     main = programs.forward.main
     outputs = [value for i, value in enumerate(main.results) if main.result_role(i).kind != "saved"]
-    beside = bytes_of(held(outputs, at), at_rest.mesh) + at_rest.beside(programs.backward_params)
-    return max(first, beside + program_peak(programs.backward, fused, at))
+    beside = bytes_of(held(outputs, coords), persistent.mesh) + persistent.beside(programs.backward_params)
+    return max(first, beside + program_peak(programs.backward, fused, coords))
 
 
 @dataclass(frozen=True, slots=True)
-class _AtRest:
-    """What the ranks at some place hold between steps."""
+class _Persistent:
+    """The values that the ranks at given coordinates hold between steps."""
 
     values: Mapping[int, Value]
     """Parameters and buffers, by position in the step."""
@@ -113,45 +119,45 @@ class _AtRest:
     mesh: Mesh
 
     @classmethod
-    def of(cls, plan: Plan, at: dict[str, int]) -> _AtRest:
+    def of(cls, plan: Plan, coords: dict[str, int]) -> _Persistent:
         step = plan.on_workers
         values = {
             i: param
             for i, param in enumerate(step.params)
-            if step.param_role(i).kind in ("param", "buffer") and param.type.layout.holds(at)
+            if step.param_role(i).kind in ("param", "buffer") and param.type.layout.holds(coords)
         }
-        trained = [each for each in trainables(plan) if each.gradient.layout.holds(at)]
+        trained = [each for each in trainables(plan) if each.gradient.layout.holds(coords)]
         return cls(values, trained, plan.programs.joint.mesh)
 
     @property
     def state(self) -> int:
-        """Bytes of the optimizer."""
+        """Bytes of optimizer state."""
         return sum(each.state_bytes(self.mesh) for each in self.trained)
 
     def beside(self, positions: Sequence[int]) -> int:
-        """Bytes there while a program runs that has the parameters at these positions."""
+        """Persistent bytes besides the parameters at these positions, which a program counts itself."""
         return self.state + bytes_of((value for i, value in self.values.items() if i not in positions), self.mesh)
 
 
 @dataclass(frozen=True, slots=True)
 class Trainable:
-    """Types of a parameter at rest and of its gradient as the plan lays them. Optimizer state lies as the gradient."""
+    """Types of a parameter and its gradient under the plan. Optimizer state has the layout of the gradient."""
 
     parameter: TensorType
     gradient: TensorType
 
     def state_bytes(self, mesh: Mesh) -> int:
-        """What one rank's optimizer keeps for it."""
+        """Bytes of optimizer state on one rank."""
         return optimizer.STATES * prod(self.gradient.local_shape(mesh)) * DTYPE_BYTES[self.parameter.dtype]
 
 
 def trainables(plan: Plan) -> list[Trainable]:
-    """Every parameter of which the step makes the gradient."""
+    """Every parameter whose gradient the step computes."""
     main = plan.on_workers
     roles = [(main.param_role(i), param.type) for i, param in enumerate(main.params)]
     params = {role.label: type_ for role, type_ in roles if role.kind == "param"}
-    made = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
-    grads = ((role.label, type_) for role, type_ in made if role.kind == "grad")
+    results = ((main.result_role(i), value.type) for i, value in enumerate(main.results))
+    grads = ((role.label, type_) for role, type_ in results if role.kind == "grad")
     return [Trainable(params[label], type_) for label, type_ in grads if label in params]
 
 
@@ -160,9 +166,9 @@ def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:
     return sum(value.type.local_nbytes(mesh) for value in set(values))
 
 
-def program_peak(program: Module, fused: FusedFunctions, at: dict[str, int] | None = None) -> int:
-    """Most bytes that a worker (of a pipeline the one at `at`) holds at once, parameters and results included."""
-    main, mesh = of_rank(program.main, at or {}), program.mesh
+def program_peak(program: Module, fused: FusedFunctions, coords: dict[str, int] | None = None) -> int:
+    """Peak bytes of a worker (in a pipeline the one at `coords`), parameters and results included."""
+    main, mesh = of_rank(program.main, coords or {}), program.mesh
     functions = {function.name: function for function in program.functions}
     owners = _owners(main, lambda op: fused(functions[op.callee], mesh))
     last = _last_uses(main, owners)
@@ -171,17 +177,17 @@ def program_peak(program: Module, fused: FusedFunctions, at: dict[str, int] | No
         dying[index].append(owner)
     live = peak = sum(owner.type.local_nbytes(mesh) for owner in set(main.params))
     for index, op in enumerate(main.ops):
-        made = bytes_of((result for result in op.results if owners[result] is result), mesh)
+        new = bytes_of((result for result in op.results if owners[result] is result), mesh)
         inside = fused(functions[op.callee], mesh).transient if op.name == "call" else 0
         if is_ring(op):
             inside = transient(op, mesh)
-        peak = max(peak, live + max(made, inside))
-        live += made - sum(owner.type.local_nbytes(mesh) for owner in dying[index])
+        peak = max(peak, live + max(new, inside))
+        live += new - sum(owner.type.local_nbytes(mesh) for owner in dying[index])
     return peak
 
 
 def _owners(main: Function, callee: Callable[[Op], Fused]) -> dict[Value, Value]:
-    """For every value the one whose memory it is."""
+    """By value, the value that owns its memory."""
     owners = {param: param for param in main.params}
     readers: dict[Value, int] = {}
     for index, op in enumerate(main.ops):
@@ -219,7 +225,7 @@ def _call_owners(op: Op, callee: Fused, owners: dict[Value, Value]) -> None:
 
 
 def _last_uses(main: Function, owners: Mapping[Value, Value]) -> dict[Value, int]:
-    """For every owner that dies before the end, the instruction after which nobody needs it."""
+    """By owner that dies before the end, the last instruction that uses it."""
     last: dict[Value, int] = {}
     for index, op in enumerate(main.ops):
         last.update((owners[value], index) for value in (*op.inputs(), *op.results))

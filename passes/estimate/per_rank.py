@@ -1,4 +1,4 @@
-"""What one worker of a pipeline has to do of a program: its own instructions, and its halves of the sends."""
+"""The instructions of one worker of a pipeline: those of its stage, and its halves of the sends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from moaic.ir.op_names import SEND
 from moaic.ir.ops import takes_part
 
 
-def homes(mesh: Mesh) -> list[dict[str, int]]:
-    """Coordinates, on the axes that values have homes on, of ranks that may have different things to do."""
+def owner_coordinates(mesh: Mesh) -> list[dict[str, int]]:
+    """Coordinates of the ranks whose instructions may differ: one for each owner on `pp`."""
     return [{"pp": rank} for rank in range(mesh.size("pp"))]
 
 
-def held(values: Iterable[Value], at: dict[str, int]) -> list[Value]:
-    """Those of the values that the ranks at these coordinates hold."""
-    return [value for value in values if value.type.layout.holds(at)]
+def held(values: Iterable[Value], coords: dict[str, int]) -> list[Value]:
+    """The values that the ranks at these coordinates hold."""
+    return [value for value in values if value.type.layout.holds(coords)]
 
 
-def of_rank(main: Function, at: dict[str, int]) -> Function:
+def of_rank(main: Function, coords: dict[str, int]) -> Function:
     """`main` as the ranks at these coordinates run it: a send has no result where it starts, no operand at its end."""
-    ops = tuple(_half(op, at) if op.name == SEND else op for op in main.ops if takes_part(op, at))
-    return Function(main.name, tuple(held(main.params, at)), ops, tuple(held(main.results, at)))
+    ops = tuple(_half(op, coords) if op.name == SEND else op for op in main.ops if takes_part(op, coords))
+    return Function(main.name, tuple(held(main.params, coords)), ops, tuple(held(main.results, coords)))
 
 
-def _half(send: Op, at: dict[str, int]) -> Op:
-    return replace(send, operands=tuple(held(send.inputs(), at)), results=tuple(held(send.results, at)))
+def _half(send: Op, coords: dict[str, int]) -> Op:
+    return replace(send, operands=tuple(held(send.inputs(), coords)), results=tuple(held(send.results, coords)))

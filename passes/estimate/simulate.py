@@ -1,8 +1,8 @@
-"""Run a program through in time, instruction by instruction: each worker of a pipeline has a clock of its own.
+"""Simulate a program instruction by instruction; each worker of a pipeline has its own clock.
 
-A worker does its instructions in order, each once its operands are there. A send keeps its two ends busy for half of
-its time each, and neither waits for the other but for the value. Some instructions may run beside the others: one after
-the other on a clock of their own, each after what the worker was told before.
+A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time;
+the receiver waits for the value alone. Asynchronous instructions run one after the other on a second clock, each no
+earlier than the instructions before it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from moaic.ir.op_names import SEND
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What each worker did, for how long, and when it was done; `last` is the one that ended last.
+    """By worker, its instructions, its busy seconds and the time at which it ended; `last` ended last.
 
-    `done` and `busy` leave out what ran beside; `exposed` is how long the worker waited for that.
+    `done` and `busy` leave asynchronous instructions out; `exposed` are the seconds that the worker waited for these.
     """
 
     done: Mapping[int, list[Op]]
@@ -33,47 +33,67 @@ class Simulated:
 
 
 def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Simulated:
-    """The program with these durations on the workers along `pp`; what is `beside` runs beside the rest."""
+    """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous."""
     workers = range(program.mesh.size("pp"))
-    clock = dict.fromkeys(workers, 0.0)
-    busy = dict.fromkeys(workers, 0.0)
-    side = dict.fromkeys(workers, 0.0)
-    exposed = dict.fromkeys(workers, 0.0)
-    done: dict[int, list[Op]] = {worker: [] for worker in workers}
-    # What has no home is made by every worker for itself, so each has a time of its own for it.
-    ready: dict[tuple[Value, int], float] = defaultdict(float)
-    under_way: set[tuple[Value, int]] = set()
-
-    def begin(op: Op, worker: int, duration: float) -> None:
-        side[worker] = max([side[worker], clock[worker], *(ready[value, worker] for value in op.inputs())]) + duration
-        ready.update(((result, worker), side[worker]) for result in op.results)
-        under_way.update((result, worker) for result in op.results)
-
-    def run(op: Op, worker: int, duration: float) -> None:
-        wanted = [(value, worker) for value in op.inputs()]
-        there = max([clock[worker], *(ready[each] for each in wanted if each not in under_way)])
-        start = max([there, *(ready[each] for each in wanted)])
-        exposed[worker] += start - there
-        clock[worker] = start + duration
-        busy[worker] += duration
-        done[worker].append(op)
-        ready.update(((result, worker), clock[worker]) for result in op.results)
-
+    clocks = _Clocks(workers)
     for op in program.main.ops:
         if op.name == SEND:
-            source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
-            assert source is not None
-            assert target is not None
-            run(op, source, seconds[op] / 2)
-            ready[op.results[0], target] = clock[source]
-            clock[target] += seconds[op] / 2
-            busy[target] += seconds[op] / 2
-            done[target].append(op)
+            clocks.send(op, seconds[op])
             continue
-        home = op.results[0].type.layout.owner_on("pp")
-        for worker in workers if home is None else [home]:
-            (begin if op in beside else run)(op, worker, seconds[op])
-    for worker in workers:
-        exposed[worker] += max(0.0, side[worker] - clock[worker])
-        clock[worker] = max(clock[worker], side[worker])
-    return Simulated(done, busy, clock, exposed)
+        owner = op.results[0].type.layout.owner_on("pp")
+        for worker in workers if owner is None else [owner]:
+            (clocks.begin if op in beside else clocks.run)(op, worker, seconds[op])
+    return clocks.ended()
+
+
+class _Clocks:
+    """The time of every worker, and of every value on every worker."""
+
+    def __init__(self, workers: range) -> None:
+        self.clock = dict.fromkeys(workers, 0.0)
+        self.busy = dict.fromkeys(workers, 0.0)
+        self.asynchronous = dict.fromkeys(workers, 0.0)
+        """The clock of a worker's asynchronous instructions."""
+        self.exposed = dict.fromkeys(workers, 0.0)
+        self.done: dict[int, list[Op]] = {worker: [] for worker in workers}
+        # A value without an owner is computed by every worker, so it has a time per worker.
+        self.ready: dict[tuple[Value, int], float] = defaultdict(float)
+        self.made_asynchronously: set[tuple[Value, int]] = set()
+
+    def begin(self, op: Op, worker: int, duration: float) -> None:
+        """Run an asynchronous instruction, no earlier than what the worker has run so far."""
+        operands = (self.ready[value, worker] for value in op.inputs())
+        end = max([self.asynchronous[worker], self.clock[worker], *operands]) + duration
+        self.asynchronous[worker] = end
+        self.ready.update(((result, worker), end) for result in op.results)
+        self.made_asynchronously.update((result, worker) for result in op.results)
+
+    def run(self, op: Op, worker: int, duration: float) -> None:
+        """Run an instruction; a wait for an asynchronous operand counts as exposed."""
+        operands = [(value, worker) for value in op.inputs()]
+        synchronous = (self.ready[key] for key in operands if key not in self.made_asynchronously)
+        earliest = max([self.clock[worker], *synchronous])
+        start = max([earliest, *(self.ready[key] for key in operands)])
+        self.exposed[worker] += start - earliest
+        self.clock[worker] = start + duration
+        self.busy[worker] += duration
+        self.done[worker].append(op)
+        self.ready.update(((result, worker), self.clock[worker]) for result in op.results)
+
+    def send(self, op: Op, duration: float) -> None:
+        """Run a send: half of its time at either end."""
+        source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
+        assert source is not None
+        assert target is not None
+        self.run(op, source, duration / 2)
+        self.ready[op.results[0], target] = self.clock[source]
+        self.clock[target] += duration / 2
+        self.busy[target] += duration / 2
+        self.done[target].append(op)
+
+    def ended(self) -> Simulated:
+        """The simulation, once every worker has waited for its asynchronous instructions."""
+        for worker, end in self.asynchronous.items():
+            self.exposed[worker] += max(0.0, end - self.clock[worker])
+            self.clock[worker] = max(self.clock[worker], end)
+        return Simulated(self.done, self.busy, self.clock, self.exposed)

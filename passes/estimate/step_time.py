@@ -1,8 +1,8 @@
-"""Predicted seconds of a step: a roofline per kernel, latency and rate per collective, the list run through in order.
+"""Predicted seconds of a step: a roofline per kernel, latency and rate per collective, simulated in program order.
 
-A kernel takes the longer of its arithmetic and its memory traffic. Workers of a CPU do nothing beside a collective, so
-the clock of one worker adds up; where a machine overlaps them, what is waited for counts. Stages of a pipeline have a
-clock each (`simulate`). Every number carries the source of the worst number that it was made from.
+A kernel takes the longer of its arithmetic and its memory traffic. CPU workers compute nothing during a collective, so
+the times of one worker add up; where a machine overlaps collectives, only exposed time counts. Every stage of a
+pipeline has its own clock (`simulate`). A result carries the worst source among the numbers that it depends on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from math import prod
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
-from moaic.ir.op_names import (
-    SEND,
-)
+from moaic.ir.op_names import SEND
 from moaic.ir.ops import declaration_of, flops_of
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.estimate.memory import FusedFunctions, trainables
-from moaic.passes.estimate.per_rank import homes
+from moaic.passes.estimate.per_rank import owner_coordinates
 from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
@@ -32,16 +30,17 @@ from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_o
 from moaic.passes.perf.structural_hash import key_of
 
 ROUNDING = 1e-9
-"""Share of a step that differences of sums may be off by."""
+"""Share of a step within which differences of sums are rounding errors."""
 
 FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one step, and what they go into.
+    """Seconds of one step by part.
 
-    `heavy` and `light` kernels, their `launch`, `collective`, `send`, `move`, `overhead`, `bubble` and `optimizer`.
+    Parts: `heavy` and `light` kernels, their `launch`, `collective`, `send`, `move`, `overhead`, `bubble` and
+    `optimizer`.
     """
 
     parts: Mapping[str, Number]
@@ -52,7 +51,7 @@ class Prediction:
 
 
 def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds:
-    """Seconds of one call of a function, heavy and light kernels apart, remembered per function."""
+    """Seconds of one call of a function, heavy and light kernels apart, cached per function."""
     known: dict[Function, Mapping[str, Number]] = {}
 
     def seconds(function: Function, mesh: Mesh) -> Mapping[str, Number]:
@@ -70,7 +69,7 @@ def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Predictio
 
 
 def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
-    """What the instructions of the worker that ends last take, by what they do; `bubble` is its waiting for others."""
+    """Seconds of the worker that ends last, by part; `bubble` is its wait for other workers."""
     functions = {function.name: function for function in program.functions}
     prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
     beside = {op for op in prices if machine.overlaps and op.name in COMMUNICATING}
@@ -116,7 +115,7 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
 
 
 def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
-    """One turn after the other: to pass a block on to one neighbor is what each of two does in a gather."""
+    """Seconds of ring attention, turn by turn. A message costs as much as an all-gather of two ranks."""
     added = machine.seconds_to_move(merged_bytes(op, mesh, ranks_of(op, mesh)))
     return {
         "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
@@ -138,7 +137,7 @@ def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
 
 
 def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
-    """By the kernels that were made of the function, if there are any and they do no less than `fusion` expects."""
+    """Seconds of one call, by generated kernels where they are known and no faster than `fusion` predicts."""
     expected = _kernels(
         len(fused.kernels),
         [_kernel(kernel, machine) for kernel in fused.kernels if kernel.heavy is not None],
@@ -154,7 +153,7 @@ def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
         [_made(kernel, machine) for kernel in made if kernel.heavy is None],
         machine,
     )
-    # Else what was made of a few functions could take a plan below its bound (`bound`).
+    # Otherwise a plan could be predicted faster than its lower bound (`lower_bound`), which uses `fusion` alone.
     return max(expected, known, key=lambda spent: total(spent.values()).value)
 
 
@@ -166,14 +165,14 @@ def _kernels(calls: int, heavy: Sequence[Number], light: Sequence[Number], machi
 
 
 def _made(kernel: MadeKernel, machine: Machine) -> Number:
-    """All calls, each the longer of arithmetic and traffic."""
+    """Seconds of all calls: for each the longer of arithmetic and traffic."""
     rate = machine.rate("cheap", "f32") if kernel.heavy is None else machine.rate("mm", kernel.heavy)
     arithmetic = Number(kernel.flops / rate.value, rate.source)
     return max(arithmetic, machine.seconds_to_move(kernel.nbytes), key=lambda number: number.value).times(kernel.calls)
 
 
 def _kernel(kernel: FusedKernel, machine: Machine) -> Number:
-    """The longer of arithmetic and traffic."""
+    """Seconds of one kernel: the longer of arithmetic and traffic."""
     arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
     traffic = machine.seconds_to_move(kernel.nbytes)
     return max(arithmetic, traffic, key=lambda number: number.value)
@@ -188,25 +187,25 @@ def _arithmetic(op: Op, machine: Machine) -> Number:
 
 
 def optimizer_seconds(plan: Plan, machine: Machine) -> Number:
-    """One step of the assumed optimizer, with the gathers that make updates whole where parameters rest whole."""
+    """Seconds of the assumed optimizer, with the all-gathers of updates where parameters are replicated."""
     mesh = plan.programs.joint.mesh
-    spent = [_optimizer_at(plan, at, mesh, machine) for at in homes(mesh)]
+    spent = [_optimizer_at(plan, coords, mesh, machine) for coords in owner_coordinates(mesh)]
     return max(spent, key=lambda number: number.value)
 
 
-def _optimizer_at(plan: Plan, at: dict[str, int], mesh: Mesh, machine: Machine) -> Number:
+def _optimizer_at(plan: Plan, coords: dict[str, int], mesh: Mesh, machine: Machine) -> Number:
     spent: list[Number] = []
-    for each in trainables(plan):
-        if not each.gradient.layout.holds(at):
+    for pair in trainables(plan):
+        if not pair.gradient.layout.holds(coords):
             continue
-        elements = prod(each.gradient.local_shape(mesh))
-        width = DTYPE_BYTES[each.parameter.dtype]
+        elements = prod(pair.gradient.local_shape(mesh))
+        width = DTYPE_BYTES[pair.parameter.dtype]
         moved = elements * width * (optimizer.VALUE_PASSES + optimizer.STATE_PASSES)
         spent.append(machine.seconds_to_move(moved))
         spent += [
-            machine.collective("all_gather", each.parameter.local_nbytes(mesh), mesh.size(axis))
+            machine.collective("all_gather", pair.parameter.local_nbytes(mesh), mesh.size(axis))
             for axis, _ in mesh.axes
-            if each.gradient.layout.split_of(axis) is not None and each.parameter.layout.split_of(axis) is None
+            if pair.gradient.layout.split_of(axis) is not None and pair.parameter.layout.split_of(axis) is None
         ]
     seconds = total(spent)
     return Number(seconds.value, MeasureSource.ASSUMED) if spent else ZERO

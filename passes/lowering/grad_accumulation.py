@@ -1,7 +1,12 @@
-"""Sums over parts in time are added to where the parts are made: functions take the sums so far and give the next.
+"""Fuse gradient accumulation into the functions that make the gradients of one part.
 
-Legal for a result that every call of the function hands to one `moai.accumulate` and to nothing else, if the sum so far
-stands above the call. What a matmul makes is then added in the matmul, and never written apart.
+    %g1 = call @layer.bwd %x1 : f32[64, 64]
+    %s1 = moai.accumulate %s0, %g1 : f32[64, 64]
+becomes
+    %s1 = call @layer.bwd %x1, %s0 : f32[64, 64]    # @layer.bwd ends with %after = moai.add_to %sum, %g
+
+Legal for a result that every call of the function passes to one `moai.accumulate` and to nothing else, if the sum so
+far exists before the call. A matmul then adds its result to the sum, and the gradient of one part is never written.
 """
 
 from __future__ import annotations
@@ -12,18 +17,26 @@ from dataclasses import replace
 from moaic.ir.graph import NO_ROLE, NOWHERE, Function, Module, Op, Operand, Value
 from moaic.ir.op_names import ACCUMULATE, ADD_TO
 from moaic.ir.types import TensorType
-from moaic.passes.loop_axes import Timed
+from moaic.passes.loop_axes import Unrolled
 
 Sums = Mapping[int, str]
-"""Results of a function that it adds to sums, by position, and the element types of these sums."""
+"""By position, the results that a function adds to sums, and the element types of these sums."""
 
-Known = dict[tuple[Function, tuple[tuple[int, str], ...]], Function]
-"""Functions that add, by what they are made from: the programs of one plan share them."""
+AccumulatingFunctions = dict[tuple[Function, tuple[tuple[int, str], ...]], Function]
+"""Accumulating functions, by the function and sums they are made from: the programs of one plan share them."""
 
 
-def without_sums_of_sums(timed: Timed) -> Timed:
-    """`timed` with what is summed over chunks first, and then over micro-batches, added to one sum."""
-    main = timed.function
+def merged_accumulation(unrolled: Unrolled) -> Unrolled:
+    """`unrolled` with sums over chunks that are added to a sum over micro-batches merged into it.
+
+        %c0 = moai.accumulate _, %g0        # chunk 0 of micro-batch 1
+        %c1 = moai.accumulate %c0, %g1      # chunk 1
+        %s1 = moai.accumulate %s0, %c1      # %s0: micro-batch 0
+    becomes
+        %c0 = moai.accumulate %s0, %g0
+        %s1 = moai.accumulate %c0, %g1
+    """
+    main = unrolled.function
     positions = {result: index for index, op in enumerate(main.ops) for result in op.results}
     reads = main.reads()
     changed: dict[int, Op | None] = {}
@@ -36,25 +49,27 @@ def without_sums_of_sums(timed: Timed) -> Timed:
         changed[index] = None
         changed[first] = replace(main.ops[first], operands=(before, main.ops[first].operands[1]))
         changed[last] = replace(changed.get(last) or main.ops[last], results=op.results)
-    kept = [(changed.get(i, op), phase) for i, (op, phase) in enumerate(zip(main.ops, timed.phases, strict=True))]
+    kept = [(changed.get(i, op), phase) for i, (op, phase) in enumerate(zip(main.ops, unrolled.phases, strict=True))]
     ops = tuple(op for op, _ in kept if op is not None)
-    return replace(timed, function=replace(main, ops=ops), phases=tuple(phase for op, phase in kept if op is not None))
+    return replace(
+        unrolled, function=replace(main, ops=ops), phases=tuple(phase for op, phase in kept if op is not None)
+    )
 
 
 def _links(main: Function, positions: Mapping[Value, int], reads: Mapping[Value, int], op: Op) -> list[int]:
-    """Positions of the ops that add up, from nothing, what this one alone reads; empty where other ops make it."""
-    found: list[int] = []
+    """Positions of the chain of accumulations, begun at no sum, that only `op` reads; empty if there is none."""
+    chain: list[int] = []
     value = op.operands[1]
     while isinstance(value, Value) and value in positions and reads[value] == 1:
-        found.insert(0, positions[value])
-        if main.ops[found[0]].name != ACCUMULATE:
+        chain.insert(0, positions[value])
+        if main.ops[chain[0]].name != ACCUMULATE:
             return []
-        value = main.ops[found[0]].operands[0]
-    return found if value is None else []
+        value = main.ops[chain[0]].operands[0]
+    return chain if value is None else []
 
 
-def added_inside(program: Module, known: Known) -> Module:
-    """`program` with what can be added inside its functions added there."""
+def added_inside(program: Module, known: AccumulatingFunctions) -> Module:
+    """`program` with every accumulation fused into the function that makes the part, where that is legal."""
     accumulates = _accumulates(program.main)
     sums = _sums(program.main, accumulates)
     main = replace(program.main, ops=tuple(_instructions(program.main, accumulates, sums)))
@@ -63,37 +78,44 @@ def added_inside(program: Module, known: Known) -> Module:
 
 
 def _accumulates(main: Function) -> dict[Value, Op]:
-    """By part, the instruction that adds it to a sum, where nothing else reads the part."""
+    """By part, the instruction that adds it to a sum, if nothing else reads the part."""
     reads = main.reads()
     ops = (op for op in main.ops if op.name == ACCUMULATE)
     return {part: op for op in ops if isinstance(part := op.operands[1], Value) and reads[part] == 1}
 
 
 def _sums(main: Function, accumulates: Mapping[Value, Op]) -> dict[str, Sums]:
-    """By function, the sums that all its calls add to."""
-    above: set[Operand] = {None, *main.params}
-    found: dict[str, Sums] = {}
+    """By function, the sums that every call of it adds to."""
+    available: set[Operand] = {None, *main.params}
+    sums: dict[str, Sums] = {}
     for op in main.ops:
         if op.name == "call":
             here = {
                 position: _dtype(accumulates[part])
                 for position, part in enumerate(op.results)
-                if part in accumulates and accumulates[part].operands[0] in above
+                if part in accumulates and accumulates[part].operands[0] in available
             }
-            there = found.get(op.callee, here)
-            found[op.callee] = {position: dtype for position, dtype in here.items() if there.get(position) == dtype}
-        above.update(op.results)
-    return found
+            so_far = sums.get(op.callee, here)
+            sums[op.callee] = {position: dtype for position, dtype in here.items() if so_far.get(position) == dtype}
+        available.update(op.results)
+    return sums
 
 
 def _dtype(accumulate: Op) -> str:
-    """Element type of the sum while it is added to; it may become narrower with the last part."""
+    """Element type of the sum before the last part is added, after which it may be narrower."""
     before = accumulate.operands[0]
     return (before if isinstance(before, Value) else accumulate.results[0]).type.dtype
 
 
 def _instructions(main: Function, accumulates: Mapping[Value, Op], sums: Mapping[str, Sums]) -> Iterator[Op]:
-    """Calls with the sums that they add to; of the accumulates those that begin a sum at nothing, or narrow it."""
+    """Calls with the sums that they add to.
+
+    An accumulation remains where a sum begins, and as a cast where the last part makes it narrower:
+
+        %s0 = moai.accumulate _, _ : f32[64, 64]            # zeros
+        %t = call @layer.bwd %x, %s0 : f32[64, 64]
+        %s1 = moai.accumulate _, %t : bf16[64, 64]
+    """
     ends: dict[Op, Value] = {}
     for op in main.ops:
         if op in ends:
@@ -116,15 +138,15 @@ def _instructions(main: Function, accumulates: Mapping[Value, Op], sums: Mapping
         yield replace(op, operands=(*op.operands, *before), results=tuple(results))
 
 
-def _adding(function: Function, sums: Sums, known: Known) -> Function:
-    """`function` with a further parameter for every sum, and the sums after it in place of what it adds to them."""
+def _adding(function: Function, sums: Sums, known: AccumulatingFunctions) -> Function:
+    """`function` with a further parameter for every sum; it returns the new sums instead of the parts."""
     key = function, tuple(sums.items())
     if sums and key not in known:
-        known[key] = _made(function, sums)
+        known[key] = _accumulating(function, sums)
     return known[key] if sums else function
 
 
-def _made(function: Function, sums: Sums) -> Function:
+def _accumulating(function: Function, sums: Sums) -> Function:
     makers = {result: op for op in function.ops for result in op.results}
     params = list(function.params)
     results = list(function.results)
@@ -137,11 +159,11 @@ def _made(function: Function, sums: Sums) -> Function:
         adds.setdefault(maker, []).append(Op(ADD_TO, (total, part), (after,), {}, loc))
         params.append(total)
         results[position] = after
-    ops = [*adds.get(None, ()), *(each for op in function.ops for each in (op, *adds.get(op, ())))]
+    ops = [*adds.get(None, ()), *(new for op in function.ops for new in (op, *adds.get(op, ())))]
     more = (NO_ROLE for _ in sums)
     roles = (*function.param_roles, *more) if function.param_roles else ()
     return replace(function, params=tuple(params), ops=tuple(ops), results=tuple(results), param_roles=roles)
 
 
-def _with_dtype(kind: TensorType, dtype: str) -> TensorType:
-    return replace(kind, dtype=dtype)
+def _with_dtype(tensor_type: TensorType, dtype: str) -> TensorType:
+    return replace(tensor_type, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A plan: one configuration of one step, with the module that people read and the programs that workers run."""
+"""A plan: one configuration of one step, its partitioned module and its programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moaic.passes.schedules import schedule_in
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One configuration of one step, lowered: the annotated module that people read and the programs that run."""
+    """One configuration of one step: the partitioned module, which `moaic` prints, and the programs of the workers."""
 
     config: Config
     module: Module
@@ -21,6 +21,6 @@ class Plan:
 
     @property
     def on_workers(self) -> Function:
-        """The step with the homes of its parameters and results on the workers that run the stages."""
+        """The signature of the step, each parameter and result owned by the worker that runs its stage."""
         main, schedule = self.module.main, schedule_in(self.module)
         return main if schedule is None else signature_on_workers(main, schedule)

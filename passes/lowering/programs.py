@@ -1,4 +1,4 @@
-"""From an annotated module to what workers run: programs of segment calls and instructions over the space axes."""
+"""Lower a partitioned module to programs: calls of segments, and instructions over the mesh axes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.verify import check_made
-from moaic.passes.loop_axes import MICRO_BATCHES, Timed
+from moaic.passes.loop_axes import MICRO_BATCHES, Unrolled
 from moaic.passes.lowering.grad_accumulation import added_inside
 from moaic.passes.lowering.segments import Segments, segment
-from moaic.passes.lowering.unroll_loops import function_of_part, is_timed, unroll
-from moaic.passes.transforms.outline import spelled_out
+from moaic.passes.lowering.unroll_loops import function_of_part, runs_per_part, unroll
+from moaic.passes.transforms.outline import inlined_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Halves:
 
 @dataclass(frozen=True)
 class Programs:
-    """One plan's programs: the whole step at once, and the step in two halves for when the loss is read in between.
+    """The programs of one plan: the joint program of a step, and its halves for a user who reads the loss in between.
 
-    `…_params` are the positions, in the step's parameters, of what each program reads. The halves are made when they
-    are asked for: of most plans nobody wants more than to know what the whole step takes.
+    `…_params` are the positions of the step's parameters that each program reads. The halves are made on first use: for
+    most plans only the cost of the joint program is needed.
     """
 
     joint: Module
@@ -72,7 +72,7 @@ class Programs:
 
 
 def check_programs(programs: Programs) -> None:
-    """Raises RuntimeError unless all programs of a plan are well formed: a plan whose are not is a bug of ours."""
+    """Raises RuntimeError, a bug of moaic, unless all programs of a plan are well formed."""
     for program in (programs.joint, programs.forward, programs.backward):
         if program is not None:
             check_made(program, "lower")
@@ -81,19 +81,19 @@ def check_programs(programs: Programs) -> None:
 def lower(module: Module, unread: Collection[int] | None = None) -> Programs:
     """Programs for `module`; the joint one does not make the results at the positions `unread`.
 
-    Unless told, what usually nobody reads.
+    By default those are the results of `usually_unread`.
     """
-    made = Segments(frozenset(function.name for function in module.functions))
-    timed = unroll(_inlined(module, made))
+    segments = Segments(frozenset(function.name for function in module.functions))
+    unrolled = unroll(_inlined(module, segments))
     left_out = usually_unread(module.main) if unread is None else unread
-    joint, joint_params = _selected(timed, [i for i in range(len(timed.function.results)) if i not in left_out])
-    return Programs(_program(joint, made), joint_params, lambda: _in_halves(timed, made))
+    joint, joint_params = _selected(unrolled, [i for i in range(len(unrolled.function.results)) if i not in left_out])
+    return Programs(_program(joint, segments), joint_params, lambda: _in_halves(unrolled, segments))
 
 
 def usually_unread(main: Function) -> frozenset[int]:
-    """Positions of the outputs beside a loss that nobody holds any longer when the backward comes.
+    """Positions of the outputs beside a loss that the user no longer holds when the backward runs.
 
-    That is of a training step all but scalars, unless a tangent of theirs is read.
+    Of a training step these are all outputs but scalars and those whose tangent is read.
     """
     read = {value for op in main.ops for value in op.inputs()}
     tangents = [(main.param_role(i), param) for i, param in enumerate(main.params)]
@@ -104,15 +104,15 @@ def usually_unread(main: Function) -> frozenset[int]:
     return frozenset(i for i, role, shape in outputs if role.kind == "output" and shape and role.label not in given)
 
 
-def _in_halves(timed: Timed, made: Segments) -> Halves:
-    outputs = timed.function.outputs
-    if len(outputs) == len(timed.function.results):
-        whole, params = _selected(timed, outputs)
-        return Halves(_program(whole, made), None, params, ())
-    forward, backward, backward_params = _halves(timed, outputs)
+def _in_halves(unrolled: Unrolled, segments: Segments) -> Halves:
+    outputs = unrolled.function.outputs
+    if len(outputs) == len(unrolled.function.results):
+        whole, params = _selected(unrolled, outputs)
+        return Halves(_program(whole, segments), None, params, ())
+    forward, backward, backward_params = _halves(unrolled, outputs)
     forward_params = _read_params(forward.function)
     forward = _with_params(forward, forward_params)
-    return Halves(_program(forward, made), _program(backward, made), forward_params, backward_params)
+    return Halves(_program(forward, segments), _program(backward, segments), forward_params, backward_params)
 
 
 def _read_params(function: Function) -> tuple[int, ...]:
@@ -120,29 +120,31 @@ def _read_params(function: Function) -> tuple[int, ...]:
     return tuple(i for i, param in enumerate(function.params) if param in read)
 
 
-def _with_params(timed: Timed, positions: Sequence[int]) -> Timed:
+def _with_params(unrolled: Unrolled, positions: Sequence[int]) -> Unrolled:
     """The function with only the parameters at these positions."""
-    function = timed.function
+    function = unrolled.function
     params = tuple(function.params[i] for i in positions)
     roles = tuple(function.param_role(i) for i in positions)
-    return Timed(replace(function, params=params, param_roles=roles), timed.mesh, timed.phases)
+    return Unrolled(replace(function, params=params, param_roles=roles), unrolled.mesh, unrolled.phases)
 
 
-def _inlined(module: Module, made: Segments) -> Module:
-    """The main function with every called function that holds instructions spelled out as segments and instructions.
+def _inlined(module: Module, segments: Segments) -> Module:
+    """`module` with every callee that has instructions inlined as segments and instructions.
 
-    The functions that it then calls are those of one micro-batch.
+    The remaining callees are functions of one micro-batch.
     """
     bodies: dict[str, Function] = {}
     for function in module.functions[:-1]:
         if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
             body = _expand(function, bodies)
-            bodies[function.name] = segment(body, module.mesh, [is_timed(op, MICRO_BATCHES) for op in body.ops], made)
+            bodies[function.name] = segment(
+                body, module.mesh, [runs_per_part(op, MICRO_BATCHES) for op in body.ops], segments
+            )
         else:
-            made.by_key[function.name] = function
-    for key, function in made.by_key.items():
-        made.by_key[key] = function_of_part(function, MICRO_BATCHES, module.mesh)
-    return replace(module, functions=(*made.functions, _expand(module.main, bodies)))
+            segments.by_key[function.name] = function
+    for key, function in segments.by_key.items():
+        segments.by_key[key] = function_of_part(function, MICRO_BATCHES, module.mesh)
+    return replace(module, functions=(*segments.functions, _expand(module.main, bodies)))
 
 
 def _expand(function: Function, bodies: dict[str, Function]) -> Function:
@@ -155,15 +157,15 @@ def _expand(function: Function, bodies: dict[str, Function]) -> Function:
         if body is None:
             ops.append(op)
             continue
-        spelled, made = spelled_out(op, body)
-        ops += spelled
-        mapping.update(zip(original.results, made, strict=True))
+        inlined, results = inlined_call(op, body)
+        ops += inlined
+        mapping.update(zip(original.results, results, strict=True))
     return replace(function, ops=tuple(ops), results=tuple(mapping.get(value, value) for value in function.results))
 
 
-def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, ...]]:
-    """The step cut down to some of its results, and the positions of the parameters that it still reads."""
-    step = timed.function
+def _selected(unrolled: Unrolled, results: Sequence[int]) -> tuple[Unrolled, tuple[int, ...]]:
+    """The step with only some of its results, and the positions of the parameters that it still reads."""
+    step = unrolled.function
     kept = sorted(backward_slice(step, [step.results[i] for i in results]))
     function = replace(
         step,
@@ -172,13 +174,13 @@ def _selected(timed: Timed, results: Sequence[int]) -> tuple[Timed, tuple[int, .
         result_roles=tuple(step.result_role(i) for i in results),
     )
     positions = _read_params(function)
-    phases = tuple(timed.phases[i] for i in kept)
-    return _with_params(Timed(function, timed.mesh, phases), positions), positions
+    phases = tuple(unrolled.phases[i] for i in kept)
+    return _with_params(Unrolled(function, unrolled.mesh, phases), positions), positions
 
 
-def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[int, ...]]:
+def _halves(unrolled: Unrolled, outputs: Sequence[int]) -> tuple[Unrolled, Unrolled, tuple[int, ...]]:
     """The forward with its saved values as further results, and the backward that starts from them."""
-    step = timed.function
+    step = unrolled.function
     forward_ops = backward_slice(step, [step.results[i] for i in outputs])
     grads = [i for i in range(len(step.results)) if i not in set(outputs)]
     backward_ops = sorted(backward_slice(step, [step.results[i] for i in grads]) - forward_ops)
@@ -205,15 +207,15 @@ def _halves(timed: Timed, outputs: Sequence[int]) -> tuple[Timed, Timed, tuple[i
     )
     ordered = sorted(forward_ops)
     return (
-        Timed(forward, timed.mesh, tuple(timed.phases[i] for i in ordered)),
-        Timed(backward, timed.mesh, tuple(timed.phases[i] for i in backward_ops)),
+        Unrolled(forward, unrolled.mesh, tuple(unrolled.phases[i] for i in ordered)),
+        Unrolled(backward, unrolled.mesh, tuple(unrolled.phases[i] for i in backward_ops)),
         positions,
     )
 
 
-def _program(timed: Timed, made: Segments) -> Module:
-    """One program with only the segments that it calls; sums over micro-batches are added to inside them."""
-    main = segment(timed.function, timed.mesh, timed.phases, made)
+def _program(unrolled: Unrolled, segments: Segments) -> Module:
+    """One program with the segments that it calls, accumulation over micro-batches fused into them."""
+    main = segment(unrolled.function, unrolled.mesh, unrolled.phases, segments)
     called = {op.callee for op in main.ops if op.name == "call"}
-    functions = tuple(function for function in made.functions if function.name in called)
-    return added_inside(Module((*functions, main), timed.mesh), made.adding)
+    functions = tuple(function for function in segments.functions if function.name in called)
+    return added_inside(Module((*functions, main), unrolled.mesh), segments.accumulating)

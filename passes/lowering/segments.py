@@ -1,9 +1,8 @@
-"""Cut a function at its instructions: what lies between them becomes segment functions, to be compiled and called.
+"""Cut a function into segments at its instructions: the ops between them become functions, to be compiled and called.
 
-Ops of one phase go into one segment as far as no instruction lies between them: an op's level is the number of
-instructions-then-compute alternations before it, and one (phase, level, home) is one segment. What a later segment
-alone wants may be done there (`sink`). Views and constants are built in every segment that reads them. Equal segments
-share one function.
+Ops of one phase are in one segment unless an instruction separates them: the level of an op is the largest number of
+instructions on a path to it, and one (phase, level, owner) is one segment. An op that only a later segment reads may
+sink into it (`sink`). Every segment rebuilds the views and constants that it reads. Equal segments share one function.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.ops import Kind, kind_of
 from moaic.ir.topological_sort import sort_ops
-from moaic.passes.lowering.grad_accumulation import Known
+from moaic.passes.lowering.grad_accumulation import AccumulatingFunctions
 from moaic.passes.lowering.sink import SinkKey, sunk
 from moaic.passes.transforms.outline import fresh, shape_of
 
 
 @dataclass(slots=True)
 class Segments:
-    """Segment functions made so far, found again by what they compute."""
+    """The segment functions of a module, by what they compute."""
 
     others: frozenset[str] = frozenset()
-    """Names of functions that are there already."""
+    """Names of other functions of the module."""
     by_key: dict[Hashable, Function] = field(default_factory=dict[Hashable, Function])
-    adding: Known = field(default_factory=Known)
-    """Those of them that add to sums, made when a program needs them so."""
+    accumulating: AccumulatingFunctions = field(default_factory=AccumulatingFunctions)
+    """Their variants that accumulate gradients, made when a program needs them."""
 
     def name_for(self, stem: str) -> str:
         taken = self.others | {function.name for function in self.by_key.values()}
@@ -40,17 +39,17 @@ class Segments:
         return tuple(self.by_key.values())
 
 
-def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Segments) -> Function:
-    """`function` as calls of segments and instructions alone; the segments are added to `made`."""
+def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], segments: Segments) -> Function:
+    """`function` as calls of segments and instructions alone; new segment functions are added to `segments`."""
     early = _keys(function, phases)
     keys = sunk(function, early, mesh)
     members = _members(function, keys)
     calls: dict[int, Op] = {i: op for i, op in enumerate(function.ops) if kind_of(op) is Kind.INSTRUCTION}
     used = _used(function, members)
-    for key in (each for each in dict.fromkeys(early) if each in members):
+    for key in (key for key in dict.fromkeys(early) if key in members):
         indices = members[key]
         own = [i for i in indices if keys[i] == key]
-        call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, made)
+        call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, segments)
         if call is not None:
             calls[next(i for i in own if early[i] == key)] = call
     ops = sort_ops(calls)
@@ -59,7 +58,7 @@ def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], made: Se
 
 
 def _keys(function: Function, phases: Sequence[Hashable]) -> list[SinkKey]:
-    """(phase, level, home) of every op."""
+    """(phase, level, owner) of every op."""
     levels: dict[Value, int] = {}
     keys: list[SinkKey] = []
     for op, phase in zip(function.ops, phases, strict=True):
@@ -71,7 +70,7 @@ def _keys(function: Function, phases: Sequence[Hashable]) -> list[SinkKey]:
 
 
 def _members(function: Function, keys: Sequence[SinkKey]) -> dict[SinkKey, list[int]]:
-    """Ops of each segment in order, the views and constants that it needs copied in, unneeded ones left out."""
+    """Positions of the ops of each segment in order, with the views and constants that it reads; dead ones left out."""
     producer = {result: i for i, op in enumerate(function.ops) for result in op.results}
     movable = [kind_of(op) in (Kind.VIEW, Kind.NULLARY) for op in function.ops]
     needed: dict[SinkKey, set[int]] = defaultdict(set)
@@ -79,11 +78,11 @@ def _members(function: Function, keys: Sequence[SinkKey]) -> dict[SinkKey, list[
     def include(index: int, key: SinkKey) -> None:
         waiting = [index]
         while waiting:
-            at = waiting.pop()
-            if at in needed[key]:
+            current = waiting.pop()
+            if current in needed[key]:
                 continue
-            needed[key].add(at)
-            sources = {producer[value] for value in function.ops[at].inputs() if value in producer}
+            needed[key].add(current)
+            sources = {producer[value] for value in function.ops[current].inputs() if value in producer}
             waiting += [source for source in sources if movable[source]]
 
     for index, op in enumerate(function.ops):
@@ -118,7 +117,7 @@ def _used(function: Function, members: dict[SinkKey, list[int]]) -> dict[Value, 
 
 
 def _call(
-    function: Function, indices: Sequence[int], own: set[Value], used: dict[Value, set[int]], made: Segments
+    function: Function, indices: Sequence[int], own: set[Value], used: dict[Value, set[int]], segments: Segments
 ) -> Op | None:
     shape = shape_of(function, indices)
     movable = {
@@ -131,9 +130,9 @@ def _call(
     if not results:
         return None
     key = (shape.key, tuple(shape.values.index(value) for value in results))
-    if key not in made.by_key:
-        made.by_key[key] = _function(function, made.name_for(function.name), indices, shape.inputs, results)
-    return Op("call", shape.inputs, tuple(results), {"callee": made.by_key[key].name}, _location(function, indices))
+    if key not in segments.by_key:
+        segments.by_key[key] = _function(function, segments.name_for(function.name), indices, shape.inputs, results)
+    return Op("call", shape.inputs, tuple(results), {"callee": segments.by_key[key].name}, _location(function, indices))
 
 
 def _function(

@@ -1,1 +1,1 @@
-"""What hardware and kernels cost: the machine, what a compiler fuses, rings of attention, the optimizer's state."""
+"""Costs of hardware and kernels: the machine, fusion, FLOPs, ring attention, optimizer state."""

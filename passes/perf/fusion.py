@@ -1,9 +1,9 @@
-"""What a compiler will make of a function: which ops share a kernel, which values reach memory, which are only views.
+"""Model of the compiler's fusion: which ops share a kernel, which values are written to memory, which are views.
 
-An approximation of Inductor that cost and memory share: a heavy op is a kernel of its own, with the addition to a sum
-that a matmul does as well; light ops that feed each other with no heavy op in between are one kernel; views cost
-nothing and stand for what they look at; what attributes alone make is built where it is read. A value reaches memory if
-another kernel reads it or if it is a result.
+An approximation of Inductor for the estimates of time and memory. A heavy op is a kernel of its own, together with the
+accumulation that a matmul fuses; connected light ops with no heavy op in between are one kernel; views cost nothing and
+count as their operand; constants are computed by each kernel that reads them. A value is written to memory if another
+kernel reads it or if it is a result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moaic.ir.types import DTYPE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """Ops that run as one: `reads` come from memory, `writes` go there. Both name the values that own the memory."""
+    """Ops of one kernel, with the values that it reads from memory and writes to it. Views count as their owner."""
 
     ops: tuple[Op, ...]
     reads: Mapping[Value, int]
@@ -36,12 +36,12 @@ class FusedKernel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that pass between the kernel and memory."""
+        """Bytes that the kernel reads and writes."""
         return sum(self.reads.values()) + sum(map(nbytes, {*self.writes, *self.sums}))
 
     @property
     def sums(self) -> tuple[Value, ...]:
-        """What is written where a sum lay."""
+        """Sums that the kernel updates in place."""
         return tuple(op.results[0] for op in self.ops if op.name == ADD_TO)
 
 
@@ -51,12 +51,12 @@ class Fused:
 
     function: Function
     owners: Mapping[Value, Value]
-    """For every value the one whose memory it is: itself unless it is a view."""
+    """By value, the value that owns its memory: itself unless it is a view."""
     kernels: tuple[FusedKernel, ...]
 
     @cached_property
     def transient(self) -> int:
-        """Most bytes that the function holds at once beside its parameters, its results among them."""
+        """Peak bytes of the function without its parameters, results included."""
         last = _last_reads(self)
         live = peak = 0
         dying: dict[int, list[Value]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _owners(function: Function) -> dict[Value, Value]:
 def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list[Op]]:
     """Ops of each kernel, by the index of its first op. Views and constants belong to none.
 
-    Two light ops share a kernel if one reads the other and both are done after as many heavy ops. Such a group has no
+    Two light ops share a kernel if one reads the other and both have the same depth in heavy ops. Such a group has no
     path that leaves it and comes back: the path would pass a heavy op, and its depth would differ.
     """
     depth = _depths(function)
@@ -142,23 +142,23 @@ def _groups(function: Function, owners: Mapping[Value, Value]) -> dict[int, list
 
 
 def _depths(function: Function) -> dict[Op, int]:
-    """After how many heavy ops each op is done: as late as those that read it allow, but for heavy ones."""
-    above: dict[Op, int] = {}
+    """The number of heavy ops before each op; a light op takes the largest that its readers allow."""
+    depths: dict[Op, int] = {}
     known: dict[Value, int] = {}
     for op in function.ops:
-        above[op] = max((known.get(value, 0) for value in op.inputs()), default=0)
-        known.update(dict.fromkeys(op.results, above[op] + (kind_of(op) is Kind.HEAVY)))
+        depths[op] = max((known.get(value, 0) for value in op.inputs()), default=0)
+        known.update(dict.fromkeys(op.results, depths[op] + (kind_of(op) is Kind.HEAVY)))
     latest: dict[Value, int] = {}
     for op in reversed(function.ops):
         if kind_of(op) is not Kind.HEAVY:
-            above[op] = min((latest[result] for result in op.results if result in latest), default=above[op])
+            depths[op] = min((latest[result] for result in op.results if result in latest), default=depths[op])
         for value in op.inputs():
-            latest[value] = min(above[op], latest.get(value, above[op]))
-    return above
+            latest[value] = min(depths[op], latest.get(value, depths[op]))
+    return depths
 
 
 def _added_by_matmuls(function: Function) -> dict[Op, int]:
-    """Additions to sums that the matmul which makes the part does as well, and the position of that matmul."""
+    """Accumulations that are fused into the matmul that makes the part, and the position of that matmul."""
     adds = [op for op in function.ops if op.name == ADD_TO]
     if not adds:
         return {}
@@ -182,11 +182,11 @@ def _kernel(
     escaping: set[Value],
     constants: set[Value],
 ) -> FusedKernel:
-    made = {result for op in ops for result in op.results}
+    own = {result for op in ops for result in op.results}
     reads: dict[Value, int] = defaultdict(int)
-    for value, size in _looked_at(ops):
+    for value, size in _read_sizes(ops):
         owner = owners[value]
-        if owner not in made and owner not in constants:
+        if owner not in own and owner not in constants:
             reads[owner] = min(nbytes(owner), reads[owner] + size)
     writes = tuple(
         result for op in ops for result in op.results if result in escaping or readers.get(result, set()) - {group}
@@ -194,8 +194,8 @@ def _kernel(
     return FusedKernel(tuple(ops), dict(reads), writes)
 
 
-def _looked_at(ops: Iterable[Op]) -> Iterable[tuple[Value, int]]:
-    """Every value that the ops read, once, and how many bytes of it."""
+def _read_sizes(ops: Iterable[Op]) -> Iterable[tuple[Value, int]]:
+    """Every value that the ops read, and the bytes that they read of it."""
     sizes: dict[Value, int] = {}
     for op in ops:
         for position, value in enumerate(op.inputs()):
@@ -215,7 +215,7 @@ def _in_order(kernels: Mapping[int, FusedKernel]) -> tuple[FusedKernel, ...]:
 
 
 def _last_reads(fused: Fused) -> dict[Value, int]:
-    """For every value that dies inside, the kernel after which nobody needs it."""
+    """By value that dies inside, the last kernel that reads it."""
     last: dict[Value, int] = {}
     for index, kernel in enumerate(fused.kernels):
         last.update(dict.fromkeys(kernel.writes, index))

@@ -8,19 +8,20 @@ from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from moaic.ir.collectives import sent_share
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
 from moaic.ir.types import DTYPE_BYTES, FLOAT8, TensorType
 
 
 class MeasureSource(IntEnum):
-    """Where a number comes from, the best first: what depends on several numbers is as good as the worst of them."""
+    """The source of a number, the best first. A result of several numbers has the worst of their sources."""
 
     MEASURED = 0
     INTERPOLATED = 1
     """Measured for another dtype, size or number of ranks."""
     PUBLISHED = 2
-    """From the maker's data sheet: the most that can be had."""
+    """From the vendor's data sheet: a peak."""
     ASSUMED = 3
 
     def __str__(self) -> str:
@@ -35,7 +36,7 @@ class Number:
     source: MeasureSource = MeasureSource.ASSUMED
 
     def worse(self, source: MeasureSource) -> Number:
-        """This number where it stands for something that is at best as good as `source`."""
+        """This number, its source no better than `source`."""
         return Number(self.value, max(self.source, source))
 
     def times(self, count: int) -> Number:
@@ -49,7 +50,7 @@ ZERO = Number(0.0, MeasureSource.MEASURED)
 
 
 def total(numbers: Iterable[Number]) -> Number:
-    """The sum; a number that is zero says nothing of the source."""
+    """The sum, with the worst source among the numbers that are not zero."""
     value, source = 0.0, MeasureSource.MEASURED
     for number in numbers:
         value += number.value
@@ -60,24 +61,24 @@ def total(numbers: Iterable[Number]) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a collective costs in a group of `ranks`: seconds to begin, then bytes of its larger side per second."""
+    """Cost of a collective in a group of `ranks`: latency in seconds, rate in bytes of its larger side per second."""
 
     latency: Number
     rate: Number
     ranks: int
     direct: bool = False
-    """Every two ranks are joined by a link of their own: of a smaller group's links fewer are of use."""
+    """Every pair of ranks has a link of its own: a smaller group uses fewer of them."""
 
     def seconds(self, kind: str, nbytes: float, ranks: int) -> float:
-        """Of the collective over a group of `ranks`, in which each holds `nbytes` of the larger side."""
-        more = sent_share(kind, ranks) / sent_share(kind, self.ranks)
+        """Seconds of a collective over a group of `ranks`, each of which holds `nbytes` of the larger side."""
+        more = _sent_share(kind, ranks) / _sent_share(kind, self.ranks)
         links = (ranks - 1) / (self.ranks - 1) if self.direct else 1.0
         return self.latency.value + more * nbytes / (links * self.rate.value)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeKernel:
-    """What one run of a function does in a kernel that a compiler has made of it: bytes and FLOPs of one call."""
+    """A kernel that the compiler generated for a function: bytes and FLOPs of one of its `calls` per run."""
 
     calls: int
     nbytes: float
@@ -102,15 +103,15 @@ ASSUMED_EFFICIENCY: Mapping[str, float] = {
     "convolution": 0.6,
     "convolution_backward": 0.6,
 }
-"""Share of the matmul rate that other heavy ops reach where nobody has measured them."""
+"""Share of the matmul rate assumed for heavy ops that were not measured."""
 
 ASSUMED_PASSES = 3.0
-"""Times that a collective through shared memory reads or writes each byte it sends."""
+"""Times that a collective through shared memory reads or writes each byte that it sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The workers there are, all alike. Rates are those of one worker while all of them are busy."""
+    """A set of equal workers. Rates are those of one worker while all of them are busy."""
 
     workers: int
     memory: int
@@ -122,20 +123,20 @@ class Machine:
     links: Mapping[str, Link] = field(default_factory=dict[str, Link])
     """By name of the collective, without `moai.`; `send` is from one worker to another."""
     call_overhead: Number = Number(20e-6)
-    """Seconds per instruction that are not the work itself."""
+    """Seconds of overhead per instruction."""
     name: str = ""
     launch: Number = ZERO
     """Seconds from one kernel of a function to the next."""
     overlaps: bool = False
-    """Whether a worker computes while a collective is under way, as GPUs do."""
+    """Whether a worker computes while a collective runs, as GPUs do."""
     made: Mapping[str, tuple[MadeKernel, ...]] = field(default_factory=dict[str, tuple[MadeKernel, ...]])
-    """Kernels of functions, by `key_of` the function, where they were made for this machine: better than `fusion`."""
+    """Generated kernels of functions, by `key_of` the function: more exact than `fusion` where they are known."""
 
     def rate(self, family: str, dtype: str) -> Number:
         """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
         for name in (family, SUBSTITUTES.get(family, family)):
-            if (found := self.flops.get(f"{name}.{dtype}")) is not None:
-                return found if name == family else found.worse(MeasureSource.INTERPOLATED)
+            if (rate := self.flops.get(f"{name}.{dtype}")) is not None:
+                return rate if name == family else rate.worse(MeasureSource.INTERPOLATED)
         if family in LIGHT:
             # Light ops compute in float32 whatever the dtype; unmeasured ones hide behind the memory traffic.
             wide = self.flops.get(f"{family}.f32")
@@ -145,29 +146,28 @@ class Machine:
         return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], MeasureSource.ASSUMED)
 
     def _matmul(self, dtype: str) -> Number:
-        """A dtype that nobody measured does no better than float32, and worse where it is wider."""
+        """The rate of matrix products; an unmeasured dtype is as fast as float32, and slower where it is wider."""
         wide, known = self.flops["mm.f32"], "f8" if dtype in FLOAT8 else dtype
         return self.flops.get(f"mm.{known}", Number(wide.value / max(1, DTYPE_BYTES[dtype] // DTYPE_BYTES["f32"])))
 
     def seconds_to_move(self, nbytes: float) -> Number:
-        """Reading or writing `nbytes` once."""
+        """Seconds to read or write `nbytes` once."""
         return Number(nbytes / self.bandwidth.value, self.bandwidth.source)
 
     def collective(self, kind: str, nbytes: float, ranks: int) -> Number:
         """Seconds of one collective over a group of `ranks`; `nbytes` is what a rank holds of the larger side."""
         link = self.links.get(kind)
         if link is None:
-            seconds = ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(kind, ranks) * nbytes / self.bandwidth.value
+            seconds = ASSUMED_LATENCY + ASSUMED_PASSES * _sent_share(kind, ranks) * nbytes / self.bandwidth.value
             return Number(seconds, MeasureSource.ASSUMED)
         source = max(link.latency.source, link.rate.source)
         known = source if link.ranks == ranks else max(source, MeasureSource.INTERPOLATED)
         return Number(link.seconds(kind, nbytes, ranks), known)
 
 
-def sent_share(kind: str, ranks: int) -> float:
-    """Of a collective's larger side, the share that each rank sends."""
-    share = (ranks - 1) / ranks
-    return 2 * share if kind == "all_reduce" else share
+def _sent_share(kind: str, ranks: int) -> float:
+    """`sent_share` of a link's name, which is a collective's without `moai.`, or `send`."""
+    return sent_share(f"moai.{kind}", ranks)
 
 
 def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:

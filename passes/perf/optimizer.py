@@ -1,12 +1,12 @@
-"""What an optimizer keeps and moves per element of a parameter. It is not in the graph, and taken to be Adam."""
+"""Optimizer state and memory traffic per element of a parameter. The optimizer is not in the graph; Adam is assumed."""
 
 from __future__ import annotations
 
 STATES = 2
-"""Values of the parameter's own type that are kept: the two moments."""
+"""Optimizer state per element, in the parameter's type: the two moments."""
 
 COPIES = 2 + STATES
-"""Values per element at rest: the parameter, its gradient and the states."""
+"""Persistent values per element: the parameter, its gradient and the two moments."""
 
 VALUE_PASSES = 3
 """Reads and writes of a step: the parameter is read and written, its gradient read."""

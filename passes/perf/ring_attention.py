@@ -1,8 +1,8 @@
-"""What a ring asks of each rank: bytes that it passes on, its work, and the memory that this takes.
+"""Costs of ring attention on each rank: bytes sent, compute and memory.
 
-Turn by turn, with a block each: the keys and values at hand are attended to while they go on to the next rank and
-others come. In the backward the gradients of a block follow it one turn later, added up in float32 where they are
-narrower, and at last go home.
+In every turn a rank computes attention over one block of keys and values while it sends that block to the next rank and
+receives another. In the backward the gradients of a block follow it one turn later, accumulated in float32 if narrower,
+and return to the rank that owns the block.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from moaic.ir.types import DTYPE_BYTES, TensorType
 from moaic.passes.perf.fusion import FusedKernel, nbytes
 
 MERGED = 3
-"""Times that adding what a turn gives to what was before reads or writes it."""
+"""Reads and writes of each byte when the result of a turn is merged into the sum so far."""
 
 
 def handed_on(block: Sequence[float], gradients: Sequence[float], ranks: int) -> list[float]:
-    """Bytes of all that each rank passes on: blocks, and in a backward their gradients, which have one way more."""
+    """Bytes of each message of a rank: blocks, and in a backward their gradients, which take one more turn."""
     return [*block] * (ranks - 1) + [*gradients] * ranks
 
 
@@ -34,30 +34,31 @@ def block_bytes(op: Op, mesh: Mesh) -> list[int]:
 
 
 def gradient_bytes(op: Op, mesh: Mesh) -> list[int]:
-    """Bytes of their gradients while these are added up; none in a forward."""
+    """Bytes of the gradients of keys and of values while they are accumulated; none in a forward."""
     return [_wide_bytes(value.type, mesh) for value in op.results[1:]] if len(op.results) == 3 else []
 
 
 def merged_bytes(op: Op, mesh: Mesh, ranks: int) -> int:
-    """Bytes that a rank reads and writes in a ring to add up what the turns give."""
+    """Bytes that a rank reads and writes to merge the results of the turns."""
     return MERGED * (ranks - 1) * sum(_wide_bytes(value.type, mesh) for value in op.results)
 
 
 def handed_on_in(op: Op, mesh: Mesh) -> list[float]:
-    """Bytes of all that each rank passes on in a ring."""
+    """Bytes of each message of a rank in a ring."""
     return handed_on(block_bytes(op, mesh), gradient_bytes(op, mesh), ranks_of(op, mesh))
 
 
 def turns(op: Op, mesh: Mesh) -> list[FusedKernel]:
-    """What the rank does that has most to do, turn by turn."""
+    """The kernel of each turn on the rank with most work."""
     return [_turn(op, mesh, is_causal(op) and (turn == 0 or is_striped(op))) for turn in range(ranks_of(op, mesh))]
 
 
 def transient(op: Op, mesh: Mesh) -> int:
-    """Most bytes that a rank holds at once beside the operands, the results among them.
+    """Peak bytes of a rank without the operands, results included.
 
-    A block at hand that is not its own and one that comes. In a forward the sum so far, what a turn gives, and that
-    weighted. In a backward both of the query's gradient, and of a block's gradients those that go, come and are made.
+    The block of this turn if it is not the rank's own, and the block that arrives. In a forward the sum so far, the
+    result of a turn, and that result weighted. In a backward the two of the query's gradient, and the gradients of a
+    block that are sent, received and computed.
     """
     blocks = min(2, ranks_of(op, mesh) - 1) * sum(block_bytes(op, mesh))
     first, gradients = _wide_bytes(op.results[0].type, mesh), sum(gradient_bytes(op, mesh))
@@ -69,7 +70,7 @@ def ranks_of(op: Op, mesh: Mesh) -> int:
 
 
 def _turn(op: Op, mesh: Mesh, causal: bool) -> FusedKernel:
-    """Attention of the rows here over one block of keys; of a mask a block's columns are read."""
+    """Attention of a rank's rows over one block of keys; only that block's columns of a mask are read."""
     local = {value: Value(value.type.local(mesh), value.name) for value in (*op.inputs(), *op.results)}
     attention = attention_of(op).with_operands(local)
     results = tuple(local[value] for value in op.results)
@@ -81,5 +82,5 @@ def _turn(op: Op, mesh: Mesh, causal: bool) -> FusedKernel:
 
 
 def _wide_bytes(tensor: TensorType, mesh: Mesh) -> int:
-    """Bytes of one rank's part of a value while it is added up."""
+    """Bytes of a rank's shard of a value while it is accumulated."""
     return prod(tensor.local_shape(mesh)) * max(DTYPE_BYTES[tensor.dtype], DTYPE_BYTES["f32"])

@@ -1,4 +1,4 @@
-"""A name for what a function computes: equal for functions that differ in names, roles and places alone."""
+"""Structural hash of a function: equal for functions that differ only in names, roles and locations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moaic.ir.printer import render_op, render_type
 
 
 def key_of(function: Function) -> str:
-    """For a function of local types (what `localize` returns)."""
+    """24 hex digits for a function of local types, as `localize` returns it."""
     names = {value: str(number) for number, value in enumerate(function.values())}
     lines = [
         *(render_type(param.type, Mesh()) for param in function.params),
@@ -22,5 +22,5 @@ def key_of(function: Function) -> str:
 
 
 def _bare(op: Op) -> Op:
-    """The op without its place, its attributes in one order."""
+    """The op without its location, its attributes sorted."""
     return replace(op, loc=NOWHERE, attrs=dict(sorted(op.attrs.items())))

@@ -1,1 +1,1 @@
-"""Pipeline stages: which stage holds each value, and which entry of the schedule runs each op."""
+"""Pipeline stages: the stage of each value, and the action of the schedule that runs each op."""

@@ -1,13 +1,13 @@
-"""Put the axis `cp` into a module: the sequence is split, attention included.
+"""Put the axis `cp` into a module: the sequence is sharded, attention included.
 
-What each rank needs of other positions comes to it in one of three ways, and the solver picks the cheapest: keys and
-values gathered for its own rows of queries, an exchange of rows for heads before and after attention, or blocks of
-keys and values that go round in a ring. A ring sends no less than gathers do, but holds two blocks at a time, never
-all keys: a plan for little memory is asked to gather none (`gather_keys=false`).
+Attention of a rank reads other positions in one of three ways, and the solver selects the cheapest: keys and values
+are gathered for the rank's rows of queries; rows are exchanged for heads before and after attention (all-to-all); or
+blocks of keys and values go round in a ring. A ring sends no less than gathers do, but holds two blocks at a time,
+never all keys: `gather_keys=false` asks for a plan of less memory.
 
-The work of a causal flag is balanced: every rank has as many rows with all their keys, under a mask that skips
-nothing; or whole rows for its heads; or, in a ring, every n-th row of the sequence, which then lies in such stripes
-from the tokens to the loss. Weights are not split: that is what `tp` is for.
+Causal attention is balanced: every rank has equally many rows with all their keys, under a mask that skips nothing; or
+all rows of its heads; or, in a ring, every n-th row of the sequence, which is then striped from the tokens to the
+loss. Weights are not sharded: `tp` does that.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from moaic.ir.ring_attention import rings_for
 from moaic.ir.rules import Strategy
 from moaic.ir.types import FLOATING
 from moaic.passes.pass_options import AT_LEAST
-from moaic.passes.sharding.partitioner import Axis, Partitioned
+from moaic.passes.sharding.axis import Axis
+from moaic.passes.sharding.partitioner import Partitioned
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.solver.problem import weight_values
-from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
-from moaic.passes.sharding.split_reductions import take_apart
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, find_strategies
+from moaic.passes.sharding.split_reductions import decompose
 from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
 
@@ -41,59 +42,59 @@ class SplitSequence:
     ranks: int = 2
     gather_keys: bool = True
     tp: int = field(default=1, metadata={AT_LEAST: 1})
-    prices: CostCoefficients = CostCoefficients()
+    coefficients: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
         axis = Axis(self.name, self.ranks)
-        return follow_context(module, axis, self.prices, self.gather_keys, self.tp).module
+        return shard_sequence(module, axis, self.coefficients, self.gather_keys, self.tp).module
 
 
-def follow_context(
-    module: Module, axis: Axis, prices: CostCoefficients | None = None, gather_keys: bool = True, tp: int = 1
+def shard_sequence(
+    module: Module, axis: Axis, coefficients: CostCoefficients, gather_keys: bool = True, tp: int = 1
 ) -> Partitioned:
-    """`module` with its sequence split over `axis`; raises Diagnostic where there is none that divides.
+    """`module` with its sequence sharded over `axis`; raises Diagnostic where no sequence divides.
 
-    Without `gather_keys` no rank has all keys and values of attention at once, unless for some of its heads alone.
-    Heads are exchanged for rows so that weights, and heads with them, still fall into `tp` parts.
+    Without `gather_keys` no rank holds all keys and values of attention at once, except of its own heads. Rows are
+    exchanged for heads only where the heads still divide by `tp`.
     """
     rows = _rows(module, axis)
-    module, found = take_apart(module, axis, partial(_possible, tp=tp, rows=rows))
-    found = _used(module, axis, found)
+    module, sets = decompose(module, axis, partial(_strategies, tp=tp, rows=rows))
+    sets = _heavy_ops_sharded(module, axis, sets)
     if not gather_keys:
-        found = _without_gathers(module, axis, found)
-    return solved(module, axis, found, prices or CostCoefficients(), inputs_split=True)
+        sets = _without_gathers(module, axis, sets)
+    return solved(module, axis, sets, coefficients, inputs_sharded=True)
 
 
-def _possible(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> StrategySets:
-    """What rules allow, and rings."""
-    found = possible(module, axis, partial(_seeds, tp=tp, wanted=rows), weight_values)
-    strategies = dict(found.strategies)
+def _strategies(module: Module, axis: Axis, tp: int, rows: frozenset[int]) -> StrategySets:
+    """The strategies that rules allow, and rings."""
+    sets = find_strategies(module, axis, partial(_seed_shardings, tp=tp, wanted=rows), weight_values)
+    strategies = dict(sets.strategies)
     for op in _attention(module):
         *others, replicated = strategies[op]
-        rings = (ring for ring in rings_for(op, axis.size) if _is_reached(op, ring, found))
+        rings = (ring for ring in rings_for(op, axis.size) if _is_reached(op, ring, sets))
         strategies[op] = (*others, *rings, replicated)
-    return replace(found, strategies=strategies)
+    return replace(sets, strategies=strategies)
 
 
-def _is_reached(op: Op, strategy: Strategy, found: StrategySets) -> bool:
-    """Whether the values of an op may lie as the strategy says."""
+def _is_reached(op: Op, strategy: Strategy, sets: StrategySets) -> bool:
+    """Whether every value of the op may be in the state that the strategy gives it."""
     pairs = zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
-    return all(state == REPLICATED or state in found.splits.get(value, ()) for value, state in pairs)
+    return all(state == REPLICATED or state in sets.splits.get(value, ()) for value, state in pairs)
 
 
-def _without_gathers(module: Module, axis: Axis, found: StrategySets) -> StrategySets:
-    """`found` with attention only where keys lie in parts; raises Diagnostic where some must have them whole."""
-    strategies = dict(found.strategies)
+def _without_gathers(module: Module, axis: Axis, sets: StrategySets) -> StrategySets:
+    """`sets` without attention on replicated keys; raises Diagnostic where some attention has no other strategy."""
+    strategies = dict(sets.strategies)
     for op in _attention(module):
-        key_at = query_at(op) + 1
-        strategies[op] = tuple(each for each in strategies[op] if each.operands[key_at] != REPLICATED)
+        key_index = query_at(op) + 1
+        strategies[op] = tuple(strategy for strategy in strategies[op] if strategy.operands[key_index] != REPLICATED)
         if not strategies[op]:
             where, heads = f" of {op.loc.module}" if op.loc.module else "", op.results[0].type.shape[1]
             raise Diagnostic(
                 f"gather_keys=false leaves {axis.name}={axis.size} no way for attention{where}: it splits neither "
                 f"its {heads} heads nor its rows and keys alike"
             )
-    return replace(found, strategies=strategies)
+    return replace(sets, strategies=strategies)
 
 
 def lengths(module: Module) -> list[int]:
@@ -101,17 +102,17 @@ def lengths(module: Module) -> list[int]:
 
     Attention with dropout is spelled out: a softmax over as many keys as a row of the batch has vectors.
     """
-    found: dict[int, None] = {}
+    sizes: dict[int, None] = {}
     keys = {op.results[0].type.shape[-1] for op in _softmaxes(module)}
     for index, value in enumerate(module.main.params):
         shape = value.type.shape
         of_tokens = value.type.dtype == "i64" and len(shape) == 2
         of_vectors = value.type.dtype in FLOATING and len(shape) == 3 and shape[1] in keys
         if module.main.param_role(index).kind == "input" and (of_tokens or of_vectors):
-            found[shape[1]] = None
+            sizes[shape[1]] = None
     for op in _attention(module):
-        found.update(dict.fromkeys(value.type.shape[2] for value in query_key_value(op)))
-    return [length for length in found if length > 1]
+        sizes.update(dict.fromkeys(value.type.shape[2] for value in query_key_value(op)))
+    return [length for length in sizes if length > 1]
 
 
 def _attention(module: Module) -> Iterator[Op]:
@@ -119,7 +120,7 @@ def _attention(module: Module) -> Iterator[Op]:
 
 
 def _softmaxes(module: Module) -> Iterator[Op]:
-    """Those of matrices."""
+    """Softmaxes of tensors of three or more dims: attention that is spelled out."""
     ops = (op for function in module.functions for op in function.ops if op.name == "aten._softmax")
     return (op for op in ops if len(op.results[0].type.shape) >= 3)
 
@@ -127,20 +128,20 @@ def _softmaxes(module: Module) -> Iterator[Op]:
 def _rows(module: Module, axis: Axis) -> frozenset[int]:
     """The lengths of sequences; raises Diagnostic where the axis divides none."""
     asked = f"{axis.name}={axis.size}"
-    found = lengths(module)
-    if not found:
+    sizes = lengths(module)
+    if not sizes:
         raise Diagnostic(
             f"{asked} splits the sequence, and @{module.main.name} has none: no attention, no rows of tokens"
         )
-    if all(length % axis.size for length in found):
-        most = max(found)
-        would = [f"{axis.name}={n}" for n in range(2, most + 1) if any(length % n == 0 for length in found)]
+    if all(length % axis.size for length in sizes):
+        most = max(sizes)
+        would = [f"{axis.name}={n}" for n in range(2, most + 1) if any(length % n == 0 for length in sizes)]
         raise Diagnostic(f"{asked} does not divide a sequence of {most}{alternatives(would)}")
-    return frozenset(found)
+    return frozenset(sizes)
 
 
-def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Iterator[tuple[Value, State]]:
-    """The sequence in the inputs and in attention, also in stripes where these balance it; the heads of attention."""
+def _seed_shardings(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Iterator[tuple[Value, State]]:
+    """The sequence in the inputs and in attention, striped too where that balances causal attention; the heads."""
     n = axis.size
     in_stripes = any(map(is_causal, _attention(module)))
 
@@ -161,15 +162,15 @@ def _seeds(module: Module, axis: Axis, tp: int, wanted: frozenset[int]) -> Itera
             yield from rows(value, 2)
 
 
-def _used(module: Module, axis: Axis, found: StrategySets) -> StrategySets:
-    """`found` with every heavy op split that can be: an axis that was asked for is used, however small the model."""
-    strategies = dict(found.strategies)
+def _heavy_ops_sharded(module: Module, axis: Axis, sets: StrategySets) -> StrategySets:
+    """`sets` with every heavy op sharded that can be: an axis that was asked for is used, however small the model."""
+    strategies = dict(sets.strategies)
     heavy = [op for op in strategies if kind_of(op) is Kind.HEAVY]
     for op in heavy:
         strategies[op] = strategies[op][:-1] or strategies[op]
-    if all(len(found.strategies[op]) == 1 for op in heavy):
+    if all(len(sets.strategies[op]) == 1 for op in heavy):
         raise Diagnostic(
             f"{axis.name}={axis.size} can split none of the {len(heavy)} matrix products of @{module.main.name} "
             f"along the sequence"
         )
-    return replace(found, strategies=strategies)
+    return replace(sets, strategies=strategies)

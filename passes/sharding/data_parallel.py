@@ -1,4 +1,8 @@
-"""Follow what is already split: the greedy chooser that carries `mb` and `dp` from the batch dim through the graph."""
+"""Shard the batch over `dp`, or split it into micro-batches over `mb`.
+
+A greedy strategy selector propagates the axis from dim 0 of the inputs: every op takes the strategy that costs least
+given the states in which its operands exist.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
 from moaic.ir.rules import Strategy
 from moaic.passes.loop_axes import MICRO_BATCHES
-from moaic.passes.sharding.partitioner import Axis, Partitioned, Versions, barrier, function_flops, partition
-from moaic.passes.sharding.solver.strategy_sets import possible
-from moaic.passes.sharding.split_reductions import extremes_apart
+from moaic.passes.perf.flops import function_flops
+from moaic.passes.sharding.axis import Axis, MaterializedStates, unshardable
+from moaic.passes.sharding.partitioner import Partitioned, partition
+from moaic.passes.sharding.solver.strategy_sets import find_strategies
+from moaic.passes.sharding.split_reductions import decompose_extremes
 
-PRE_LIMIT = 0.05
-"""Share of the step's FLOPs that may run on the unsplit batch before the first micro-batch."""
+EARLY_LIMIT = 0.05
+"""Share of the step's FLOPs that may run on the unsharded batch before the first micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class SplitInTime:
     parts: int = 2
 
     def apply(self, module: Module) -> Module:
-        return follow_time(module, Axis(self.name, self.parts, is_loop=True)).module
+        return split_into_micro_batches(module, Axis(self.name, self.parts, is_loop=True)).module
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class SplitInSpace:
     ranks: int = 2
 
     def apply(self, module: Module) -> Module:
-        return follow_space(module, Axis(self.name, self.ranks)).module
+        return shard_batch(module, Axis(self.name, self.ranks)).module
 
 
 def batch_size(function: Function) -> int:
@@ -56,7 +62,7 @@ def carriers(function: Function) -> frozenset[Value]:
 
 
 def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
-    """Inputs that carry the batch in dim 0 split over it (inside micro-batches, if there are any), all else whole."""
+    """Inputs that carry the batch in dim 0 are sharded, within micro-batches where there are any; others replicated."""
     rows = batch_size(module.main)
     parts = module.mesh.size(MICRO_BATCHES) * axis.size
     if rows % parts:
@@ -66,53 +72,53 @@ def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
     return tuple(Sharded(0, rows // parts) if value in carrying else REPLICATED for value in module.main.params)
 
 
-def follow_space(module: Module, axis: Axis) -> Partitioned:
-    """`module` with the batch split over `axis`; what is whole on one device ends whole on every rank."""
+def shard_batch(module: Module, axis: Axis) -> Partitioned:
+    """`module` with the batch sharded over `axis`; gradients and updates end replicated."""
     states = batch_states(module, axis)
-    module = extremes_apart(module, axis, lambda module, axis: possible(module, axis, _batch))
-    return partition(module, axis, states, _finished, cheapest_in_space)
+    module = decompose_extremes(module, axis, lambda module, axis: find_strategies(module, axis, _batch))
+    return partition(module, axis, states, _complete, cheapest_in_space)
 
 
 def _batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     return zip(module.main.params, batch_states(module, axis), strict=True)
 
 
-def follow_time(module: Module, axis: Axis) -> Partitioned:
-    """`module` in micro-batches; raises Barrier where much of the step would have to run unsplit first."""
+def split_into_micro_batches(module: Module, axis: Axis) -> Partitioned:
+    """`module` in micro-batches; raises UnshardableOp where much of the step would have to run unsharded first."""
     total = function_flops(module, module.main)
-    most = PRE_LIMIT * total
-    found = partition(module, axis, batch_states(module, axis), _finished, cheapest_in_time, most_early=most)
-    if found.pre_op is not None and found.pre_flops > most:
-        share = 100 * found.pre_flops / total
-        raise barrier(axis, found.pre_op, f"making that takes {share:.0f} % of the step's FLOPs again")
-    return found
+    most = EARLY_LIMIT * total
+    result = partition(module, axis, batch_states(module, axis), _complete, cheapest_in_time, max_early_flops=most)
+    if result.early_op is not None and result.early_flops > most:
+        share = 100 * result.early_flops / total
+        raise unshardable(axis, result.early_op, f"making that takes {share:.0f} % of the step's FLOPs again")
+    return result
 
 
-def _finished(role: Role, value: Value, state: State) -> State:
-    """Outputs may stay split; nothing rests as a pending sum; gradients and updates lie as what they belong to."""
+def _complete(role: Role, value: Value, state: State) -> State:
+    """Outputs may stay sharded; no result stays partial; gradients and updates are replicated like their parameters."""
     if state == PARTIAL or role.kind in ("grad", "update"):
         return REPLICATED
     return state
 
 
 def cheapest_in_space(
-    function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+    function: Function, index: int, operands: Sequence[MaterializedStates], candidates: Sequence[Strategy]
 ) -> Strategy:
-    """The strategy that moves the fewest bytes; of equals, the one that splits most."""
+    """The strategy that sends the fewest bytes; of equals, the one that shards most results."""
     inputs = list(function.ops[index].inputs())
 
-    def price(strategy: Strategy) -> tuple[float, int]:
+    def cost(strategy: Strategy) -> tuple[float, int]:
         moved = sum(
             min(_bytes_moved(value, have, want) for have in available)
-            for value, available, want in zip(inputs, versions, strategy.operands, strict=True)
+            for value, available, want in zip(inputs, operands, strategy.operands, strict=True)
         )
         return moved, -sum(state != REPLICATED for state in strategy.results)
 
-    return min(candidates, key=price)
+    return min(candidates, key=cost)
 
 
 def _bytes_moved(value: Value, have: State, want: State) -> float:
-    """Bytes that a conversion sends, in units that only order strategies."""
+    """Bytes that a resharding sends, in units that only order strategies."""
     size = float(value.type.nbytes())
     if have == want:
         return 0.0
@@ -124,28 +130,30 @@ def _bytes_moved(value: Value, have: State, want: State) -> float:
 
 
 _EARLY = 1e6
-_UNSPLIT = 1e9
+"""Cost of an operand that must exist replicated before the loop."""
+_UNSHARDED = 1e9
+"""Cost of an op that runs unsharded on an operand that exists in parts."""
 
 
 def cheapest_in_time(
-    function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+    function: Function, index: int, operands: Sequence[MaterializedStates], candidates: Sequence[Strategy]
 ) -> Strategy:
-    """The strategy for which the least must be done before the first part or after the last."""
+    """The strategy for which the fewest ops run before the first part or after the last."""
 
-    def price(strategy: Strategy) -> float:
-        late = all(state == REPLICATED for state in strategy.operands)
+    def cost(strategy: Strategy) -> float:
+        is_replicated = all(state == REPLICATED for state in strategy.operands)
         return sum(
-            min(_time_price(have, want, late) for have in available)
-            for available, want in zip(versions, strategy.operands, strict=True)
+            min(_time_cost(have, want, is_replicated) for have in available)
+            for available, want in zip(operands, strategy.operands, strict=True)
         )
 
-    return min(candidates, key=price)
+    return min(candidates, key=cost)
 
 
-def _time_price(have: State, want: State, late: bool) -> float:
-    """A part or a finished sum costs nothing more; what must be whole early, or split after the end, costs a rerun."""
+def _time_cost(have: State, want: State, is_replicated: bool) -> float:
+    """A shard or a complete sum costs nothing; a value needed replicated early, or sharded after the loop, a rerun."""
     if have == want or (have == REPLICATED and want != PARTIAL):
         return 0.0
-    if late:
-        return _UNSPLIT if isinstance(have, Sharded) else 1.0 if have == PARTIAL else 0.0
+    if is_replicated:
+        return _UNSHARDED if isinstance(have, Sharded) else 1.0 if have == PARTIAL else 0.0
     return _EARLY

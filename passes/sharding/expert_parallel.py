@@ -1,12 +1,12 @@
-"""Put the axis `ep` into a module: the experts of a mixture are split, and tokens meet them where they are.
+"""Put the axis `ep` into a module: experts are sharded, and each rank multiplies the tokens of its own experts.
 
-Outside of the experts the rows of the batch are split, as `dp` would. Each rank is given all tokens, multiplies those
-that its experts were chosen for, and what it has of each token's sum is added to that of the others: a gather and a
-scattered sum by conversion, with no size that depends on values and no expert run on a token that did not choose it.
+Outside of the experts the rows of the batch are sharded, as `dp` shards them. Tokens are all-gathered to every rank, a
+rank multiplies those routed to its experts, and the partial sums of each token are reduce-scattered: no size depends
+on values, and no expert runs on a token that was not routed to it.
 
-Between the two products of an expert a row is at home on one rank alone. That is said by a leading dim of blocks, one
-per rank, in which a row is zero in all blocks but its own; it may go through any op that treats elements alike, since
-a product reads of each block only the rows that belong to it.
+Between the two products of an expert only one rank owns a row. A leading dim of blocks, one per rank, expresses that: a
+row is zero in all blocks but its own. It may pass through any elementwise op, since a product reads of each block only
+the rows that belong to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from moaic.ir.layout import Layout, Sharded, State, splits_dim
 from moaic.ir.op_names import GROUPED_MM, GROUPED_OUTER
 from moaic.ir.ops import Kind, attr_int, attr_ints, kind_of, rule_of
 from moaic.ir.types import TensorType
+from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.data_parallel import batch_size, carriers
-from moaic.passes.sharding.partitioner import Axis, Partitioned
+from moaic.passes.sharding.partitioner import Partitioned
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.solver.problem import weight_values
-from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
-from moaic.passes.sharding.split_reductions import take_apart
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, find_strategies
+from moaic.passes.sharding.split_reductions import decompose
 from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
 
@@ -36,21 +37,21 @@ class SplitExperts:
     name: ClassVar[str] = "ep"
     summary: ClassVar[str] = "split experts and the batch"
     ranks: int = 2
-    prices: CostCoefficients = CostCoefficients()
+    coefficients: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
-        return follow_experts(module, Axis(self.name, self.ranks), self.prices).module
+        return shard_experts(module, Axis(self.name, self.ranks), self.coefficients).module
 
 
-def follow_experts(module: Module, axis: Axis, prices: CostCoefficients | None = None) -> Partitioned:
-    """`module` with its experts split over `axis`; raises Diagnostic where there are none, or not as many as divide."""
+def shard_experts(module: Module, axis: Axis, coefficients: CostCoefficients) -> Partitioned:
+    """`module` with its experts sharded over `axis`; raises Diagnostic where it has none, or none that divide."""
     _check(module, axis)
-    module, found = take_apart(in_blocks(module, axis.size), axis, _possible)
-    return solved(module, axis, _used(found), prices or CostCoefficients(), inputs_split=True)
+    module, sets = decompose(in_blocks(module, axis.size), axis, _strategies)
+    return solved(module, axis, _heavy_ops_sharded(sets), coefficients, inputs_sharded=True)
 
 
 def experts_of(module: Module) -> list[int]:
-    """How many experts each product chooses from."""
+    """Number of experts of each grouped product."""
     return [matrices_of(op).type.shape[0] for op in _grouped(module)]
 
 
@@ -77,25 +78,25 @@ def _check(module: Module, axis: Axis) -> None:
         raise Diagnostic(f"{asked} does not divide {min(counts)} experts{alternatives(would)}")
 
 
-def _possible(module: Module, axis: Axis) -> StrategySets:
-    """Experts are split, and rows of the batch; other weights stay whole."""
-    alone = possible(module, axis, _of_experts)
+def _strategies(module: Module, axis: Axis) -> StrategySets:
+    """Strategies that shard experts and rows of the batch; other weights stay replicated."""
+    alone = find_strategies(module, axis, _seed_experts)
     weights = weight_values(module) - {value for value, states in alone.splits.items() if states}
 
-    def seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
-        yield from _of_experts(module, axis)
-        yield from _of_batch(module, axis)
+    def seed_shardings(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+        yield from _seed_experts(module, axis)
+        yield from _seed_batch(module, axis)
 
-    return possible(module, axis, seeds, lambda _: weights)
+    return find_strategies(module, axis, seed_shardings, lambda _: weights)
 
 
-def _of_experts(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+def _seed_experts(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     for op in _grouped(module):
         matrices = matrices_of(op)
         yield matrices, Sharded(0, matrices.type.shape[0] // axis.size)
 
 
-def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+def _seed_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     """Rows within what other axes have left of the batch, if they divide."""
     rows, parts = batch_size(module.main), module.mesh.ranks * axis.size
     if rows % parts == 0:
@@ -103,29 +104,29 @@ def _of_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
         yield from ((value, Sharded(0, rows // parts)) for value in module.main.params if value in carrying)
 
 
-def _used(found: StrategySets) -> StrategySets:
-    """`found` with every heavy op split that can be, and products of experts by the experts alone."""
-    strategies = dict(found.strategies)
-    for op, choices in found.strategies.items():
+def _heavy_ops_sharded(sets: StrategySets) -> StrategySets:
+    """`sets` with every heavy op sharded that can be, and grouped products along the experts alone."""
+    strategies = dict(sets.strategies)
+    for op, choices in sets.strategies.items():
         if op.name in (GROUPED_MM, GROUPED_OUTER):
-            at = [*op.inputs(), *op.results].index(matrices_of(op))
-            strategies[op] = tuple(s for s in choices if splits_dim((*s.operands, *s.results)[at], 0))
+            index = [*op.inputs(), *op.results].index(matrices_of(op))
+            strategies[op] = tuple(s for s in choices if splits_dim((*s.operands, *s.results)[index], 0))
         elif kind_of(op) is Kind.HEAVY:
             strategies[op] = choices[:-1] or choices
-    return replace(found, strategies=strategies)
+    return replace(sets, strategies=strategies)
 
 
 # Blocks.
 
 
 def in_blocks(module: Module, blocks: int) -> Module:
-    """`module` with a dim of blocks on what lies between the products of experts."""
+    """`module` with a leading dim of blocks on every value between grouped products."""
     blocked = _Blocked(module).find()
     return Module(tuple(_written(function, blocks, blocked) for function in module.functions), module.mesh)
 
 
 class _Blocked:
-    """The values that can have the dim: made by products of experts, read by nothing but such products in the end."""
+    """The values that can have the dim: made by grouped products, and in the end read by grouped products alone."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -149,26 +150,26 @@ class _Blocked:
             self.same[other].append(one)
 
     def find(self) -> set[Value]:
-        found = self._reached()
-        waiting = list(found)
+        blocked_values = self._reached()
+        waiting = list(blocked_values)
         while waiting:
             value = waiting.pop()
-            if value in found and not self._can(value, found):
-                found.discard(value)
+            if value in blocked_values and not self._can(value, blocked_values):
+                blocked_values.discard(value)
                 waiting += self._neighbors(value)
-        return found
+        return blocked_values
 
     def _reached(self) -> set[Value]:
-        """What follows from products of experts by ops that treat elements alike."""
-        found: set[Value] = set()
+        """Values made from grouped products by ops that treat every row alike."""
+        blocked_values: set[Value] = set()
         waiting = [result for op in _grouped(self.module) if op.name == GROUPED_MM for result in op.results]
         while waiting:
             value = waiting.pop()
-            if value not in found:
-                found.add(value)
+            if value not in blocked_values:
+                blocked_values.add(value)
                 waiting += self.same[value]
                 waiting += [result for op in self.readers[value] if _treats_alike(op) for result in op.results]
-        return found
+        return blocked_values
 
     def _neighbors(self, value: Value) -> Iterator[Value]:
         yield from self.same[value]
@@ -178,27 +179,27 @@ class _Blocked:
         for op in self.readers[value]:
             yield from op.results
 
-    def _can(self, value: Value, found: set[Value]) -> bool:
-        if value in self.ends or any(other not in found for other in self.same[value]):
+    def _can(self, value: Value, blocked_values: set[Value]) -> bool:
+        if value in self.ends or any(other not in blocked_values for other in self.same[value]):
             return False
         maker = self.maker.get(value)
         if maker is not None and maker.name != "call" and maker.name != GROUPED_MM:
-            if any(result not in found for result in maker.results):
+            if any(result not in blocked_values for result in maker.results):
                 return False
-            if not any(operand in found for operand in maker.inputs()):
+            if not any(operand in blocked_values for operand in maker.inputs()):
                 return False
-        return all(self._may_read(op, value, found) for op in self.readers[value])
+        return all(self._may_read(op, value, blocked_values) for op in self.readers[value])
 
-    def _may_read(self, op: Op, value: Value, found: set[Value]) -> bool:
+    def _may_read(self, op: Op, value: Value, blocked_values: set[Value]) -> bool:
         if op.name == "call":
             return True
         if op.name in (GROUPED_MM, GROUPED_OUTER):
             return value in list(op.inputs())[: 1 if op.name == GROUPED_MM else 2]
-        return _treats_alike(op) and all(result in found for result in op.results)
+        return _treats_alike(op) and all(result in blocked_values for result in op.results)
 
 
 _ALONG = frozenset({"aten.slice.Tensor", "aten.cat", "aten.split_with_sizes", "aten.split.Tensor"})
-"""Ops that take rows apart or put them together along a dim that they name."""
+"""Ops that slice or concatenate along a dim that an attribute names."""
 
 
 def _treats_alike(op: Op) -> bool:
@@ -255,12 +256,12 @@ class _Writer:
             return
         read = self._shared(x)
         yield from read.ops
-        made = Value(_leading(result.type, self.blocks), result.name)
+        product = Value(_leading(result.type, self.blocks), result.name)
         if result in self.blocked:
-            made = self.new[result]
-        yield replace(op, operands=(read.value, self.new[weight], self.new[ids]), results=(made,))
+            product = self.new[result]
+        yield replace(op, operands=(read.value, self.new[weight], self.new[ids]), results=(product,))
         if result not in self.blocked:
-            yield Op("aten.sum.dim_IntList", (made,), (result,), {"dim": (0,), "keepdim": False}, op.loc)
+            yield Op("aten.sum.dim_IntList", (product,), (result,), {"dim": (0,), "keepdim": False}, op.loc)
 
     def _gradient(self, op: Op) -> Iterator[Op]:
         grad, x, ids = op.inputs()
@@ -272,7 +273,7 @@ class _Writer:
         yield replace(op, operands=(one.value, other.value, self.new[ids]))
 
     def _shared(self, value: Value) -> _Shared:
-        """A value as all blocks share it."""
+        """A value with the dim of blocks; where it has none yet, a view with one block that all ranks share."""
         if value in self.blocked:
             return _Shared(self.new[value])
         seen = Value(_leading(value.type, 1), value.name)
@@ -285,8 +286,8 @@ class _Shared:
     ops: tuple[Op, ...] = ()
 
 
-def _leading(kind: TensorType, size: int) -> TensorType:
-    """The type with one dim more before the others."""
-    splits = tuple(replace(split, dim=split.dim + 1) for split in kind.layout.splits)
-    layout: Layout = replace(kind.layout, splits=splits)
-    return TensorType(kind.dtype, (size, *kind.shape), layout)
+def _leading(tensor_type: TensorType, size: int) -> TensorType:
+    """The type with one more leading dim."""
+    splits = tuple(replace(split, dim=split.dim + 1) for split in tensor_type.layout.splits)
+    layout: Layout = replace(tensor_type.layout, splits=splits)
+    return TensorType(tensor_type.dtype, (size, *tensor_type.shape), layout)

@@ -1,7 +1,7 @@
-"""A step whose parameters already lie somewhere: it runs as they lie, and moves as little as it can.
+"""Partition a step by the layouts that its parameters already have, resharding as few bytes as possible.
 
-That is how an optimizer's compiled step runs: its operands are parameters, gradients and states that a training plan
-has placed, and there is no batch that could be split.
+The compiled step of an optimizer runs so: its operands are parameters, gradients and states that a training plan has
+placed, and it has no batch that could be sharded.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from collections.abc import Sequence
 from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, State
 from moaic.ir.verify import check_made
+from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.data_parallel import cheapest_in_space
-from moaic.passes.sharding.partitioner import Axis, partition
+from moaic.passes.sharding.partitioner import partition
 
 
-def follow_resting(step: Module, mesh: Mesh, layouts: Sequence[Layout | None]) -> Module:
-    """`step` on `mesh`, its parameters in these layouts; one without lies as what it is computed with.
+def partition_as_inputs(step: Module, mesh: Mesh, layouts: Sequence[Layout | None]) -> Module:
+    """`step` on `mesh`, its parameters in these layouts; one without takes the layout of what it is computed with.
 
-    Raises Barrier where an axis cannot pass.
+    Raises UnshardableOp.
     """
     module = check_made(step, "capture")
-    found = _completed(step.main, layouts)
+    complete = _completed(step.main, layouts)
     for name, size in mesh.axes:
         if size > 1:
-            states = [layout.state(name) for layout in found]
-            module = partition(module, Axis(name, size), states, _as_made, cheapest_in_space).module
+            states = [layout.state(name) for layout in complete]
+            module = partition(module, Axis(name, size), states, _complete, cheapest_in_space).module
     return check_made(module, "resting")
 
 
 def _completed(main: Function, layouts: Sequence[Layout | None]) -> list[Layout]:
-    """A layout for each parameter: values of one shape that meet in an op are taken to lie alike."""
+    """A layout for each parameter: values of one shape that meet in an op are taken to have one layout."""
     groups: dict[Value, set[Value]] = {}
     for op in main.ops:
         for result in op.results:
@@ -46,6 +47,6 @@ def _completed(main: Function, layouts: Sequence[Layout | None]) -> list[Layout]
     ]
 
 
-def _as_made(role: Role, value: Value, state: State) -> State:
-    """Nothing rests as a pending sum."""
+def _complete(role: Role, value: Value, state: State) -> State:
+    """No result stays partial."""
     return REPLICATED if state == PARTIAL else state

@@ -1,4 +1,8 @@
-"""Parameter sharding over `dp`: where gradients and parameters rest, and when parameters are gathered."""
+"""Parameter sharding over `dp` (ZeRO, FSDP): layouts of gradients and parameters, and when parameters are gathered.
+
+Level `optimizer` shards gradients and optimizer state (ZeRO-2), `step` also parameters, gathered once per step, and
+`use` parameters gathered for every use (ZeRO-3).
+"""
 
 from __future__ import annotations
 
@@ -31,22 +35,25 @@ class ShardParameters:
 
 
 def distribute(module: Module, level: Distribute, low_precision: bool = False) -> Module:
-    """`module` with gradients scattered and, from level `step` on, parameters at rest in shards.
+    """`module` with gradients reduce-scattered and, for the levels `step` and `use`, parameters sharded.
 
-    With `low_precision` a parameter that is only read cast to a narrower type is cast in shards and gathered narrow.
+    With `low_precision` a parameter that is only read through a cast to a narrower type is cast before it is gathered.
     """
     if level == "none" or module.mesh.size(AXIS) == 1:
         return module
     if low_precision:
         module = hoist_casts(module)
-    main = _scatter_gradients(module.main, module.mesh, each=level == "use")
+    main = _scatter_gradients(module.main, module.mesh, per_micro_batch=level == "use")
     if level in ("step", "use"):
         main = _gather_parameters(main, module.mesh, level, low_precision)
     return Module((*module.functions[:-1], main), module.mesh)
 
 
-def resting_state(type_: TensorType, mesh: Mesh) -> State:
-    """The first dim that divides, in contiguous parts of what other axes left; whole where none does."""
+def persistent_state(type_: TensorType, mesh: Mesh) -> State:
+    """The state of a persistent value on `dp`: its first dim that divides is sharded, contiguous within other shards.
+
+    REPLICATED where no dim divides.
+    """
     if type_.layout.state(AXIS) != REPLICATED:
         return type_.layout.state(AXIS)
     n = mesh.size(AXIS)
@@ -58,81 +65,108 @@ def resting_state(type_: TensorType, mesh: Mesh) -> State:
     return REPLICATED
 
 
-def _resting(type_: TensorType, mesh: Mesh) -> TensorType:
-    return type_.with_layout(type_.layout.with_state(AXIS, resting_state(type_, mesh)))
+def _persistent_type(type_: TensorType, mesh: Mesh) -> TensorType:
+    return type_.with_layout(type_.layout.with_state(AXIS, persistent_state(type_, mesh)))
 
 
-def _scatter_gradients(main: Function, mesh: Mesh, *, each: bool) -> Function:
-    """Each gradient's final sum becomes a reduce-scatter where one of its dims divides.
+def _scatter_gradients(main: Function, mesh: Mesh, *, per_micro_batch: bool) -> Function:
+    """`main` with the last all-reduce of each gradient a reduce-scatter where one of its dims divides.
 
-    With `each` the gradients of micro-batches are scattered, and their shards added up: nobody has a whole sum.
+        %g = moai.all_reduce %p {axis = "dp"} : f32[3, 6]
+    becomes
+        %g = moai.reduce_scatter %p {axis = "dp"} : f32[3, 6{dp}]
+
+    With `per_micro_batch` the gradients of micro-batches are reduce-scattered and their shards added up, so that no
+    rank holds a full sum:
+
+        %s = moai.all_reduce %p {axis = "mb"} : f32[3, 6] +dp
+        %g = moai.all_reduce %s {axis = "dp"} : f32[3, 6]
+    becomes
+        %s = moai.reduce_scatter %p {axis = "dp"} : f32[3, 6{dp}] +mb
+        %g = moai.all_reduce %s {axis = "mb"} : f32[3, 6{dp}]
     """
-    finals = {main.results[i] for i in main.gradients}
-    read = Counter(value for op in main.ops for value in op.inputs())
+    gradients = {main.results[i] for i in main.gradients}
+    reads = Counter(value for op in main.ops for value in op.inputs())
     sums = {
-        op.results[0]: op for op in main.ops if each and op.name == ALL_REDUCE and op.attrs["axis"] == MICRO_BATCHES
+        op.results[0]: op
+        for op in main.ops
+        if per_micro_batch and op.name == ALL_REDUCE and op.attrs["axis"] == MICRO_BATCHES
     }
     mapping: dict[Value, Value] = {}
-    instead: dict[Op, Sequence[Op]] = {}
+    replacements: dict[Op, Sequence[Op]] = {}
     for op in main.ops:
-        done = op.results[0] if op.name == ALL_REDUCE and op.attrs["axis"] == AXIS else None
-        if done is None or done not in finals or read[done]:
-            instead[op] = [op]
+        gradient = op.results[0] if op.name == ALL_REDUCE and op.attrs["axis"] == AXIS else None
+        if gradient is None or gradient not in gradients or reads[gradient]:
+            replacements[op] = [op]
             continue
         (total,) = op.inputs()
-        new = mapping[done] = Value(_resting(done.type, mesh), done.name)
+        new = mapping[gradient] = Value(_persistent_type(gradient.type, mesh), gradient.name)
         if new.type.layout.state(AXIS) == REPLICATED:
-            instead[op] = [replace(op, results=(new,))]
-        elif total in sums and read[total] == 1:
-            instead[sums[total]], instead[op] = [], _scattered_each(op, sums[total], new)
+            replacements[op] = [replace(op, results=(new,))]
+        elif total in sums and reads[total] == 1:
+            replacements[sums[total]], replacements[op] = [], _scattered_first(op, sums[total], new)
         else:
-            instead[op] = [replace(op, name=REDUCE_SCATTER, results=(new,))]
+            replacements[op] = [replace(op, name=REDUCE_SCATTER, results=(new,))]
     results = tuple(mapping.get(value, value) for value in main.results)
-    return replace(main, ops=tuple(op for ops in instead.values() for op in ops), results=results)
+    return replace(main, ops=tuple(op for ops in replacements.values() for op in ops), results=results)
 
 
-def _scattered_each(over_ranks: Op, over_time: Op, new: Value) -> list[Op]:
-    """The two sums that make `new`, in the other order."""
-    (part,) = over_time.inputs()
+def _scattered_first(over_ranks: Op, over_parts: Op, new: Value) -> list[Op]:
+    """The sums over ranks and over micro-batches that make `new`, in the other order."""
+    (part,) = over_parts.inputs()
     shard = Value(part.type.with_layout(part.type.layout.with_state(AXIS, new.type.layout.state(AXIS))))
     return [
         replace(over_ranks, name=REDUCE_SCATTER, operands=(part,), results=(shard,)),
-        replace(over_time, operands=(shard,), results=(new,)),
+        replace(over_parts, operands=(shard,), results=(new,)),
     ]
 
 
 def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precision: bool) -> Function:
-    """Parameters rest in shards; a gather stands before the first reader (of each side for level `use`)."""
-    resting = {
-        param: Value(_resting(param.type, mesh), param.name)
-        for i, param in enumerate(main.params)
-        if main.param_role(i).kind == "param" and resting_state(param.type, mesh) != param.type.layout.state(AXIS)
-    }
-    params = tuple(resting.get(param, param) for param in main.params)
+    """`main` with sharded parameters, gathered before the first reader (of forward and of backward for `use`).
+
+        %h = aten.mm %x, %w : f32[8, 6]
+    becomes (%w: f32[3, 6{dp}])
+        %f = moai.all_gather %w {axis = "dp"} : f32[3, 6]
+        %h = aten.mm %x, %f : f32[8, 6]
+
+    With `low_precision` a cast of a parameter runs on the shard, and its result is gathered:
+
+        %c = aten._to_copy %w {dtype = "bf16"} : bf16[3, 6{dp}]
+        %f = moai.all_gather %c {axis = "dp"} : bf16[3, 6]
+    """
+    shards = _param_shards(main, mesh)
+    params = tuple(shards.get(param, param) for param in main.params)
     gathered: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
-    each = level == "use" and mesh.size(MICRO_BATCHES) > 1
-    when: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
+    per_micro_batch = level == "use" and mesh.size(MICRO_BATCHES) > 1
+    side_of: Callable[[Op], str] = (lambda op: op.loc.side) if level == "use" else (lambda op: "")
     for op in main.ops:
-        if low_precision and narrows(op) and op.operands[0] in resting:
+        if low_precision and narrows(op) and op.operands[0] in shards:
             (result,) = op.results
-            resting[result] = Value(_resting(result.type, mesh), result.name)
-            ops.append(replace(op.with_operands(resting), results=(resting[result],)))
+            shards[result] = Value(_persistent_type(result.type, mesh), result.name)
+            ops.append(replace(op.with_operands(shards), results=(shards[result],)))
             continue
         mapping: dict[Value, Value] = {}
-        for value in dict.fromkeys(op.inputs()):
-            if value not in resting:
-                continue
-            key = (value, when(op))
+        for value in (value for value in dict.fromkeys(op.inputs()) if value in shards):
+            key = (value, side_of(op))
             if key not in gathered:
                 gathered[key] = Value(value.type, value.name)
-                ops.append(_gather(resting[value], gathered[key], op, each))
+                ops.append(_gather(shards[value], gathered[key], op, per_micro_batch))
             mapping[value] = gathered[key]
         ops.append(op.with_operands(mapping))
-    results = tuple(resting.get(value, value) for value in main.results)
+    results = tuple(shards.get(value, value) for value in main.results)
     return replace(main, params=params, ops=tuple(ops), results=results)
 
 
-def _gather(source: Value, whole: Value, reader: Op, each: bool) -> Op:
-    attrs = {"axis": AXIS, "each": MICRO_BATCHES} if each else {"axis": AXIS}
+def _param_shards(main: Function, mesh: Mesh) -> dict[Value, Value]:
+    """By parameter that `dp` can shard, the parameter as a shard."""
+    return {
+        param: Value(_persistent_type(param.type, mesh), param.name)
+        for i, param in enumerate(main.params)
+        if main.param_role(i).kind == "param" and persistent_state(param.type, mesh) != param.type.layout.state(AXIS)
+    }
+
+
+def _gather(source: Value, whole: Value, reader: Op, per_micro_batch: bool) -> Op:
+    attrs = {"axis": AXIS, "each": MICRO_BATCHES} if per_micro_batch else {"axis": AXIS}
     return Op(ALL_GATHER, (source,), (whole,), attrs, reader.loc)

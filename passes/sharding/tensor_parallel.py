@@ -1,7 +1,7 @@
-"""Put the axis `tp` into a module: layouts inside functions are chosen by an exact solver, from prices alone.
+"""Put the axis `tp` into a module: an exact solver selects the layouts inside functions, by cost alone.
 
-What people call tensor parallelism, with sequence-split norms and residuals, is what comes out where links are fast
-enough. The batch is not split: that is what `dp` is for.
+Tensor parallelism with sequence-sharded norms and residuals is its solution where links are fast enough. The batch is
+not sharded: `dp` does that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from moaic.ir.layout import State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.rules import Strategy
-from moaic.passes.sharding.partitioner import Axis, Partitioned, Versions, partition
+from moaic.passes.sharding.axis import Axis, MaterializedStates
+from moaic.passes.sharding.partitioner import Partitioned, partition
 from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts
 from moaic.passes.sharding.solver.milp import solve
 from moaic.passes.sharding.solver.problem import Problem, StrategyChoice, problem
-from moaic.passes.sharding.solver.strategy_sets import StrategySets, possible
-from moaic.passes.sharding.split_reductions import take_apart
+from moaic.passes.sharding.solver.strategy_sets import StrategySets, find_strategies
+from moaic.passes.sharding.split_reductions import decompose
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,60 +31,65 @@ class SplitTensors:
     name: ClassVar[str] = "tp"
     summary: ClassVar[str] = "split tensors, by the solver"
     ranks: int = 2
-    prices: CostCoefficients = CostCoefficients()
+    coefficients: CostCoefficients = CostCoefficients()
 
     def apply(self, module: Module) -> Module:
-        return follow_tensor(module, Axis(self.name, self.ranks), self.prices).module
+        return shard_tensors(module, Axis(self.name, self.ranks), self.coefficients).module
 
 
-def follow_tensor(module: Module, axis: Axis, prices: CostCoefficients | None = None) -> Partitioned:
-    """`module` with `axis` in every type, the cheapest way; raises Diagnostic where it cannot split what it is for."""
-    module, found = take_apart(module, axis, possible)
-    _check(module, axis, found)
-    return solved(module, axis, found, prices or CostCoefficients())
+def shard_tensors(module: Module, axis: Axis, coefficients: CostCoefficients) -> Partitioned:
+    """`module` with `axis` in every type at least cost.
+
+    Raises Diagnostic where no matrix product, or no attention, can be sharded.
+    """
+    module, sets = decompose(module, axis, find_strategies)
+    _check(module, axis, sets)
+    return solved(module, axis, sets, coefficients)
 
 
 def solved(
-    module: Module, axis: Axis, found: StrategySets, prices: CostCoefficients, inputs_split: bool = False
+    module: Module, axis: Axis, sets: StrategySets, coefficients: CostCoefficients, inputs_sharded: bool = False
 ) -> Partitioned:
-    """`module` with `axis` in every type, the cheapest way among what was found possible."""
-    pricing = LayoutCosts(prices, module.mesh, axis.size)
-    asked = problem(module, found, pricing, inputs_split)
-    solution = _Solution(asked, solve(asked, pricing))
+    """`module` with `axis` in every type at least cost among `sets`; inputs may be sharded if `inputs_sharded`."""
+    costs = LayoutCosts(coefficients, module.mesh, axis.size)
+    layout_problem = problem(module, sets, costs, inputs_sharded)
+    solution = _Solution(layout_problem, solve(layout_problem, costs))
     plan: dict[Op, Strategy] = {}
-    functions = tuple(_spelled(function, module, solution, plan) for function in module.functions)
-    spelled = Module(functions, module.mesh)
+    functions = tuple(_views_copied(function, module, solution, plan) for function in module.functions)
+    copied = Module(functions, module.mesh)
     main = module.main
     results = {(v, main.result_role(i)): solution.of_result(i) for i, v in enumerate(main.results)}
 
-    def choose(
-        function: Function, index: int, versions: Sequence[Versions], candidates: Sequence[Strategy]
+    def select(
+        function: Function, index: int, operands: Sequence[MaterializedStates], candidates: Sequence[Strategy]
     ) -> Strategy:
         return plan[function.ops[index]]
 
-    def finished(role: Role, value: Value, state: State) -> State:
+    def result_state(role: Role, value: Value, state: State) -> State:
         return results[value, role]
 
     inputs = tuple(solution.of_param(value) for value in main.params)
-    return partition(spelled, axis, inputs, finished, choose, lambda f: tuple(solution.of_param(v) for v in f.params))
+    return partition(
+        copied, axis, inputs, result_state, select, lambda f: tuple(solution.of_param(v) for v in f.params)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
     problem: Problem
-    taken: dict[StrategyChoice, Strategy]
+    selected: dict[StrategyChoice, Strategy]
 
     def of_param(self, value: Value) -> State:
-        return self.taken[self.problem.of_param[value]].results[0]
+        return self.selected[self.problem.of_param[value]].results[0]
 
     def of_result(self, index: int) -> State:
-        return self.taken[self.problem.of_result[index]].operands[0]
+        return self.selected[self.problem.of_result[index]].operands[0]
 
 
-def _check(module: Module, axis: Axis, found: StrategySets) -> None:
-    """Raises Diagnostic where attention, or every matrix product, would run unsplit on all ranks."""
+def _check(module: Module, axis: Axis, sets: StrategySets) -> None:
+    """Raises Diagnostic where attention, or every matrix product, would run unsharded on all ranks."""
     heavy = [op for function in module.functions for op in function.ops if kind_of(op) is Kind.HEAVY or is_ring(op)]
-    stuck = [op for op in heavy if len(found.strategies[op]) == 1]
+    stuck = [op for op in heavy if len(sets.strategies[op]) == 1]
     asked = f"{axis.name}={axis.size}"
     heads = {next(op.inputs()).type.shape[1]: op for op in heavy if op.name in ATTENTION or is_ring(op)}
     for count, op in heads.items():
@@ -109,12 +115,20 @@ def alternatives(would: Sequence[str]) -> str:
     return "; " + (f"{', '.join(would[:-1])} or {would[-1]}" if len(would) > 1 else would[0]) + " would"
 
 
-def _spelled(function: Function, module: Module, solution: _Solution, plan: dict[Op, Strategy]) -> Function:
-    """`function` with every view that was no choice made once per state in which it is read; `plan` gains its ops."""
-    return _Speller(module, solution, plan, function).run()
+def _views_copied(function: Function, module: Module, solution: _Solution, plan: dict[Op, Strategy]) -> Function:
+    """`function` with each pulled-back view copied per state in which it is read; `plan` gains the new ops."""
+    return _ViewCopier(module, solution, plan, function).run()
 
 
-class _Speller:
+class _ViewCopier:
+    """Copies views without a choice of their own, once for each state in which they are read.
+
+        %t = aten.permute %x {dims = [1, 0]} : f32[4, 8]    # one reader takes 8{tp}, another 4{tp}
+    becomes
+        %a = aten.permute %x {dims = [1, 0]} : f32[4, 8]    # read as 8{tp}: %x is wanted as 8{tp}
+        %b = aten.permute %x {dims = [1, 0]} : f32[4, 8]    # read as 4{tp}: %x is wanted as 4{tp}
+    """
+
     def __init__(self, module: Module, solution: _Solution, plan: dict[Op, Strategy], function: Function) -> None:
         self.module = module
         self.solution = solution
@@ -123,7 +137,7 @@ class _Speller:
         self.old = function
         self.views = {op.results[0]: op for op in function.ops if op in self.problem.pulls}
         self.ops: list[Op] = []
-        self.made: dict[tuple[Value, State], Value] = {}
+        self.copies: dict[tuple[Value, State], Value] = {}
 
     def run(self) -> Function:
         for op in self.old.ops:
@@ -137,7 +151,7 @@ class _Speller:
             self.ops.append(self._reading(op, states))
             return
         choice = self.problem.of_op.get(op)
-        strategy = rule_of(op).replicated() if choice is None else self.solution.taken[choice]
+        strategy = rule_of(op).replicated() if choice is None else self.solution.selected[choice]
         new = self._reading(op, strategy.operands)
         self.ops.append(new)
         self.plan[new] = strategy
@@ -153,16 +167,16 @@ class _Speller:
         return None if operand is None else self._read(operand, next(wanted))
 
     def _read(self, value: Value, state: State) -> Value:
-        """`value` as something that wants it in a state reads it."""
+        """`value`, or the copy of the view that makes it, for a reader that takes it in `state`."""
         view = self.views.get(value)
         if view is None:
             return value
-        if (value, state) not in self.made:
+        if (value, state) not in self.copies:
             pulled = self.problem.pulls[view][state]
             (source,) = view.inputs()
             new = Value(value.type, value.name)
             op = replace(view, operands=(self._read(source, pulled),), results=(new,))
             self.ops.append(op)
             self.plan[op] = Strategy((pulled,), (state,))
-            self.made[value, state] = new
-        return self.made[value, state]
+            self.copies[value, state] = new
+        return self.copies[value, state]

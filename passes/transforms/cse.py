@@ -1,7 +1,7 @@
-"""Make once what is made twice: ops that do the same to the same values give one value.
+"""Common subexpression elimination: equal ops on the same values become one.
 
-Inductor does so within a function. A graph that scales what it casts to eight bits, once for each product that reads
-it, would send what the scale is found from as often.
+Inductor does so within a compiled function. A graph of eight-bit products computes the scale of an operand once for
+each product, and would run the collectives of that scale as often.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from moaic.ir.op_names import SCALED_MM
 from moaic.ir.printer import render_attr
 
 
-def once(function: Function) -> Function:
-    """A captured function without twins, if it has products of eight-bit floats. Results keep ops of their own.
+def common_subexpressions_merged(function: Function) -> Function:
+    """`function` without equal ops, if it has products of eight-bit floats. Results keep ops of their own.
 
-    What a backward makes again of what a forward made is no twin: whether it is kept is for recomputation to say.
+    An op of the backward never merges with one of the forward: recomputation decides which values are saved.
     """
     if not any(op.name == SCALED_MM for op in function.ops):
         return function
-    known: dict[Hashable, Op] = {}
-    same: dict[Value, Value] = {}
+    first: dict[Hashable, Op] = {}
+    mapping: dict[Value, Value] = {}
     results = frozenset(function.results)
     ops: list[Op] = []
     for old in function.ops:
-        op = old.with_operands(same)
+        op = old.with_operands(mapping)
         if op.name == "aten.clone" or results.intersection(op.results):
             ops.append(op)
             continue
-        twin = known.setdefault(_does(op), op)
-        if twin is op:
+        equal = first.setdefault(_key(op), op)
+        if equal is op:
             ops.append(op)
-        same.update(zip(op.results, twin.results, strict=True))
+        mapping.update(zip(op.results, equal.results, strict=True))
     return replace(function, ops=tuple(ops))
 
 
-def _does(op: Op) -> Hashable:
+def _key(op: Op) -> Hashable:
     attrs = tuple((name, render_attr(value)) for name, value in sorted(op.attrs.items()))
     return op.name, op.operands, attrs, tuple(value.type for value in op.results), op.loc.side

@@ -1,4 +1,4 @@
-"""Drop what nobody reads: ops whose results no op and no result of the function needs."""
+"""Dead code elimination: drop ops on which no result of the function depends."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def without_dead_ops(module: Module) -> Module:
 
 def live(function: Function) -> Function:
     """`function` with only ops that some result depends on."""
-    found = backward_slice(function, function.results)
-    return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in found))
+    indices = backward_slice(function, function.results)
+    return replace(function, ops=tuple(op for i, op in enumerate(function.ops) if i in indices))

@@ -1,6 +1,6 @@
-"""Casts of what enters a function move to its callers, so that parameters can be gathered in the narrow type.
+"""Hoist narrowing casts of a function's parameters to its callers, so that parameters are gathered in the narrow type.
 
-Legal because a parameter that is read by equal casts alone may as well enter cast: values are the same, bit for bit.
+Legal where equal casts alone read the parameter: the values are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HoistCasts:
 
 
 def hoist_casts(module: Module) -> Module:
-    """`module` with every narrowing cast of a called function's parameter made by the callers."""
+    """`module` with every narrowing cast of a callee's parameter hoisted to the callers."""
     narrowed: dict[str, dict[int, str]] = {}
     functions: list[Function] = []
     for function in module.functions:
@@ -38,7 +38,7 @@ def hoist_casts(module: Module) -> Module:
 
 
 def _casting(function: Function, narrowed: Mapping[str, Mapping[int, str]]) -> Function:
-    """`function`, which casts what functions that it calls want narrow: each value once on each side of the step."""
+    """`function` with the casts hoisted out of its callees: each value once in the forward, once in the backward."""
     casts: dict[tuple[Value, str, str], Value] = {}
     ops: list[Op] = []
     for op in function.ops:
@@ -68,18 +68,18 @@ def narrows(op: Op) -> bool:
 
 
 def _narrowed(function: Function) -> dict[int, str]:
-    """Positions of parameters that are read by narrowing casts to one type alone."""
+    """By position, the type of parameters that only narrowing casts to this type read."""
     readers: dict[Value, list[Op]] = {param: [] for param in function.params}
     for op in function.ops:
         for value in op.inputs():
             if value in readers:
                 readers[value].append(op)
-    found: dict[int, str] = {}
+    narrowed: dict[int, str] = {}
     for position, param in enumerate(function.params):
         dtypes = {op.results[0].type.dtype if narrows(op) else "" for op in readers[param]}
         if len(dtypes) == 1 and "" not in dtypes and param not in function.results:
-            found[position] = dtypes.pop()
-    return found
+            narrowed[position] = dtypes.pop()
+    return narrowed
 
 
 def _entering_narrow(function: Function, narrowed: dict[int, str]) -> Function:

@@ -47,7 +47,7 @@ class Outline:
 
 
 def outline(module: Module) -> Module:
-    """`module` with every repeated layer of its main function called instead of spelled out."""
+    """`module` with every repeated layer of its main function outlined into a function."""
     main = module.main
     groups = [group for group in _isomorphic(main, regions(main)) if _convex(main, [region for region, _ in group])]
     while groups:
@@ -59,7 +59,7 @@ def outline(module: Module) -> Module:
 
 
 def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, LayerShape]]]) -> Module | None:
-    """`module` with these groups called; None where two of them would wait for each other."""
+    """`module` with these groups called; None where two of the calls would depend on each other."""
     main = module.main
     outside = _used_outside(main, groups)
     functions: list[Function] = []
@@ -99,9 +99,9 @@ def regions(function: Function) -> list[Region]:
     return [Region(*key, tuple(ops)) for key, ops in members.items()]
 
 
-def _isomorphic(function: Function, found: Sequence[Region]) -> list[list[tuple[Region, LayerShape]]]:
+def _isomorphic(function: Function, layers: Sequence[Region]) -> list[list[tuple[Region, LayerShape]]]:
     classes: dict[Hashable, list[tuple[Region, LayerShape]]] = defaultdict(list)
-    for region in found:
+    for region in layers:
         shape = shape_of(function, region.ops)
         classes[region.container, region.side, shape.key].append((region, shape))
     return [group for group in classes.values() if len(group) > 1]
@@ -178,20 +178,20 @@ def _relocated(op: Op, region: Region) -> Op:
     return replace(op, loc=replace(op.loc, module=module))
 
 
-def spelled_out(call: Op, callee: Function) -> tuple[list[Op], list[Value]]:
-    """The callee's ops where it is called, and what they make of its results: the inverse of outlining."""
+def inlined_call(call: Op, callee: Function) -> tuple[list[Op], list[Value]]:
+    """The callee's ops at the call, and the values of its results: the inverse of outlining."""
     mapping: dict[Value, Value] = dict(zip(callee.params, call.inputs(), strict=True))
-    home = call.results[0].type.layout.owner
+    owner = call.results[0].type.layout.owner
     ops: list[Op] = []
     for op in callee.ops:
-        results = tuple(Value(result.type.at(home), result.name) for result in op.results)
+        results = tuple(Value(result.type.at(owner), result.name) for result in op.results)
         ops.append(replace(op.with_operands(mapping), results=results))
         mapping.update(zip(op.results, results, strict=True))
     return ops, [mapping[value] for value in callee.results]
 
 
 def fresh(function: Function) -> Function:
-    """A copy of `function` that shares no value with it and says nothing of where it is called."""
+    """A copy of `function` with new values, whose types name no owner."""
     mapping = {value: Value(value.type.anywhere(), value.name) for value in function.values()}
     ops = tuple(
         replace(op.with_operands(mapping), results=tuple(mapping[result] for result in op.results))

@@ -1,8 +1,8 @@
-"""What a layer's backward finds saved, and what it computes again: rewrites each forward/backward pair of functions.
+"""Activation recomputation: select the values that each forward/backward pair of functions saves.
 
-`full` saves what enters the forward alone. `saved` takes the smallest set of bytes from which the backward can be fed
-without running a heavy op again: a minimum cut, as PyTorch's partitioner does per graph, here once per pair. Values
-that enter from outside are never recomputed. Legal because every op is a pure function of its operands.
+`full` saves only the inputs of the forward. `saved` saves the fewest bytes from which the backward can be computed
+without running a heavy op again: a minimum cut, as PyTorch's partitioner takes per graph, here once per pair. Inputs
+of the layer are never recomputed. Legal because every op is a pure function of its operands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moaic.passes.transforms.outline import fresh
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A forward function, its backward, and every place where both are called for one layer."""
+    """A forward function, its backward, and the two calls of each layer."""
 
     forward: Function
     backward: Function
@@ -49,14 +49,14 @@ def recompute(module: Module, mode: Recompute) -> Module:
 
 
 def _pair_names(module: Module) -> list[tuple[str, str]]:
-    """Names of functions that are called for the same layers, one for the forward and one for the backward."""
+    """Names of functions that are called for the same layers, in the forward and in the backward."""
     calls: dict[str, dict[str, str]] = defaultdict(dict)
     for op in module.main.ops:
         if op.name == "call":
             calls[op.loc.module][op.loc.side] = op.callee
-    found = {(sides["forward"], sides["backward"]) for sides in calls.values() if {"forward", "backward"} <= {*sides}}
-    forwards = [forward for forward, _ in found]
-    return sorted(pair for pair in found if forwards.count(pair[0]) == 1)
+    pairs = {(sides["forward"], sides["backward"]) for sides in calls.values() if {"forward", "backward"} <= {*sides}}
+    forwards = [forward for forward, _ in pairs]
+    return sorted(pair for pair in pairs if forwards.count(pair[0]) == 1)
 
 
 def _pair(module: Module, forward: str, backward: str) -> Pair | None:
@@ -67,8 +67,8 @@ def _pair(module: Module, forward: str, backward: str) -> Pair | None:
             sites[op.loc.module][op.callee] = op
     if any(len(site) != 2 for site in sites.values()):
         return None
-    found = tuple((site[forward], site[backward]) for site in sites.values())
-    return Pair(module.function(forward), module.function(backward), found)
+    calls = tuple((site[forward], site[backward]) for site in sites.values())
+    return Pair(module.function(forward), module.function(backward), calls)
 
 
 def _same_at_all(pair: Pair, position: int, side: int) -> list[int]:
@@ -106,7 +106,7 @@ def _saved(module: Module, pair: Pair, needed: Sequence[Value], mode: Recompute)
 
 
 def _entering_bytes(module: Module, pair: Pair) -> list[int]:
-    """Bytes that keeping each forward parameter costs: none for what is alive anyway (parameters, shared values)."""
+    """Bytes to save each forward parameter: none for a value that is live anyway (parameters, shared values)."""
     main = set(module.main.params)
     costs: list[int] = []
     for position, param in enumerate(pair.forward.params):
@@ -117,7 +117,7 @@ def _entering_bytes(module: Module, pair: Pair) -> list[int]:
 
 
 def _minimum_cut(function: Function, needed: Sequence[Value], entering: Sequence[int]) -> set[Value]:
-    """The cheapest values to keep: the smallest cut between what cannot be recomputed and what the backward needs."""
+    """The values to save: a minimum cut between values that cannot be recomputed and those that the backward reads."""
     graph: nx.DiGraph[tuple[Value, int] | str] = nx.DiGraph()
     for param, cost in zip(function.params, entering, strict=True):
         graph.add_edge("source", (param, 0))
@@ -139,17 +139,17 @@ def _minimum_cut(function: Function, needed: Sequence[Value], entering: Sequence
 
 
 def _ops_between(function: Function, saved: set[Value], needed: Sequence[Value]) -> list[Op] | None:
-    """Ops that make `needed` from `saved`; None where something heavy or absent would be needed."""
+    """Ops that make `needed` from `saved`; None where a heavy op or an absent value would be needed."""
     producer = {result: op for op in function.ops for result in op.results}
-    waiting, found = [value for value in needed if value not in saved], set[Op]()
+    waiting, ops = [value for value in needed if value not in saved], set[Op]()
     while waiting:
         op = producer.get(waiting.pop())
         if op is None:
             continue
-        if op not in found:
-            found.add(op)
+        if op not in ops:
+            ops.add(op)
             waiting += [value for value in op.inputs() if value not in saved]
-    return [op for op in function.ops if op in found]
+    return [op for op in function.ops if op in ops]
 
 
 def _replaced(
@@ -178,7 +178,7 @@ def _replaced(
 
 
 def _read_elsewhere(module: Module, pair: Pair) -> set[int]:
-    """Positions of forward results that someone other than the paired backward reads."""
+    """Positions of forward results that any op but the paired backward reads."""
     partner = dict(pair.sites)
     readers: dict[Value, set[Op | None]] = defaultdict(set)
     for op in module.main.ops:

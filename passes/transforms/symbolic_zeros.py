@@ -1,7 +1,7 @@
-"""Zeros that are known to be zero vanish: a tangent that nobody set is not multiplied through the backward.
+"""Propagate symbolic zeros: a tangent that was not set is dropped instead of multiplied through the backward.
 
-Legal because an op that is linear in a set of operands gives zero where all of that set are zero; and adding zero gives
-the other operand.
+Legal because an op that is linear in a set of operands gives zero if all of the set are zero, and adding zero gives the
+other operand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DropZeros:
     name: ClassVar[str] = "zero"
     summary: ClassVar[str] = "drop tangents that are zero: all but scalars', or those named"
     labels: str = ""
-    """Of the tangents, joined by `+`; all but those of scalars where there are none."""
+    """Labels of tangents, joined by `+`; if empty, all tangents but those of scalars."""
 
     def apply(self, module: Module) -> Module:
         main, named = module.main, set(self.labels.split("+"))
@@ -35,21 +35,21 @@ class DropZeros:
 
 
 def drop_zeros(module: Module, zero_params: Collection[int]) -> Module:
-    """The module's main function, given that the parameters at these positions are zero; they are no longer read."""
+    """`module`, given that the main parameters at these positions are zero; no op reads them any more."""
     main = module.main
     zeros = {main.params[i] for i in zero_params}
-    same: dict[Value, Value] = {}
+    mapping: dict[Value, Value] = {}
     ops: list[Op] = []
     for original in main.ops:
-        op = original.with_operands(same)
+        op = original.with_operands(mapping)
         known = [i for i, value in enumerate(op.inputs()) if value in zeros]
         if known and op.name in ("aten.add.Tensor", "aten.sub.Tensor") and (kept := _other(op, zeros)) is not None:
-            same[op.results[0]] = kept
+            mapping[op.results[0]] = kept
         elif known and any(linear <= set(known) for linear in rule_of(op).linear):
             zeros.update(op.results)
         else:
             ops.append(op)
-    results = tuple(same.get(value, value) for value in main.results)
+    results = tuple(mapping.get(value, value) for value in main.results)
     read = {*results, *(value for op in ops for value in op.inputs())}
     filled = [_zero(value) for value in main.values() if value in zeros and value in read and value not in main.params]
     return Module((*module.functions[:-1], replace(main, ops=(*filled, *ops), results=results)), module.mesh)

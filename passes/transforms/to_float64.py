@@ -1,7 +1,7 @@
-"""Every floating value of a module in one type: float64 is what exactness is proved in.
+"""Convert every floating value of a module to one type: exactness of plans is proved in float64.
 
-Casts, constants and results alike: a float32 left anywhere would hide an error of a plan behind its own rounding. What
-is made of integers alone would be of PyTorch's default type: there the integers are cast first.
+Casts and constants too: one float32 value would hide an error of a plan behind its own rounding. An op that makes
+floats from integers alone would give PyTorch's default type, so its operands are cast first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
-from moaic.ir.op_names import RAND
 from moaic.ir.types import FLOATING, TensorType
 
 
@@ -25,7 +24,7 @@ class Promote:
 
 
 def promote(module: Module, dtype: str = "f64") -> Module:
-    """`module` in `dtype`, complex numbers in parts of it; integers, booleans and random keys stay as they are."""
+    """`module` in `dtype`, complex numbers of two such parts; integers, booleans and random keys stay as they are."""
     return replace(module, functions=tuple(_function(function, dtype) for function in module.functions))
 
 
@@ -40,7 +39,7 @@ def _function(function: Function, dtype: str) -> Function:
 
 
 def _ops(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Iterator[Op]:
-    """The op in `dtype`, after casts of its operands where it makes floating values of integers without a cast."""
+    """The op in `dtype`, after casts of its operands if it makes floats from integers without a dtype attribute."""
     cast: dict[Value, Value] = {}
     if _divides(op):
         cast = {value: Value(TensorType(dtype, value.type.shape, value.type.layout)) for value in op.inputs()}
@@ -52,15 +51,15 @@ def _ops(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Iterator[Op]:
 
 
 def _divides(op: Op) -> bool:
-    """Whether an op makes floating values of integers or booleans, and nothing says which: it is no cast, no draw."""
-    if op.name in ("call", RAND) or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
+    """Whether an op makes floats from integers or booleans in the default type: no cast, no random number."""
+    if op.name in ("call", "moai.rand") or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
         return False
     kinds = {value.type.dtype for value in op.inputs()}
     return bool(kinds) and kinds.isdisjoint({*FLOATING, *COMPLEX.values()})
 
 
 COMPLEX = {"f64": "c128", "f32": "c64"}
-"""The type of complex numbers whose parts are of a floating type."""
+"""By floating type, the complex type of two such parts."""
 
 
 def _type(type_: TensorType, dtype: str) -> TensorType:

@@ -28,7 +28,7 @@ MODELS = st.builds(
 @pytest.fixture(autouse=True)
 def at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is refused for what it costs to make it early."""
-    monkeypatch.setattr("moaic.passes.sharding.data_parallel.PRE_LIMIT", float("inf"))
+    monkeypatch.setattr("moaic.passes.sharding.data_parallel.EARLY_LIMIT", float("inf"))
 
 
 def prove(drawn: Drawn, place: float) -> None:

@@ -41,7 +41,7 @@ def test_plans_compute_the_graph(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.exact), "contrast"])
 def test_what_is_made_before_the_first_micro_batch_is_exact_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that are dropped for their price alone: nearly all of the forward runs once more, unsplit."""
-    monkeypatch.setattr("moaic.passes.sharding.data_parallel.PRE_LIMIT", float("inf"))
+    monkeypatch.setattr("moaic.passes.sharding.data_parallel.EARLY_LIMIT", float("inf"))
     work = Proof(captured_step(MODELS[name]))
     configs = [config for config in plans_of(work.step.module, 2) if config.micro_batches > 1]
     for config in configs:

@@ -32,7 +32,7 @@ PLANS = {
 def written(each: Pass) -> str:
     """The pass as `moaic opt -p` takes it."""
     found: Any = each
-    values = [getattr(each, field.name) for field in fields(found) if field.name != "prices"]
+    values = [getattr(each, field.name) for field in fields(found) if field.name != "coefficients"]
     return f"{each.name}={':'.join(map(spelled, values))}"
 
 

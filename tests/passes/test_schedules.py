@@ -56,7 +56,7 @@ def spans(schedule: Schedule) -> int:
     done: dict[Action, int] = {}
     clock = [0] * len(schedule.workers)
     for action in schedule.merged:
-        worker = schedule.homes[action.stage]
+        worker = schedule.owners[action.stage]
         needs = [Action("F", action.stage - 1, action.part), Action("B", action.stage + 1, action.part)]
         before = needs[:1] if action.kind == "F" else needs[1:]
         start = max([clock[worker], *(done[need] for need in before if need in done)])
@@ -79,7 +79,7 @@ def test_a_list_that_somebody_wrote_is_a_schedule() -> None:
         F0.0 F0.1 B0.1 B0.0   # the last micro-batch first
         F1.1 B1.1 F1.0 B1.0
     """)
-    assert (schedule.stages, schedule.parts, schedule.homes) == (2, 2, (0, 1))
+    assert (schedule.stages, schedule.parts, schedule.owners) == (2, 2, (0, 1))
     assert [schedule.live(0), schedule.live(1)] == [2, 1]
 
 

@@ -1,7 +1,7 @@
-"""Solve a layout problem exactly: a linear program first, integers only if its solution is not whole already.
+"""Solve a layout problem exactly: a linear program first, integers only if its solution has fractions.
 
-Variables are shares of strategies. Between a value's maker and each reader shares are carried from the states made to
-the states wanted; a conversion is paid once by the largest share that any reader carries over it.
+Variables are shares of strategies. Between the producer of a value and each use, shares flow from the states made to
+the states wanted; a resharding costs the largest share that any use carries over it, so that uses share one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moaic.passes.sharding.solver.costs import LayoutCosts
 from moaic.passes.sharding.solver.problem import Flow, Problem, StrategyChoice, Use
 
 Shares = tuple[int, ...]
-"""Variables whose sum is meant."""
+"""Variables that are added up."""
 
 Solution = NDArray[np.float64]
 
@@ -36,14 +36,14 @@ FRACTION = 1e-6
 """A share further than this from a whole number is a fraction."""
 
 
-def solve(problem: Problem, pricing: LayoutCosts) -> dict[StrategyChoice, Strategy]:
+def solve(problem: Problem, costs: LayoutCosts) -> dict[StrategyChoice, Strategy]:
     """The cheapest strategy of every choice together."""
-    return _Program(pricing).solve(problem)
+    return _Program(costs).solve(problem)
 
 
 @dataclass(slots=True)
 class _Program:
-    pricing: LayoutCosts
+    layout_costs: LayoutCosts
     costs: list[float] = field(default_factory=list[float])
     rows: list[dict[int, float]] = field(default_factory=list[dict[int, float]])
     low: list[float] = field(default_factory=list[float])
@@ -60,8 +60,8 @@ class _Program:
             self._flow(flow)
         x = self._optimum(count)
         return {
-            choice: choice.strategies[int(np.argmax(x[at : at + len(choice.costs)]))]
-            for choice, at in self.first.items()
+            choice: choice.strategies[int(np.argmax(x[start : start + len(choice.costs)]))]
+            for choice, start in self.first.items()
         }
 
     def _variable(self, cost: float) -> int:
@@ -81,8 +81,8 @@ class _Program:
         made = self._made(flow)
         carried: list[dict[tuple[State, State], Shares]] = []
         seen: set[tuple[tuple[State, Shares], ...]] = set()
-        for sink in flow.sinks:
-            wanted = self._wanted(sink)
+        for use in flow.uses:
+            wanted = self._wanted(use)
             key = tuple(wanted.items())
             if key in seen:
                 continue
@@ -93,14 +93,14 @@ class _Program:
     def _made(self, flow: Flow) -> dict[State, Shares]:
         return self._by_state(flow.choice, [strategy.results[flow.result] for strategy in flow.choice.strategies])
 
-    def _wanted(self, sink: Use) -> dict[State, Shares]:
-        return self._by_state(sink.choice, [sink.wanted(strategy) for strategy in sink.choice.strategies])
+    def _wanted(self, use: Use) -> dict[State, Shares]:
+        return self._by_state(use.choice, [use.wanted(strategy) for strategy in use.choice.strategies])
 
     def _by_state(self, choice: StrategyChoice, states: Sequence[State]) -> dict[State, Shares]:
-        found: dict[State, Shares] = {}
+        shares: dict[State, Shares] = {}
         for index, state in enumerate(states):
-            found[state] = (*found.get(state, ()), self.first[choice] + index)
-        return found
+            shares[state] = (*shares.get(state, ()), self.first[choice] + index)
+        return shares
 
     def _carry(
         self, flow: Flow, made: Mapping[State, Shares], wanted: Mapping[State, Shares]
@@ -110,14 +110,14 @@ class _Program:
         if len(made) == 1 or len(wanted) == 1:
             pairs = {(have, want): made[have] if len(wanted) == 1 else wanted[want] for have in made for want in wanted}
             for (have, want), shares in pairs.items():
-                if self._price(flow, have, want) is None:
+                if self._cost(flow, have, want) is None:
                     self._row([(shares, 1.0)], 0.0, 0.0)
                 else:
                     carried[have, want] = shares
             return carried
         for have in made:
             for want in wanted:
-                if self._price(flow, have, want) is not None:
+                if self._cost(flow, have, want) is not None:
                     carried[have, want] = (self._variable(0.0),)
         for have, shares in made.items():
             self._row([(shares, -1.0), *((c, 1.0) for (h, _), c in carried.items() if h == have)], 0.0, 0.0)
@@ -125,23 +125,23 @@ class _Program:
             self._row([(shares, -1.0), *((c, 1.0) for (_, w), c in carried.items() if w == want)], 0.0, 0.0)
         return carried
 
-    def _price(self, flow: Flow, have: State, want: State) -> float | None:
-        return self.pricing.conversion(flow.value, have, want, flow.standing)
+    def _cost(self, flow: Flow, have: State, want: State) -> float | None:
+        return self.layout_costs.resharding(flow.value, have, want, flow.role)
 
     def _pay(self, flow: Flow, carried: Sequence[Mapping[tuple[State, State], Shares]]) -> None:
         over: dict[tuple[State, State], list[Shares]] = {}
-        for each in carried:
-            for pair, shares in each.items():
+        for by_states in carried:
+            for pair, shares in by_states.items():
                 over.setdefault(pair, []).append(shares)
         for (have, want), readers in over.items():
-            price = self._price(flow, have, want)
-            if not price:
+            cost = self._cost(flow, have, want)
+            if not cost:
                 continue
             if len(readers) == 1:
                 for variable in readers[0]:
-                    self.costs[variable] += flow.weight * price
+                    self.costs[variable] += flow.weight * cost
                 continue
-            shared = self._variable(flow.weight * price)
+            shared = self._variable(flow.weight * cost)
             for shares in readers:
                 self._row([((shared,), 1.0), (shares, -1.0)], 0.0, np.inf)
 
@@ -152,8 +152,8 @@ class _Program:
             shares = self._minimize(count)[:count]
         return shares
 
-    def _minimize(self, whole: int) -> Solution:
-        """The cheapest solution in which the first `whole` variables are whole numbers."""
+    def _minimize(self, integers: int) -> Solution:
+        """The cheapest solution in which the first `integers` variables are integers."""
         # Here and not above: only a plan with this axis pays for the import.
         from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
         from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
@@ -163,12 +163,12 @@ class _Program:
         rows, columns, factors = zip(*entries, strict=True)
         matrix = csr_array((factors, (rows, columns)), shape=(len(self.rows), len(costs)))
         low, high = np.array(self.low), np.array(self.high)
-        held = LinearConstraint(matrix, low, high)  # pyright: ignore[reportArgumentType]
+        constraints = LinearConstraint(matrix, low, high)  # pyright: ignore[reportArgumentType]
         result: Any = milp(
             costs * (SCALE / (costs.max(initial=0.0) or 1.0)),
-            integrality=np.arange(len(costs)) < whole,
+            integrality=np.arange(len(costs)) < integers,
             bounds=Bounds(0.0, 1.0),
-            constraints=held,
+            constraints=constraints,
             options={"time_limit": TIME_LIMIT, "mip_rel_gap": GAP},
         )
         assert result.x is not None, f"the layout problem has no solution: {result.message}"

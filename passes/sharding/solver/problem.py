@@ -1,8 +1,12 @@
-"""The layout problem of a module: choices with prices, and the flows of values between them.
+"""The layout problem of a module: choices with costs, and the flows of values between them.
 
 A choice is one op of a function (once, however often the function is called), a parameter of a function, or a main
-result. Views are no choices: a state that is wanted of a view is pulled back to what it looks at, so that all who look
-at one value share one conversion.
+result. Views have no choice: the state wanted of a view is pulled back to its operand, so that all readers of one
+value share one resharding:
+
+    %t = aten.permute %x {dims = [1, 0]} : f32[4, 8]
+    %y = aten.mm %t, %w : f32[4, 6]                     # a strategy wants %t as f32[4, 8{tp}]
+is the same as a use of `%x` that wants it as f32[8{tp}, 4].
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ from moaic.ir.ops import Kind, kind_of
 from moaic.ir.rules import Strategy
 from moaic.passes.sharding.solver.costs import LayoutCosts, ValueRole
 from moaic.passes.sharding.solver.strategy_sets import StrategySets, needs_strategy
-from moaic.passes.sharding.solver.value_classes import twins
+from moaic.passes.sharding.solver.value_classes import equivalence_classes
 
 StateMap = Mapping[State, State]
-"""For a state of a view the state of what it looks at."""
+"""For each state of a view, that of its operand."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,12 +37,12 @@ class StrategyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A choice that reads a value as its operand number `operand`, perhaps through views."""
+    """A choice that reads a value as operand number `operand`, possibly through views."""
 
     choice: StrategyChoice
     operand: int
     pull: tuple[tuple[State, State], ...] | None = None
-    """Pairs of a state of what is read and the state of the value itself, if there are views between."""
+    """Pairs of a state of the operand and the state of the value itself, if views are between them."""
 
     def wanted(self, strategy: Strategy) -> State:
         """The state of the value that a strategy of the choice wants."""
@@ -53,10 +57,10 @@ class Flow:
     value: Value
     choice: StrategyChoice
     result: int
-    sinks: tuple[Use, ...]
+    uses: tuple[Use, ...]
     weight: int
-    """Values that this one stands for, in all calls of a step."""
-    standing: ValueRole
+    """Number of values that this one represents, in all calls of a step."""
+    role: ValueRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +68,16 @@ class Problem:
     choices: tuple[StrategyChoice, ...]
     flows: tuple[Flow, ...]
     pulls: Mapping[Op, StateMap]
-    """The views that are no choices."""
+    """The views without a choice."""
     of_op: Mapping[Op, StrategyChoice]
     of_param: Mapping[Value, StrategyChoice]
     of_result: Mapping[int, StrategyChoice]
     """By position in the main results."""
 
 
-def problem(module: Module, possible: StrategySets, pricing: LayoutCosts, inputs_split: bool = False) -> Problem:
-    """The problem of putting an axis into `module`; inputs come whole, or in parts where that is best."""
-    builder = _Builder(module, possible, pricing, ("param", "buffer", *(("input", "tangent") if inputs_split else ())))
+def problem(module: Module, sets: StrategySets, costs: LayoutCosts, inputs_sharded: bool = False) -> Problem:
+    """The problem of adding an axis to `module`; inputs are replicated, unless `inputs_sharded` gives them a choice."""
+    builder = _Builder(module, sets, costs, ("param", "buffer", *(("input", "tangent") if inputs_sharded else ())))
     builder.build()
     return Problem(
         tuple(builder.choices), tuple(builder.flows), builder.pulls, builder.of_op, builder.of_param, builder.of_result
@@ -83,111 +87,121 @@ def problem(module: Module, possible: StrategySets, pricing: LayoutCosts, inputs
 @dataclass(slots=True)
 class _Builder:
     module: Module
-    possible: StrategySets
-    pricing: LayoutCosts
-    resting: tuple[str, ...]
-    """Kinds of main parameters that may lie in parts."""
+    sets: StrategySets
+    layout_costs: LayoutCosts
+    shardable: tuple[str, ...]
+    """Role kinds of main parameters that may be sharded."""
     choices: list[StrategyChoice] = field(default_factory=list[StrategyChoice])
     flows: list[Flow] = field(default_factory=list[Flow])
     pulls: dict[Op, StateMap] = field(default_factory=dict[Op, StateMap])
     of_op: dict[Op, StrategyChoice] = field(default_factory=dict[Op, StrategyChoice])
     of_param: dict[Value, StrategyChoice] = field(default_factory=dict[Value, StrategyChoice])
     of_result: dict[int, StrategyChoice] = field(default_factory=dict[int, StrategyChoice])
-    made_by: dict[Value, tuple[StrategyChoice, int]] = field(default_factory=dict[Value, tuple[StrategyChoice, int]])
+    producer: dict[Value, tuple[StrategyChoice, int]] = field(default_factory=dict[Value, tuple[StrategyChoice, int]])
     """The choice and result number of every value that has one."""
 
     def build(self) -> None:
-        standing = standings(self.module)
+        roles = value_roles(self.module)
         times = self.module.runs()
-        alike = {f: self._alike(f) for f in self.module.functions}
+        representatives = {f: self._representatives(f) for f in self.module.functions}
         for function in self.module.functions:
-            counts = Counter(alike[function].values())
+            counts = Counter(representatives[function].values())
             if function is self.module.main:
-                self._main_params(function, alike[function], counts)
+                self._main_params(function, representatives[function], counts)
             else:
                 self._params(function, times[function.name])
-            self._ops(function, alike[function], counts, times[function.name])
+            self._ops(function, representatives[function], counts, times[function.name])
         self._results(self.module.main)
         for function in self.module.functions:
-            self._flows(function, alike[function], standing, times[function.name])
+            self._flows(function, representatives[function], roles, times[function.name])
 
-    def _alike(self, function: Function) -> Mapping[Value, Value]:
-        """Who decides for each value: only the main function writes out what is repeated."""
-        return twins(function) if function is self.module.main else {value: value for value in function.values()}
+    def _representatives(self, function: Function) -> Mapping[Value, Value]:
+        """For each value the one that has its choice: only the main function repeats equivalent values."""
+        return (
+            equivalence_classes(function)
+            if function is self.module.main
+            else {value: value for value in function.values()}
+        )
 
     def _choose(self, strategies: Sequence[Strategy], costs: Sequence[float]) -> StrategyChoice:
         choice = StrategyChoice(tuple(strategies), tuple(costs))
         self.choices.append(choice)
         return choice
 
-    def _main_params(self, main: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int]) -> None:
-        """Parameters rest as is best; what else comes from outside comes whole."""
+    def _main_params(self, main: Function, representatives: Mapping[Value, Value], counts: Mapping[Value, int]) -> None:
+        """A choice per shardable parameter; any other is replicated."""
         for index, value in enumerate(main.params):
             kind = main.param_role(index).kind
-            first = alike[value]
-            if first is not value:
-                self._param(value, self.of_param[first])
+            representative = representatives[value]
+            if representative is not value:
+                self._param(value, self.of_param[representative])
                 continue
-            states: tuple[State, ...] = self.possible.resting(value) if kind in self.resting else (REPLICATED,)
-            price = counts[value] if kind == "param" else 0
-            self._param(value, self._standing(states, [price * self.pricing.resting(value, state) for state in states]))
+            states: tuple[State, ...] = self.sets.complete(value) if kind in self.shardable else (REPLICATED,)
+            factor = counts[value] if kind == "param" else 0
+            self._param(
+                value, self._identity(states, [factor * self.layout_costs.persistent(value, state) for state in states])
+            )
 
     def _params(self, function: Function, times: int) -> None:
-        saved = _made_by_calls(self.module)
+        saved = _producer_calls(self.module)
         for value in function.params:
-            states = self.possible.resting(value)
-            price = times if value in saved else 0
-            self._param(value, self._standing(states, [price * self.pricing.saving(value, state) for state in states]))
+            states = self.sets.complete(value)
+            factor = times if value in saved else 0
+            self._param(
+                value, self._identity(states, [factor * self.layout_costs.saved(value, state) for state in states])
+            )
 
-    def _standing(self, states: Sequence[State], costs: Sequence[float]) -> StrategyChoice:
-        """A choice that takes a value in and gives it out in one state."""
+    def _identity(self, states: Sequence[State], costs: Sequence[float]) -> StrategyChoice:
+        """A choice whose strategies read and return a value in one state."""
         return self._choose([Strategy((state,), (state,)) for state in states], costs)
 
     def _param(self, value: Value, choice: StrategyChoice) -> None:
         self.of_param[value] = choice
-        self.made_by[value] = (choice, 0)
+        self.producer[value] = (choice, 0)
 
-    def _ops(self, function: Function, alike: Mapping[Value, Value], counts: Mapping[Value, int], times: int) -> None:
-        results, passed = set(function.results), self._passed(function, alike)
-        producer = {result: op for op in function.ops for result in op.results}
+    def _ops(
+        self, function: Function, representatives: Mapping[Value, Value], counts: Mapping[Value, int], times: int
+    ) -> None:
+        results, passed = set(function.results), self._passed(function, representatives)
+        defining = {result: op for op in function.ops for result in op.results}
         for op in function.ops:
             if op.name == "call":
                 inner = self.module.function(op.callee).results
-                self.made_by.update(
-                    (o, self.made_by[i]) for o, i in zip(op.results, inner, strict=True) if i in self.made_by
+                self.producer.update(
+                    (o, self.producer[i]) for o, i in zip(op.results, inner, strict=True) if i in self.producer
                 )
             elif needs_strategy(op):
-                twin = producer[alike[op.results[0]]]
-                pull = self._pull(op, results, passed) if twin is op else self.pulls.get(twin)
+                first = defining[representatives[op.results[0]]]
+                pull = self._pull(op, results, passed) if first is op else self.pulls.get(first)
                 if pull is not None:
                     self.pulls[op] = pull
                     continue
-                choice = self._op(op, times * counts[op.results[0]]) if twin is op else self.of_op[twin]
+                choice = self._op(op, times * counts[op.results[0]]) if first is op else self.of_op[first]
                 self.of_op[op] = choice
-                self.made_by.update((result, (choice, i)) for i, result in enumerate(op.results))
+                self.producer.update((result, (choice, i)) for i, result in enumerate(op.results))
 
     def _op(self, op: Op, times: int) -> StrategyChoice:
-        strategies = self.possible.strategies[op]
-        return self._choose(strategies, [times * self.pricing.op(op, strategy) for strategy in strategies])
+        strategies = self.sets.strategies[op]
+        return self._choose(strategies, [times * self.layout_costs.op(op, strategy) for strategy in strategies])
 
-    def _passed(self, function: Function, alike: Mapping[Value, Value]) -> Mapping[Value, set[State]]:
-        """The states in which calls may want values that are passed to them: those of any call of the same function."""
+    def _passed(self, function: Function, representatives: Mapping[Value, Value]) -> Mapping[Value, set[State]]:
+        """For each value passed to calls, the states in which their callees may take it."""
         passed: dict[Value, set[State]] = defaultdict(set)
         for op in function.ops:
             if op.name == "call":
                 for value, param in zip(op.inputs(), self.module.function(op.callee).params, strict=True):
-                    passed[alike[value]].update(self.possible.resting(param))
+                    passed[representatives[value]].update(self.sets.complete(param))
         return passed
 
     def _pull(self, op: Op, results: set[Value], passed: Mapping[Value, set[State]]) -> StateMap | None:
-        """How states of a view pull back; None where it must be a choice of its own."""
+        """The map that pulls states of a view back to its operand; None where the view needs a choice of its own."""
         if kind_of(op) is not Kind.VIEW or len(op.results) != 1 or op.results[0] in results:
             return None
         (source,), (target,) = op.inputs(), op.results
         if target.type.elements() < source.type.elements():
             return None
-        pull = {strategy.results[0]: strategy.operands[0] for strategy in self.possible.strategies[op]}
-        wanted = {*self.possible.splits.get(target, ()), *passed.get(target, ())}
+        pull = {strategy.results[0]: strategy.operands[0] for strategy in self.sets.strategies[op]}
+        wanted = {*self.sets.splits.get(target, ()), *passed.get(target, ())}
         return pull if wanted <= pull.keys() else None
 
     def _results(self, main: Function) -> None:
@@ -197,27 +211,27 @@ class _Builder:
             if role.kind in ("grad", "update") and role.label in labels:
                 self.of_result[index] = self.of_param[labels[role.label]]
                 continue
-            states = self.possible.resting(value) if role.kind == "output" else (REPLICATED,)
+            states = self.sets.complete(value) if role.kind == "output" else (REPLICATED,)
             self.of_result[index] = self._choose([Strategy((state,), ()) for state in states], [0.0] * len(states))
 
     def _flows(
-        self, function: Function, alike: Mapping[Value, Value], standing: Mapping[Value, ValueRole], times: int
+        self, function: Function, representatives: Mapping[Value, Value], roles: Mapping[Value, ValueRole], times: int
     ) -> None:
-        sinks: dict[Value, dict[Use, None]] = defaultdict(dict)
+        uses: dict[Value, dict[Use, None]] = defaultdict(dict)
         for reader, value in self._readings(function):
-            sinks[value][reader] = None
+            uses[value][reader] = None
         merged: dict[Value, dict[Use, None]] = defaultdict(dict)
-        for value, found in sinks.items():
-            merged[alike[value]].update(found)
-        counts = Counter(alike[value] for value in sinks)
-        for value, found in merged.items():
-            if value in self.made_by:
-                choice, result = self.made_by[value]
-                stands = standing.get(value, ValueRole.ACTIVATION)
-                self.flows.append(Flow(value, choice, result, tuple(found), times * counts[value], stands))
+        for value, readers in uses.items():
+            merged[representatives[value]].update(readers)
+        counts = Counter(representatives[value] for value in uses)
+        for value, readers in merged.items():
+            if value in self.producer:
+                choice, result = self.producer[value]
+                role = roles.get(value, ValueRole.ACTIVATION)
+                self.flows.append(Flow(value, choice, result, tuple(readers), times * counts[value], role))
 
     def _readings(self, function: Function) -> Iterator[tuple[Use, Value]]:
-        """Every reader of every value that is not a pulled view, views looked through."""
+        """Every use of every value other than a pulled-back view; uses of such a view count for its operand."""
         source = {op.results[0]: op for op in function.ops if op in self.pulls}
 
         def through(choice: StrategyChoice, operand: int, value: Value) -> tuple[Use, Value]:
@@ -241,37 +255,37 @@ class _Builder:
                 yield through(self.of_result[index], 0, value)
 
 
-def standings(module: Module) -> dict[Value, ValueRole]:
-    """Weights and gradients; everything else is an activation."""
+def value_roles(module: Module) -> dict[Value, ValueRole]:
+    """The roles of weights and gradients; every other value is an activation."""
     main = module.main
     gradients = (main.results[i] for i in main.gradients)
     return {**dict.fromkeys(gradients, ValueRole.GRADIENT), **dict.fromkeys(weight_values(module), ValueRole.WEIGHT)}
 
 
 def weight_values(module: Module) -> set[Value]:
-    """Parameters, and what is made of parameters alone without a heavy op."""
+    """Parameters, and values computed from parameters alone without a heavy op."""
     callers: dict[Value, list[Value]] = defaultdict(list)
     for function in module.functions:
         for op in function.ops:
             if op.name == "call":
                 for value, param in zip(op.inputs(), module.function(op.callee).params, strict=True):
                     callers[param].append(value)
-    found: set[Value] = set()
+    weights: set[Value] = set()
     for function in reversed(module.functions):
         is_main = function is module.main
         for index, param in enumerate(function.params):
             given = callers[param]
-            if function.param_role(index).kind == "param" if is_main else given and all(v in found for v in given):
-                found.add(param)
+            if function.param_role(index).kind == "param" if is_main else given and all(v in weights for v in given):
+                weights.add(param)
         for op in function.ops:
             inputs = list(op.inputs())
-            if needs_strategy(op) and kind_of(op) is not Kind.HEAVY and inputs and all(v in found for v in inputs):
-                found.update(op.results)
-    return found
+            if needs_strategy(op) and kind_of(op) is not Kind.HEAVY and inputs and all(v in weights for v in inputs):
+                weights.update(op.results)
+    return weights
 
 
-def _made_by_calls(module: Module) -> set[Value]:
-    """Parameters of functions that receive what another call has made."""
+def _producer_calls(module: Module) -> set[Value]:
+    """Parameters of functions that receive results of other calls."""
     made = {result for op in module.main.ops if op.name == "call" for result in op.results}
     calls = [op for op in module.main.ops if op.name == "call"]
     pairs = (pair for op in calls for pair in zip(op.inputs(), module.function(op.callee).params, strict=True))

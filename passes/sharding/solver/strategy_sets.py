@@ -1,7 +1,7 @@
-"""Which states a value may take on one axis, and which strategies every op has: the closure of contiguous splits.
+"""The states that each value may take on one axis, and the strategies of each op: the closure of seed shardings.
 
-Splits start at the weights and at the inputs' dims other than the batch, unless said otherwise, and spread through the
-rules in both directions, through calls too. The batch belongs to other axes, so its digits are never reached.
+Seed shardings are those of the weights and of the inputs' dims other than the batch, unless the caller gives others.
+They propagate through the rules in both directions, and through calls. The batch belongs to other axes.
 """
 
 from __future__ import annotations
@@ -14,44 +14,47 @@ from moaic.ir.graph import Module, Op, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.rules import Dims, Rule, Strategy, fits
-from moaic.passes.sharding.partitioner import Axis
+from moaic.passes.sharding.axis import Axis
 
 
 @dataclass(frozen=True, slots=True)
 class StrategySets:
-    """What an axis may do to a module: splits of values, strategies of ops (the replicated one last)."""
+    """The shardings of values and the strategies of ops (the replicated one last) that an axis allows in a module."""
 
     splits: Mapping[Value, tuple[State, ...]]
     strategies: Mapping[Op, tuple[Strategy, ...]]
 
-    def resting(self, value: Value) -> tuple[State, ...]:
-        """States in which a finished value may lie."""
+    def complete(self, value: Value) -> tuple[State, ...]:
+        """The states of `value` other than partial."""
         return (*self.splits.get(value, ()), REPLICATED)
 
 
-Seeds = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
-"""Where splits begin."""
+SeedShardings = Callable[[Module, Axis], Iterable[tuple[Value, State]]]
+"""The values and shardings at which propagation begins."""
 
 
-def possible(
-    module: Module, axis: Axis, seeds: Seeds | None = None, held: Callable[[Module], Collection[Value]] | None = None
+def find_strategies(
+    module: Module,
+    axis: Axis,
+    seed_shardings: SeedShardings | None = None,
+    replicated: Callable[[Module], Collection[Value]] | None = None,
 ) -> StrategySets:
-    """The closure of contiguous splits over `axis`, not yet in the mesh of `module`; what is `held` stays whole."""
-    closure = _Closure(module, axis, held(module) if held else ())
-    for value, state in (seeds or _seeds)(module, axis):
+    """The closure of the seed shardings over `axis`, not yet in the mesh of `module`; `replicated` values stay so."""
+    closure = _Closure(module, axis, replicated(module) if replicated else ())
+    for value, state in (seed_shardings or _seed_shardings)(module, axis):
         closure.spread(value, state)
     closure.spread_sums(module)
-    strategies = {op: (*closure.found[op], rule.replicated()) for op, rule in closure.rules.items()}
+    strategies = {op: (*closure.strategies[op], rule.replicated()) for op, rule in closure.rules.items()}
     return StrategySets({value: tuple(states) for value, states in closure.splits.items()}, strategies)
 
 
 def needs_strategy(op: Op) -> bool:
-    """Whether a strategy is chosen for `op`: calls follow their callee, constants are built where they are read."""
+    """Whether a strategy is chosen for `op`: calls follow their callee, constants are rebuilt where they are read."""
     return op.name != "call" and kind_of(op) is not Kind.NULLARY
 
 
-def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
-    """Contiguous splits of every dim of a matrix or larger weight, and of every dim but the first of an input."""
+def _seed_shardings(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
+    """Contiguous shardings of every dim of a weight of two or more dims, and of every dim but the first of an input."""
     main, n = module.main, axis.size
     for index, value in enumerate(main.params):
         shape, kind = value.type.shape, main.param_role(index).kind
@@ -64,18 +67,18 @@ def _seeds(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
 
 
 class _Closure:
-    def __init__(self, module: Module, axis: Axis, held: Collection[Value]) -> None:
+    def __init__(self, module: Module, axis: Axis, replicated: Collection[Value]) -> None:
         self.axis = axis
-        self.held = frozenset(held)
+        self.replicated = frozenset(replicated)
         self.mesh = module.mesh.with_axis(axis.name, axis.size)
         self.functions = {function.name: function for function in module.functions}
         self.rules = {op: rule_of(op) for f in module.functions for op in f.ops if needs_strategy(op)}
-        self.found: dict[Op, dict[Strategy, None]] = {op: {} for op in self.rules}
+        self.strategies: dict[Op, dict[Strategy, None]] = {op: {} for op in self.rules}
         self.splits: dict[Value, dict[State, None]] = defaultdict(dict)
         self.uses: dict[Value, list[tuple[Op, Rule, Dims]]] = defaultdict(list)
         self.same: dict[Value, list[Value]] = defaultdict(list)
         for op, rule in self.rules.items():
-            for value, dims in _places(op, rule):
+            for value, dims in _values_with_dims(op, rule):
                 self.uses[value].append((op, rule, dims))
         for function in module.functions:
             for op in function.ops:
@@ -89,7 +92,7 @@ class _Closure:
             self.same[other].append(one)
 
     def spread(self, value: Value, state: State) -> None:
-        """Everything that follows if `value` is split as `state` says."""
+        """Propagate the sharding `state` of `value` to all that the rules tie to it."""
         waiting = [(value, state)]
         while waiting:
             value, state = waiting.pop()
@@ -99,12 +102,12 @@ class _Closure:
             waiting += [(other, state) for other in self.same[value]]
             for op, rule, dims in self.uses[value]:
                 strategy = rule.following(dims, state, self.axis.size)
-                if strategy is not None and strategy not in self.found[op] and self._all_fit(op, strategy):
-                    self.found[op][strategy] = None
+                if strategy is not None and strategy not in self.strategies[op] and self._all_fit(op, strategy):
+                    self.strategies[op][strategy] = None
                     waiting += zip((*op.inputs(), *op.results), (*strategy.operands, *strategy.results), strict=True)
 
     def _fits(self, value: Value, state: State) -> bool:
-        return value not in self.held and fits(value.type, self.axis.name, state, self.mesh)
+        return value not in self.replicated and fits(value.type, self.axis.name, state, self.mesh)
 
     def _all_fit(self, op: Op, strategy: Strategy) -> bool:
         states = (*strategy.operands, *strategy.results)
@@ -112,31 +115,31 @@ class _Closure:
         return all(not isinstance(state, Sharded) or self._fits(value, state) for value, state in pairs)
 
     def spread_sums(self, module: Module) -> None:
-        """Pending sums pass through ops that are linear in them; heavy ops would run unsplit for that."""
-        pending: set[Value] = set()
+        """Propagate partial values through ops linear in them; heavy ops are left out, as they would run unsharded."""
+        partial: set[Value] = set()
         for function in module.functions:
             for op in function.ops:
                 if op.name == "call":
                     inside = self.functions[op.callee].results
-                    pending.update(one for one, other in zip(op.results, inside, strict=True) if other in pending)
+                    partial.update(one for one, other in zip(op.results, inside, strict=True) if other in partial)
                 elif op in self.rules:
-                    self._add_linear(op, pending)
-                    pending.update(
+                    self._add_linear(op, partial)
+                    partial.update(
                         r
-                        for s in self.found[op]
+                        for s in self.strategies[op]
                         for r, state in zip(op.results, s.results, strict=True)
                         if state == PARTIAL
                     )
 
-    def _add_linear(self, op: Op, pending: set[Value]) -> None:
+    def _add_linear(self, op: Op, partial: set[Value]) -> None:
         inputs = list(op.inputs())
         if kind_of(op) is Kind.HEAVY:
             return
         for linear in self.rules[op].linear:
-            if all(inputs[i] in pending for i in linear):
-                self.found[op][self.rules[op].by_linearity(linear)] = None
+            if all(inputs[i] in partial for i in linear):
+                self.strategies[op][self.rules[op].by_linearity(linear)] = None
 
 
-def _places(op: Op, rule: Rule) -> Iterator[tuple[Value, Dims]]:
+def _values_with_dims(op: Op, rule: Rule) -> Iterator[tuple[Value, Dims]]:
     yield from zip(op.inputs(), rule.operands, strict=True)
     yield from zip(op.results, rule.results, strict=True)

@@ -1,6 +1,7 @@
-"""Values of a main function that play the same part in every layer: one decision serves them all.
+"""Equivalence classes of the values of a main function, such as one value of every layer: each class has one layout.
 
-Two values are twins if they are made alike and read alike, where a call is known by its callee and position alone.
+Two values are equivalent if they are computed by the same expression and read by the same expressions, where a call
+counts as its callee and the position alone.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from moaic.ir.graph import Function, Op, Operand, Value
 Keys = Mapping[Value, Hashable]
 
 
-def twins(main: Function) -> dict[Value, Value]:
-    """For every value of `main` its representative, the first of its twins; results of one op stay together."""
-    made, read = _made(main), _read(main)
+def equivalence_classes(main: Function) -> dict[Value, Value]:
+    """For every value of `main` the first value of its class; the results of one op are classified together."""
+    defs, uses = _definition_keys(main), _use_keys(main)
     first: dict[Hashable, tuple[Value, ...]] = {}
-    found: dict[Value, Value] = {}
+    representatives: dict[Value, Value] = {}
     for group in [*((param,) for param in main.params), *_groups(main)]:
-        key = tuple((made[value], read[value]) for value in group)
-        found.update(zip(group, first.setdefault(key, group), strict=True))
-    return found
+        key = tuple((defs[value], uses[value]) for value in group)
+        representatives.update(zip(group, first.setdefault(key, group), strict=True))
+    return representatives
 
 
 def _groups(main: Function) -> list[tuple[Value, ...]]:
-    """Values about which one decision is made: an op's results together, those of a call each alone."""
+    """Values that are classified together: the results of an op; those of a call one by one."""
     return [group for op in main.ops for group in ([(r,) for r in op.results] if op.name == "call" else [op.results])]
 
 
 class _Names:
-    """Small numbers for keys, so that nested keys stay short."""
+    """Numbers keys in the order of their first use, so that keys that contain keys stay short."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, int] = {}
@@ -39,8 +40,8 @@ class _Names:
         return self.known.setdefault(key, len(self.known))
 
 
-def _made(main: Function) -> dict[Value, int]:
-    """How each value is made. Weights of one type are alike as far as this goes; other parameters are not."""
+def _definition_keys(main: Function) -> dict[Value, int]:
+    """A number for the expression of each value. Weights of one type share theirs; other parameters do not."""
     names = _Names()
     made: dict[Value, int] = {}
     for index, param in enumerate(main.params):
@@ -62,8 +63,8 @@ def _operand_key(operand: Operand, made: Mapping[Value, int]) -> Hashable:
     return None if operand is None else made[operand]
 
 
-def _read(main: Function) -> dict[Value, int]:
-    """How each value is read, and for a weight also how its gradient is made."""
+def _use_keys(main: Function) -> dict[Value, int]:
+    """A number for the uses of each value; of a weight, the expression of its gradient counts as one."""
     names = _Names()
     readers: dict[Value, set[Hashable]] = defaultdict(set)
     for index, value in enumerate(main.results):
@@ -73,8 +74,8 @@ def _read(main: Function) -> dict[Value, int]:
         for result in op.results:
             read[result] = names.of(frozenset(readers[result]))
         for position, value in enumerate(op.inputs()):
-            readers[value].add(_reading(op, position, read))
-    made = _made(main)
+            readers[value].add(_use_key(op, position, read))
+    made = _definition_keys(main)
     labels = {main.param_role(i).label: param for i, param in enumerate(main.params) if main.param_role(i).label}
     for index, value in enumerate(main.results):
         role = main.result_role(index)
@@ -84,7 +85,7 @@ def _read(main: Function) -> dict[Value, int]:
     return read
 
 
-def _reading(op: Op, position: int, read: Mapping[Value, int]) -> Hashable:
+def _use_key(op: Op, position: int, read: Mapping[Value, int]) -> Hashable:
     if op.name == "call":
         return ("call", op.callee, position)
     return (op.name, tuple(sorted(op.attrs.items())), position, tuple(read[result] for result in op.results))

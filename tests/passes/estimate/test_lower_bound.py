@@ -11,7 +11,7 @@ from moaic.passes.estimate.memory import FusedFunctions, fused_functions, memory
 from moaic.passes.estimate.step_time import function_seconds, predict
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.machine import Machine
-from moaic.passes.sharding.solver.costs import prices_of
+from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner.candidates import candidates
 from tests.passes.steps import dense, machine
 
@@ -20,7 +20,7 @@ class Prices:
     """What plans of a step take."""
 
     def __init__(self, step: Module, where: Machine) -> None:
-        self.builder = Builder(step, prices_of(where))
+        self.builder = Builder(step, coefficients_of(where))
         self.machine = where
         self.fused: FusedFunctions = fused_functions()
 

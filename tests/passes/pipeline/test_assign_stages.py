@@ -26,7 +26,7 @@ from moaic.passes.estimate.memory import fused_functions, program_peak
 from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import lower
-from moaic.passes.pipeline.balanced_partition import SLACK, cut
+from moaic.passes.pipeline.balanced_partition import SLACK, balanced_partition
 from moaic.planner.candidates import candidates
 from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function
@@ -215,7 +215,7 @@ func @step(%x: f32[4] +dp) -> (f32[4], f32[4]) {
 def test_pieces_are_as_even_as_can_be(costs: list[int], data: st.DataObject) -> None:
     pieces = data.draw(st.integers(1, len(costs)))
     crossing = data.draw(st.lists(st.integers(0, 9), min_size=len(costs) - 1, max_size=len(costs) - 1))
-    found = cut([float(cost) for cost in costs], crossing, pieces)
+    found = balanced_partition([float(cost) for cost in costs], crossing, pieces)
     assert found == sorted(found)
     assert set(found) == set(range(pieces))
 

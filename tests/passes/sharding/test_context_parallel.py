@@ -17,10 +17,10 @@ from moaic.ir.ring_attention import is_ring
 from moaic.ir.verify import load, verify
 from moaic.passes.config import Request
 from moaic.passes.estimate.memory import fused_functions, memory_of
-from moaic.passes.sharding.context_parallel import follow_context
-from moaic.passes.sharding.partitioner import Axis
+from moaic.passes.sharding.axis import Axis
+from moaic.passes.sharding.context_parallel import shard_sequence
 from moaic.passes.sharding.solver.costs import CostCoefficients
-from moaic.passes.sharding.tensor_parallel import follow_tensor
+from moaic.passes.sharding.tensor_parallel import shard_tensors
 from moaic.planner.candidates import candidates
 from moaic.planner.search import Selection, search
 from moaic.planner.worker import Here
@@ -78,7 +78,7 @@ def test_keys_and_values_are_gathered_for_a_part_of_the_rows() -> None:
 @pytest.mark.parametrize(("heads", "groups", "n"), [(4, 2, 2), (4, 2, 4), (8, 8, 2)])
 def test_rows_are_exchanged_for_heads_where_that_costs_less(heads: int, groups: int, n: int) -> None:
     whole = attention(heads, groups)
-    split = follow_context(whole, Axis("cp", n), SLOW).module
+    split = shard_sequence(whole, Axis("cp", n), SLOW).module
     verify(split)
     (op,) = found(split, "moai.sdpa")
     assert states(op) == [(1, heads // n)] * 3, "a causal mask that is not spelled out is half of the work"
@@ -90,7 +90,7 @@ def test_rows_are_exchanged_for_heads_where_that_costs_less(heads: int, groups: 
 def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: CostCoefficients) -> None:
     """Three heads cannot be exchanged for rows."""
     whole = attention(3, 1)
-    split = follow_context(whole, Axis("cp", 2), prices).module
+    split = shard_sequence(whole, Axis("cp", 2), prices).module
     (op,) = found(split, "moai.sdpa")
     # In blocks or in stripes, which cost the same here.
     assert states(op) in ([(2, 4), REPLICATED, REPLICATED], [(2, 1), REPLICATED, REPLICATED])
@@ -99,12 +99,12 @@ def test_a_causal_flag_becomes_the_mask_of_the_rows(prices: CostCoefficients) ->
 
 def test_what_has_no_sequence() -> None:
     with pytest.raises(Diagnostic, match=re.escape("cp=2 splits the sequence, and @step has none")):
-        follow_context(dense(), Axis("cp", 2))
+        shard_sequence(dense(), Axis("cp", 2), CostCoefficients())
 
 
 def test_a_sequence_that_does_not_divide() -> None:
     with pytest.raises(Diagnostic, match=re.escape("cp=3 does not divide a sequence of 8; cp=2, cp=4 or cp=8 would")):
-        follow_context(attention(4, 2), Axis("cp", 3))
+        shard_sequence(attention(4, 2), Axis("cp", 3), CostCoefficients())
 
 
 def test_candidates_split_short_sequences_only_where_rows_are_few() -> None:
@@ -117,9 +117,9 @@ def test_candidates_split_short_sequences_only_where_rows_are_few() -> None:
 
 
 def test_heads_that_another_axis_has_split_are_named() -> None:
-    split = follow_context(attention(8, 8), Axis("cp", 2), SLOW).module
+    split = shard_sequence(attention(8, 8), Axis("cp", 2), SLOW).module
     with pytest.raises(Diagnostic, match=r"tp=16 cannot split the 8 heads of layers.* once more: cp splits them"):
-        follow_tensor(split, Axis("tp", 16))
+        shard_tensors(split, Axis("tp", 16), CostCoefficients())
 
 
 def rings(module: Module) -> list[Op]:
@@ -141,7 +141,7 @@ def test_what_is_not_gathered_goes_the_cheaper_way(
     heads: int, n: int, prices: CostCoefficients, goes_round: bool
 ) -> None:
     whole = attention(heads, heads)
-    split = follow_context(whole, Axis("cp", n), prices, gather_keys=False).module
+    split = shard_sequence(whole, Axis("cp", n), prices, gather_keys=False).module
     verify(split)
     assert bool(rings(split)) == goes_round
     if goes_round:
@@ -154,12 +154,12 @@ def test_what_is_not_gathered_goes_the_cheaper_way(
 
 @pytest.mark.parametrize("prices", [EAGER, CostCoefficients(), CostCoefficients(link=1e6), FAR])
 def test_a_ring_that_costs_as_much_as_gathers_is_left(prices: CostCoefficients) -> None:
-    assert not rings(follow_context(attention(3, 1), Axis("cp", 2), prices).module)
+    assert not rings(shard_sequence(attention(3, 1), Axis("cp", 2), prices).module)
 
 
 def test_a_ring_is_taken_where_its_stripes_save_what_a_mask_does_in_vain() -> None:
     whole = attention(3, 3)
-    split = follow_context(whole, Axis("cp", 2), SLOW).module
+    split = shard_sequence(whole, Axis("cp", 2), SLOW).module
     assert [op.attrs["stripes"] for op in rings(split)] == [2]
     prove(split, whole)
 
@@ -175,9 +175,9 @@ func @step(%q: f32[1, 3, 6, 4] input "q", %k: f32[1, 3, KEYS, 4] input "k") -> (
 @pytest.mark.parametrize(("keys", "causal"), [("5", "false"), ("4", "true")])
 def test_attention_that_falls_into_no_blocks(keys: str, causal: str) -> None:
     step = load(ACROSS.replace("KEYS", keys).replace("CAUSAL", causal))
-    follow_context(step, Axis("cp", 2))
+    shard_sequence(step, Axis("cp", 2), CostCoefficients())
     with pytest.raises(Diagnostic, match="gather_keys=false leaves cp=2 no way for attention of decoder: it splits"):
-        follow_context(step, Axis("cp", 2), gather_keys=False)
+        shard_sequence(step, Axis("cp", 2), CostCoefficients(), gather_keys=False)
 
 
 def few(seed: int, rows: int) -> Batch:

@@ -12,9 +12,11 @@ from moaic.ir.graph import Module, Op
 from moaic.ir.layout import REPLICATED
 from moaic.passes.config import Request
 from moaic.passes.loop_axes import MICRO_BATCHES
-from moaic.passes.sharding.data_parallel import follow_time
-from moaic.passes.sharding.expert_parallel import follow_experts, in_blocks
-from moaic.passes.sharding.partitioner import Axis, function_flops
+from moaic.passes.perf.flops import function_flops
+from moaic.passes.sharding.axis import Axis
+from moaic.passes.sharding.data_parallel import split_into_micro_batches
+from moaic.passes.sharding.expert_parallel import in_blocks, shard_experts
+from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.transforms.outline import outline
 from moaic.passes.transforms.recompute import recompute
 from moaic.planner.candidates import candidates
@@ -92,8 +94,8 @@ def test_backwards_wait_for_what_balances_all_forwards(narrow: Proof, plan: str)
     narrow.prove(wanted)
     step = narrow.step.module
     outlined = recompute(outline(step), wanted.recompute)
-    timed = follow_time(outlined, Axis(MICRO_BATCHES, wanted.micro_batches, is_loop=True))
-    assert timed.pre_flops < 0.05 * function_flops(step, step.main), "nothing is done twice"
+    timed = split_into_micro_batches(outlined, Axis(MICRO_BATCHES, wanted.micro_batches, is_loop=True))
+    assert timed.early_flops < 0.05 * function_flops(step, step.main), "nothing is done twice"
 
 
 def test_a_pipeline_does_not_wait(narrow: Proof) -> None:
@@ -103,12 +105,12 @@ def test_a_pipeline_does_not_wait(narrow: Proof) -> None:
 
 def test_what_has_no_experts() -> None:
     with pytest.raises(Diagnostic, match=re.escape("ep=2 splits experts, and @step has none")):
-        follow_experts(dense(), Axis("ep", 2))
+        shard_experts(dense(), Axis("ep", 2), CostCoefficients())
 
 
 def test_experts_that_do_not_divide() -> None:
     with pytest.raises(Diagnostic, match=re.escape("ep=3 does not divide 4 experts; ep=2 or ep=4 would")):
-        follow_experts(proof("mixtral").step.module, Axis("ep", 3))
+        shard_experts(proof("mixtral").step.module, Axis("ep", 3), CostCoefficients())
 
 
 def test_candidates_split_experts_where_there_are_any() -> None:

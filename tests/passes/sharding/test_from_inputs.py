@@ -7,7 +7,7 @@ import pytest
 from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Sharded
 from moaic.ir.printer import render
 from moaic.ir.verify import load
-from moaic.passes.sharding.from_inputs import follow_resting
+from moaic.passes.sharding.from_inputs import partition_as_inputs
 
 MESH = Mesh((("dp", 2), ("tp", 1)))
 
@@ -56,9 +56,9 @@ func @step(%w: f32[8{dp}, 4], %g: f32[8, 4], %m: f32[8{dp}, 4], %n: f32[8{dp}, 4
     ],
 )
 def test_operands_stay_where_they_lie(layouts: list[Layout | None], expected: str) -> None:
-    assert render(follow_resting(load(STEP), MESH, layouts)) == expected
+    assert render(partition_as_inputs(load(STEP), MESH, layouts)) == expected
 
 
 def test_a_step_on_one_rank_is_left_as_it_is() -> None:
     layouts: list[Layout | None] = [FULLY_REPLICATED] * 4
-    assert render(follow_resting(load(STEP), Mesh((("dp", 1), ("tp", 1))), layouts)) == STEP
+    assert render(partition_as_inputs(load(STEP), Mesh((("dp", 1), ("tp", 1))), layouts)) == STEP

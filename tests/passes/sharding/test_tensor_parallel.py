@@ -14,12 +14,12 @@ from moaic.ir.graph import Module
 from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load, verify
 from moaic.passes.perf.machine import MeasureSource, Number
-from moaic.passes.sharding.data_parallel import follow_space
-from moaic.passes.sharding.partitioner import Axis
-from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts, prices_of
+from moaic.passes.sharding.axis import Axis
+from moaic.passes.sharding.data_parallel import shard_batch
+from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts, coefficients_of
 from moaic.passes.sharding.solver.problem import problem
-from moaic.passes.sharding.solver.strategy_sets import possible
-from moaic.passes.sharding.tensor_parallel import follow_tensor
+from moaic.passes.sharding.solver.strategy_sets import find_strategies
+from moaic.passes.sharding.tensor_parallel import shard_tensors
 from moaic.passes.transforms.to_float64 import promote
 from moaic.runtime.interpreter import run_function, run_ranks
 from tests.passes.steps import machine
@@ -132,7 +132,7 @@ func @step(
 
 
 def put_in(module: Module, n: int, prices: CostCoefficients = EAGER) -> Module:
-    split = follow_tensor(module, Axis("tp", n), prices).module
+    split = shard_tensors(module, Axis("tp", n), prices).module
     verify(split)
     return split
 
@@ -187,7 +187,7 @@ def test_an_mlp_is_split_as_people_do_it(n: int) -> None:
         EAGER,
         CLUSTER,
         CostCoefficients(),
-        CostCoefficients(latency=0.0, local=0.0, held=0.0, unsplit=0.0),
+        CostCoefficients(latency=0.0, local=0.0, held=0.0, unsharded=0.0),
         CostCoefficients(latency=0.0, local=0.0, flops=1e6, memory=1e6),
         CostCoefficients(saved=0.0, link=1e6),
     ],
@@ -199,7 +199,7 @@ def test_every_price_gives_the_same_numbers(prices: CostCoefficients, n: int) ->
 
 def test_beside_the_batch_split_over_another_axis() -> None:
     for whole in (mlp(4, 8, 8, 16), layers(2, 8, 16)):
-        prove(put_in(follow_space(whole, Axis("dp", 2)).module, 2), whole)
+        prove(put_in(shard_batch(whole, Axis("dp", 2)).module, 2), whole)
 
 
 def test_gradients_lie_as_their_parameters() -> None:
@@ -210,7 +210,7 @@ def test_gradients_lie_as_their_parameters() -> None:
 
 
 def test_results_are_no_pending_sums() -> None:
-    main = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(latency=0.0, local=0.0, held=0.0, unsplit=0.0)).main
+    main = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(latency=0.0, local=0.0, held=0.0, unsharded=0.0)).main
     assert all(not value.type.layout.partial for value in main.results)
 
 
@@ -244,7 +244,7 @@ def test_more_ranks_than_groups() -> None:
 
 
 def test_a_slow_link_leaves_the_axis_unused_if_nothing_asks_for_it() -> None:
-    split = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(link=1e3, held=0.0, unsplit=0.0))
+    split = put_in(mlp(2, 8, 8, 16), 2, CostCoefficients(link=1e3, held=0.0, unsharded=0.0))
     assert not moves(split)
     assert set(states(split).values()) == {REPLICATED}
 
@@ -265,7 +265,7 @@ def test_one_function_for_all_its_calls() -> None:
 def test_more_layers_are_no_larger_problem() -> None:
     def choices(count: int) -> int:
         module, axis = layers(count, 8, 16), Axis("tp", 2)
-        return len(problem(module, possible(module, axis), LayoutCosts(EAGER, module.mesh, 2)).choices)
+        return len(problem(module, find_strategies(module, axis), LayoutCosts(EAGER, module.mesh, 2)).choices)
 
     assert choices(3) == choices(30)
 
@@ -280,7 +280,7 @@ def test_more_layers_are_no_larger_problem() -> None:
 )
 def test_heads_and_rows_that_do_not_divide(n: int, heads: int, message: str) -> None:
     with pytest.raises(Diagnostic, match=re.escape(message)):
-        follow_tensor(attention(heads, 1, width=12, sequence=7), Axis("tp", n))
+        shard_tensors(attention(heads, 1, width=12, sequence=7), Axis("tp", n), CostCoefficients())
 
 
 def test_where_heads_do_not_divide_rows_are_split() -> None:
@@ -298,13 +298,13 @@ def test_seven_heads_on_two_ranks() -> None:
 
 def test_nothing_to_split() -> None:
     with pytest.raises(Diagnostic, match=r"tp=5 cannot split any of the 6 matrix products of @step"):
-        follow_tensor(mlp(5, 8, 8, 16), Axis("tp", 5))
+        shard_tensors(mlp(5, 8, 8, 16), Axis("tp", 5), CostCoefficients())
 
 
 def test_prices_are_those_of_the_machine_in_steps_of_two() -> None:
-    known = prices_of(machine())
+    known = coefficients_of(machine())
     assert (known.flops, known.memory, known.link) == (2.0**30, 2.0**30, 2.0**29)
     assert known.latency == 2.0**-10
     slower = replace(machine(), bandwidth=Number(0.9e9, MeasureSource.MEASURED))
-    assert prices_of(slower) == known
-    assert prices_of(replace(machine(), links={})).link == CostCoefficients().link
+    assert coefficients_of(slower) == known
+    assert coefficients_of(replace(machine(), links={})).link == CostCoefficients().link

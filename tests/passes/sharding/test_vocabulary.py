@@ -11,9 +11,9 @@ from moaic.ir.graph import Value
 from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load
 from moaic.passes.lowering.plan import Plan
-from moaic.passes.sharding.partitioner import Axis
+from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.solver.costs import CostCoefficients
-from moaic.passes.sharding.tensor_parallel import follow_tensor
+from moaic.passes.sharding.tensor_parallel import shard_tensors
 from moaic.passes.transforms.outline import outline
 from moaic.passes.transforms.to_float64 import promote
 from moaic.runtime.interpreter import run_function, run_ranks
@@ -55,7 +55,7 @@ def test_a_table_that_is_also_the_head_is_looked_up_in_parts(name: str) -> None:
 
 def test_norms_and_residuals_are_split_along_the_sequence() -> None:
     """What the plan of a GPT-2 says: gathered before the projections, scattered sums after them."""
-    split = follow_tensor(outline(proof("gpt2").step.module), Axis("tp", 2), EAGER).module
+    split = shard_tensors(outline(proof("gpt2").step.module), Axis("tp", 2), EAGER).module
     layer = next(function for function in split.functions if function.name == "h.fwd")
     hidden = (ROWS, LENGTH, WIDTH)
     norms = [op.results[0] for op in layer.ops if op.name == "aten.native_layer_norm"]
@@ -89,7 +89,7 @@ func @step(%x: f32[6, 4] input "x", %w: f32[4, 8] param "w") -> ({result} output
   return %y
 }}
 """)
-    split = follow_tensor(whole, Axis("tp", n), EAGER).module
+    split = shard_tensors(whole, Axis("tp", n), EAGER).module
     gathered = [v for made in split.main.ops if made.name == "moai.all_gather" for v in made.results]
     assert not any(value.type.shape == (6, 8) for value in gathered)
     inputs = [torch.randn(value.type.shape, dtype=torch.float64) * 30 for value in whole.main.params]
@@ -106,6 +106,6 @@ func @step(%x: f32[6, 4] input "x", %w: f32[4, 7] param "w") -> (f32[6, 7] outpu
   return %y
 }
 """)
-    names = [op.name for op in follow_tensor(whole, Axis("tp", 2), EAGER).module.main.ops]
+    names = [op.name for op in shard_tensors(whole, Axis("tp", 2), EAGER).module.main.ops]
     assert "aten._softmax" in names
     assert "aten.exp" not in names

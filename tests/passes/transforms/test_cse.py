@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moaic.ir.printer import render
 from moaic.ir.verify import load
-from moaic.passes.transforms.cse import once
+from moaic.passes.transforms.cse import common_subexpressions_merged
 
 TWINS = """// moai 1
 
@@ -64,7 +64,7 @@ func @step(%x: bf16[8, 32]) -> (bf16[8, 32]) {
 
 def _after(text: str) -> str:
     module = load(text)
-    return render(replace(module, functions=(once(module.main),)))
+    return render(replace(module, functions=(common_subexpressions_merged(module.main),)))
 
 
 def test_equal_ops_of_one_side_are_done_once_but_results_and_clones() -> None:
