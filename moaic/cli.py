@@ -21,7 +21,7 @@ from moaic.ir.ops import OPS, flops_of
 from moaic.ir.printer import render, render_function, render_type
 from moaic.ir.verify import load
 from moaic.support.cache_folder import cache_folder
-from moaic.support.units import amount
+from moaic.text.units import amount
 
 if TYPE_CHECKING:
     from torch import Tensor

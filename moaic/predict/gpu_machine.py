@@ -13,7 +13,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number, sent_share
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
 from moaic.runtime.host.memory import USABLE
-from moaic.support.units import amount, duration
+from moaic.text.units import amount, duration
 
 LATENCY: Final = Number(20e-6)
 """Seconds in which a collective begins on the GPUs of one host. Assumed."""

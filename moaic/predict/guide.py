@@ -25,7 +25,7 @@ from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
 from moaic.runtime.host.flavors import GIB, Host
 from moaic.runtime.host.folders import write_whole
-from moaic.support.units import duration
+from moaic.text.units import duration
 
 HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
 

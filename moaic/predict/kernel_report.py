@@ -16,7 +16,7 @@ from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.codegen.cross_compile import Generated, generated
 from moaic.runtime.codegen.triton_aot import Binary, compiled
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target
-from moaic.support.units import amount, duration
+from moaic.text.units import amount, duration
 
 
 @dataclass(frozen=True, slots=True)

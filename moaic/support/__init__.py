@@ -1,1 +1,1 @@
-"""What all of moaic uses: units, folders, the log, progress on a terminal, how a program ends."""
+"""What all of moaic uses: folders, the log, progress on a terminal, how a program ends."""

@@ -17,10 +17,10 @@ from moaic.runtime.host.flavors import flavors, named
 from moaic.runtime.host.jobs import JobEntry, jobs
 from moaic.runtime.host.selection import choice, current, keep
 from moaic.runtime.host.version import VERSION
+from moaic.text.tables import Column, table
 from moaic.tools.command import answered
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.switch_model import numbered, picked
-from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
 
 MIB = 1 << 20

@@ -19,9 +19,9 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.jobs import begin, jobs
 from moaic.runtime.protocol.shared_memory import create_memory
+from moaic.text.tables import Column, table
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.smi import page
-from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
 from tests.runtime.test_failures import gone
 from tests.tools.conftest import line
