@@ -10,11 +10,10 @@ from moaic.check.proof import ANY, CapturedStep, Proof, ProofOutcome, Verdict, o
 from moaic.check.workers import WorkerProof, workers
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request
+from moaic.text.tables import Column, aligned_head, aligned_row
 
 LARGEST = 1 << 26
 """A model that is checked has at most so many parameters: it is run in float64, many times."""
-
-HEAD = ("plan", "devices", "loss off by", "gradients off by", "of", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +70,30 @@ def chosen(step: CapturedStep, devices: int, asked: Asked) -> Sequence[Config]:
 
 
 class VerdictTable:
-    """Lines that can be printed one by one: the plans are known beforehand, and with them how wide they are."""
+    """A table whose rows are printed while the verdicts are computed: the widths follow from the chosen plans."""
 
     def __init__(self, step: CapturedStep, asked: Asked) -> None:
-        configs = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
-        self._plan = max(map(len, [HEAD[0], *configs]))
-        labels = [step.module.main.result_role(index).label for index in range(len(step.module.main.results))]
-        self._label = max(map(len, [HEAD[4], *labels]))
+        plans = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
+        results = range(len(step.module.main.results))
+        labels = [step.module.main.result_role(index).label for index in results]
+        self._columns = (
+            Column("plan", least=max(map(len, plans), default=0)),
+            Column("devices", least=11),
+            Column("loss off by", ">"),
+            Column("gradients off by", ">"),
+            Column("of", least=max(map(len, labels), default=0)),
+            Column("verdict"),
+        )
 
     def head(self) -> str:
-        return self._line(HEAD)
+        return aligned_head(self._columns)
 
     def line(self, checked: Checked) -> str:
         verdict = checked.verdict
         where = f"{checked.devices} workers" if checked.on_workers else f"{checked.devices} virtual"
         numbers = ("" if number is None else f"{number:.1e}" for number in (verdict.loss, verdict.gradient))
-        fate = f"{verdict.fate.value}: {verdict.reason}" if verdict.reason else verdict.fate.value
-        return self._line((str(verdict.config), where, *numbers, verdict.where, fate))
-
-    def _line(self, cells: Sequence[str]) -> str:
-        plan, devices, loss, gradient, label, fate = cells
-        numbers = f"{devices:<11}  {loss:>11}  {gradient:>16}"
-        return f"{plan:<{self._plan}}  {numbers}  {label:<{self._label}}  {fate}".rstrip()
+        outcome = f"{verdict.fate.value}: {verdict.reason}" if verdict.reason else verdict.fate.value
+        return aligned_row(self._columns, (str(verdict.config), where, *numbers, verdict.where, outcome))
 
 
 def summary(found: Sequence[Checked]) -> str:

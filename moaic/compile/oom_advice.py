@@ -12,8 +12,7 @@ from moaic.passes.sharding.data_parallel import batch_size
 from moaic.planner.memory_fit import Sized, least, model_bytes, rows_that_fit, smallest
 from moaic.planner.worker import CompilerPool
 from moaic.runtime.host.flavors import Flavor
-
-MIB = 1 << 20
+from moaic.text.units import mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def _plan(need: Need, machine: Machine, pool: CompilerPool) -> Iterator[str]:
     found = least(need.step, machine, Request(), pool)
     if found is not None and found[1].peak <= machine.memory:
         config, memory = found
-        yield f'take a plan that needs less, MOAI_PLAN="{config}": {_mib(memory.peak)} per worker'
+        yield f'take a plan that needs less, MOAI_PLAN="{config}": {mib(memory.peak)} per worker'
 
 
 def _flavor(need: Need, machine: Machine, capacities: Sequence[Capacity], pool: CompilerPool) -> str:
@@ -70,11 +69,11 @@ def _flavor(need: Need, machine: Machine, capacities: Sequence[Capacity], pool: 
         if memory.peak <= capacity.memory:
             return (
                 f"switch to a flavor that fits, `moai-switch-model -M {capacity.flavor.name}`: on its "
-                f"{capacity.flavor.workers} workers {config} needs {_mib(memory.peak)} each, and there are "
-                f"{_mib(capacity.memory)}"
+                f"{capacity.flavor.workers} workers {config} needs {mib(memory.peak)} each, and there are "
+                f"{mib(capacity.memory)}"
             )
         smallest = min(smallest or memory.peak, memory.peak)
-    least_need = f": the least that any plan needs is {_mib(smallest)} per worker" if smallest else ""
+    least_need = f": the least that any plan needs is {mib(smallest)} per worker" if smallest else ""
     return f"no flavor of this machine is large enough{least_need}"
 
 
@@ -87,9 +86,5 @@ def _batch(need: Need, machine: Machine) -> str:
         return f"give batches of at most {fitting} instead of {batch_size(need.step.main)}"
     model = model_bytes(need.step, smallest(need.sized))
     return (
-        f"no smaller batch is expected to help: the model, with gradients and optimizer, takes {_mib(model)} per worker"
+        f"no smaller batch is expected to help: the model, with gradients and optimizer, takes {mib(model)} per worker"
     )
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:.0f} MiB"

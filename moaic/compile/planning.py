@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from moaic.capture.pieces import Piece
-from moaic.compile.oom_advice import MIB, Capacity, Need, ways_out
+from moaic.compile.oom_advice import Capacity, Need, ways_out
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
@@ -40,6 +40,7 @@ from moaic.support import excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
 from moaic.support.report import Report
 from moaic.support.this_machine import idle_bytes, this_machine
+from moaic.text.units import mib
 
 CAUTION = 0.7
 """Share of a worker's memory that is counted on once a plan that was predicted to fit did not."""
@@ -207,8 +208,8 @@ def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bo
     scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
     ways = _ways_out(step, request, sized, lambda memory: int(scale * memory) - beside, tried=False, whole=whole)
     return (
-        f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
-        f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
+        f"the plan {config} was predicted to need {mib(memory.peak)} per worker, and this one could have "
+        f"{mib(had)} of the {mib(expected)} of its share\nhint: {ways}"
     )
 
 

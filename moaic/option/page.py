@@ -11,6 +11,7 @@ from moaic.option.calls import mappings
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.mapping import Mapping
 from moaic.options import Choices
+from moaic.text.tables import markdown_row
 
 HEAD: Final = ("| call | in the mode |", "|---|---|")
 MARK: Final = "<!-- calls -->"
@@ -33,7 +34,7 @@ def _rows(mappings: Iterable[Mapping]) -> Iterator[str]:
     for mapping in mappings:
         calls.setdefault(mapping.meaning, []).append(f"`{mapping.call}`")
     for meaning, listed in calls.items():
-        yield f"| {', '.join(listed)} | {meaning} |"
+        yield markdown_row((", ".join(listed), meaning))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
 from moaic.passes.transforms.hoist_casts import narrows
+from moaic.text.units import MIB
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
@@ -26,7 +27,7 @@ MOST_PARTS = 64
 LONG = 4096
 """From this many tokens on, splitting the sequence is looked at whatever the batch."""
 
-WIDE = 64 << 20
+WIDE = 64 * MIB
 """From so many bytes of logits on each worker on, computing the loss in chunks is looked at."""
 
 CHUNKS = (1, 8)

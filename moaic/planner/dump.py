@@ -10,10 +10,12 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.perf import machine as machines
-from moaic.planner.log import MIB, configuration
+from moaic.planner.log import configuration
 from moaic.planner.search import Candidate, Selection
+from moaic.text.tables import aligned_table, left
+from moaic.text.units import MIB
 
-HEADER = ("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
+COLUMNS = left("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
 
 
 def dump(root: Path, step: Module, selection: Selection) -> Path:
@@ -48,9 +50,7 @@ def candidates_table(step: Module, selection: Selection) -> str:
     """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
     ranked = selection.search_result.ranked
     rest = [candidate for candidate in selection.search_result.candidates if candidate.prediction is None]
-    rows = [HEADER, *(_row(candidate) for candidate in (*ranked, *rest))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = aligned_table(COLUMNS, [_row(candidate) for candidate in (*ranked, *rest)])
     chosen = selection.search_result.of(selection.search_result.selected)
     parts = _parts(chosen)
     return "\n".join([f"selected: {configuration(step, chosen.config)}", *parts, "", *lines]) + "\n"

@@ -12,10 +12,9 @@ from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import optimizer
 from moaic.passes.sharding.data_parallel import batch_size
+from moaic.text.units import MIB
 
 LOGGER = logging.getLogger("moaic")
-
-MIB = 1 << 20
 
 
 def in_float8(count: int, layers: int, recipe: str) -> None:

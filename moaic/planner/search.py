@@ -29,6 +29,7 @@ from moaic.planner import log
 from moaic.planner.candidates import candidates, relaxed
 from moaic.planner.memory_fit import frugal
 from moaic.planner.worker import Compiled, CompilerPool, Here
+from moaic.text.units import mib
 
 NOT_NEEDED = "it would save memory that is not short"
 
@@ -209,9 +210,7 @@ class _Search:
             faster = [self.found[each] for each in self.faster[config] if each in self.found]
             if nbytes > self.machine.memory:
                 self.too_large.add(config)
-                self._drop(
-                    config, f"needs at least {_mib(nbytes)} per worker, and there are {_mib(self.machine.memory)}"
-                )
+                self._drop(config, f"needs at least {mib(nbytes)} per worker, and there are {mib(self.machine.memory)}")
             elif seconds > self.best * (1 + TIE):
                 self._drop(config, f"takes at least {_ms(seconds)}, and another plan takes {_ms(self.best)}")
             elif enough := [each for each in faster if each.config not in self.too_large]:
@@ -321,8 +320,8 @@ def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) 
     if sized:
         least, config = min(sized)
         return NoPlanFits(
-            f"no plan fits: the smallest of {len(found)}, {config}, needs {_mib(least)} per worker, and there are "
-            f"{_mib(machine.memory)}",
+            f"no plan fits: the smallest of {len(found)}, {config}, needs {mib(least)} per worker, and there are "
+            f"{mib(machine.memory)}",
             found,
             request,
         )
@@ -332,11 +331,7 @@ def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) 
 
 
 def _per_worker(nbytes: int, machine: Machine) -> str:
-    return f"{_mib(nbytes)} per worker, and there are {_mib(machine.memory)}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / log.MIB:.0f} MiB"
+    return f"{mib(nbytes)} per worker, and there are {mib(machine.memory)}"
 
 
 def _ms(seconds: float) -> str:

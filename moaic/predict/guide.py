@@ -23,9 +23,10 @@ from moaic.planner.search import Selection, search
 from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
-from moaic.runtime.host.flavors import GIB, Host
+from moaic.runtime.host.flavors import Host
 from moaic.runtime.host.folders import write_whole
-from moaic.text.units import duration
+from moaic.text.tables import markdown_head, markdown_row
+from moaic.text.units import duration, gib
 
 HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
 
@@ -138,9 +139,9 @@ def row(answer: Estimate, question: Question) -> str:
     flavor = Host(answer.workers, answer.workers * question.machine.memory).flavor(answer.workers)
     known = (flavor.name, str(answer.workers), str(answer.batch))
     if answer.reason:
-        return _line(*known, answer.reason, "", "", "")
+        return markdown_row((*known, answer.reason, "", "", ""))
     rate = f"{answer.batch * question.sequence / answer.seconds:,.0f}"
-    return _line(*known, f"`{answer.plan}`", _time(answer.seconds), rate, f"{answer.nbytes / GIB:.1f} GiB")
+    return markdown_row((*known, f"`{answer.plan}`", _time(answer.seconds), rate, gib(answer.nbytes)))
 
 
 def sources(answer: Estimate) -> str:
@@ -154,11 +155,7 @@ def sources(answer: Estimate) -> str:
 
 def head() -> str:
     """The first two lines of the table."""
-    return f"{_line(*HEAD)}\n{_line(*['---'] * len(HEAD))}"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+    return markdown_head(HEAD)
 
 
 def _time(seconds: float) -> str:

@@ -16,6 +16,7 @@ from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.codegen.cross_compile import Generated, generated
 from moaic.runtime.codegen.triton_aot import Binary, compiled
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target
+from moaic.text.tables import aligned_head, aligned_row, fitted, left, right
 from moaic.text.units import amount, duration
 
 
@@ -98,20 +99,27 @@ def _row(function: Function, runs: int, kernel: Generated, binary: Binary | None
     )
 
 
-HEAD = ("kernel", "calls", "registers", "shared", "spills", "moved", "FLOPs", "time", "ops")
+COLUMNS = (
+    *left("kernel"),
+    *right("calls", "registers", "shared", "spills", "moved", "FLOPs", "time"),
+    *left("ops"),
+)
+
+INDENT = "  "
+"""Blanks before the kernels of a function."""
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """A table per function, then what a step takes."""
     cells = [_cells(row) for row in rows]
-    widths = [max(len(row[at]) for row in (HEAD, *cells)) for at in range(len(HEAD))]
+    columns = fitted(COLUMNS, cells)
     function = None
     for row, words in zip(rows, cells, strict=True):
         if row.function != function:
             function = row.function
             yield f"@{function}, run {row.runs} times a step" if row.runs > 1 else f"@{function}, run once a step"
-            yield _line(HEAD, widths)
-        yield _line(words, widths)
+            yield INDENT + aligned_head(columns)
+        yield INDENT + aligned_row(columns, words)
     yield ""
     yield summary(rows)
 
@@ -145,8 +153,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     counts = ("-" if number is None else str(number) for number in (row.registers, row.shared, row.spills))
     amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), duration(row.seconds))
     return (row.kernel, str(row.calls), *counts, *amounts, " ".join(row.ops))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *middle, last = zip(cells, widths, strict=True)
-    return "  ".join(["", first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in middle), last[0]])

@@ -18,13 +18,14 @@ from pathlib import Path
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
-from moaic.runtime.host.flavors import GIB, flavors
+from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
 from moaic.runtime.host.gpus import built_for, usable, variable
 from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.version import VERSION
 from moaic.support.cache_folder import cache_folder
+from moaic.text.units import count, gib
 
 OLDEST_PYTHON = (3, 11)
 
@@ -74,8 +75,8 @@ def first_run(environment: Mapping[str, str]) -> str:
     flavor = current_flavor(environment)
     threads = share_out(cores(), flavor.workers)
     start = (
-        f"A first run would start {_count(flavor.workers, 'worker')} of {_count(max(threads), 'thread')} each "
-        f"({flavor.name}: {flavor.per_worker / GIB:.1f} GiB per worker) as accelerator {current(environment)}"
+        f"A first run would start {count(flavor.workers, 'worker')} of {count(max(threads), 'thread')} each "
+        f"({flavor.name}: {gib(flavor.per_worker)} per worker) as accelerator {current(environment)}"
     )
     folder = cache_folder(environment)
     known = list(folder.glob("machine-*.json")) if folder is not None else []
@@ -162,17 +163,17 @@ def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
-    yield Finding(FindingState.FOUND, _count(cores(), "core"))
-    yield Finding(FindingState.FOUND, f"{host_bytes() / GIB:.1f} GiB of memory, {free_bytes() / GIB:.1f} GiB free")
+    yield Finding(FindingState.FOUND, count(cores(), "core"))
+    yield Finding(FindingState.FOUND, f"{gib(host_bytes())} of memory, {gib(free_bytes())} free")
     if (limit := data_limit()) is not None:
-        yield Finding(FindingState.NOTE, f"ulimit -d allows each process {limit / GIB:.1f} GiB of private memory")
+        yield Finding(FindingState.NOTE, f"ulimit -d allows each process {gib(limit)} of private memory")
 
 
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The GPUs that workers compute on; else those that are here, and why they do not."""
     used = usable(environment)
     for gpu in used:
-        text = f"{gpu.name} with {gpu.memory / GIB:.0f} GiB: a worker computes on it"
+        text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
         yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")
     if used:
         return
@@ -243,7 +244,3 @@ def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             FindingState.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}"
         )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

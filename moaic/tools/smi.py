@@ -17,13 +17,12 @@ from moaic.runtime.host.flavors import flavors, named
 from moaic.runtime.host.jobs import JobEntry, jobs
 from moaic.runtime.host.selection import choice, current, keep
 from moaic.runtime.host.version import VERSION
-from moaic.text.tables import Column, table
+from moaic.text.tables import Column, bordered_table, left, right
+from moaic.text.units import mib
 from moaic.tools.command import answered
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.switch_model import numbered, picked
 from moaic.tools.usage import is_worker
-
-MIB = 1 << 20
 
 NAME = "MoAI Accelerator"
 
@@ -37,24 +36,21 @@ WORKER_END_SECONDS = 2.0
 """Workers end by themselves when their program has ended, unless somebody stopped them."""
 
 DEVICES = (
-    Column("Device"),
+    *left("Device"),
     Column("Name", ">", least=17),
     Column("Model", least=14),
-    Column("Memory Usage"),
-    Column("Total Memory"),
-    Column("Utilization"),
+    *left("Memory Usage", "Total Memory", "Utilization"),
 )
-PROCESSES = (Column("Device", ">"), Column("Job ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
+PROCESSES = (*right("Device"), *left("Job ID", "PID", "Process", "Memory Usage"))
 WORKERS = (
-    *(Column("Device", ">"), Column("Job ID"), Column("Worker", ">"), Column("PID"), Column("Stage", ">")),
-    *(
-        Column("Coordinates"),
-        Column("Memory Usage"),
-        Column("Utilization"),
-        Column("Temperature"),
-        Column("Steps", ">"),
-    ),
-    Column("Last Step"),
+    *right("Device"),
+    *left("Job ID"),
+    *right("Worker"),
+    *left("PID"),
+    *right("Stage"),
+    *left("Coordinates", "Memory Usage", "Utilization", "Temperature"),
+    *right("Steps"),
+    *left("Last Step"),
 )
 
 
@@ -66,19 +62,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("moai-smi", description="Show your MoAI Accelerators and what runs on them.")
-    made.add_argument("-p", "--processes", action="store_true", help="a line for each worker, too")
+    made.add_argument("-p", "--processes", action="store_true", help="also print a line for each worker")
     made.add_argument("-r", "--reset", action="store_true", help="end the programs that use the current accelerator")
     made.add_argument("-y", "--yes", action="store_true", help="with --reset: do not ask")
-    made.add_argument("--json", action="store_true", help="everything as JSON, in bytes and seconds")
-    made.add_argument("--watch", type=float, metavar="SECONDS", help="a live view, as often as this, until Ctrl-C")
+    made.add_argument("--json", action="store_true", help="print everything as JSON, in bytes and seconds")
+    made.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="refresh a live view as often as this, until Ctrl-C"
+    )
     made.set_defaults(command=_show)
     commands = made.add_subparsers(metavar="COMMAND")
-    device = commands.add_parser("device", help="have several accelerators", description="Your MoAI Accelerators.")
+    device = commands.add_parser(
+        "device", help="list, add, remove or switch accelerators", description="Your MoAI Accelerators."
+    )
     action = device.add_mutually_exclusive_group(required=True)
-    action.add_argument("--list", action="store_true", help="show them")
-    action.add_argument("--add", metavar="FLAVOR", nargs="?", const="", help="one more, of a flavor by number or name")
-    action.add_argument("--rm", type=int, metavar="N", help="one less")
-    action.add_argument("--switch", type=int, metavar="N", help="the one that programs take from now on")
+    action.add_argument("--list", action="store_true", help="list the accelerators")
+    action.add_argument("--add", metavar="FLAVOR", nargs="?", const="", help="add one of a flavor, by number or name")
+    action.add_argument("--rm", type=int, metavar="N", help="remove accelerator N")
+    action.add_argument("--switch", type=int, metavar="N", help="have programs use accelerator N from now on")
     device.set_defaults(command=_device)
     return made
 
@@ -97,15 +97,14 @@ def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False) -> str:
     """All tables: the accelerators; where programs run these, and on demand their workers."""
-    parts = [
-        table(DEVICES, [_device_row(each) for each in accelerators], f"Current Version: {VERSION}  Latest Version: -")
-    ]
+    caption = f"Current Version: {VERSION}  Latest Version: -"
+    parts = [bordered_table(DEVICES, [_device_row(each) for each in accelerators], caption)]
     running = [(each.number, job) for each in accelerators for job in each.jobs]
     if running:
-        parts += ["", "Processes:", table(PROCESSES, [_process_row(number, job) for number, job in running])]
+        parts += ["", "Processes:", bordered_table(PROCESSES, [_process_row(number, job) for number, job in running])]
     if running and with_workers:
         rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
-        parts += ["", "Workers:", table(WORKERS, rows)]
+        parts += ["", "Workers:", bordered_table(WORKERS, rows)]
         parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
     return "\n".join(parts)
 
@@ -114,12 +113,12 @@ def _device_row(each: AcceleratorView) -> list[str]:
     head = [_starred(each.number, is_current=each.is_current), NAME, each.flavor]
     if not each.jobs:
         return [*head, "-", "-", "-"]
-    return [*head, _mib(each.memory), _mib(each.total), f"{100 * each.utilization:.0f} %"]
+    return [*head, _size(each.memory), _size(each.total), f"{100 * each.utilization:.0f} %"]
 
 
 def _process_row(number: int, job: JobView) -> list[str]:
     command = job.command if len(job.command) <= LONGEST else f"{job.command[: LONGEST - 3]}..."
-    return [str(number), str(job.number), str(job.pid), command, _mib(job.memory)]
+    return [str(number), str(job.number), str(job.pid), command, _size(job.memory)]
 
 
 def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
@@ -130,7 +129,7 @@ def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
         str(worker.pid or "-"),
         "-" if worker.stage is None else str(worker.stage),
         worker.coordinates or "-",
-        _mib(worker.memory),
+        _size(worker.memory),
         f"{100 * worker.cores:.0f} %",
         "-" if worker.temperature is None else f"{worker.temperature:.0f} C",
         "-" if worker.steps is None else str(worker.steps),
@@ -138,8 +137,8 @@ def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
     ]
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:.0f} MiB" if nbytes else "-"
+def _size(nbytes: int) -> str:
+    return mib(nbytes) if nbytes else "-"
 
 
 def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool) -> None:
@@ -255,7 +254,7 @@ def _devices(environment: Mapping[str, str]) -> str:
     for number, size in sorted(have.sizes.items()):
         flavor = named(size, known)
         rows.append([_starred(number, is_current=number == have.current), NAME, flavor.name if flavor else size])
-    return table(DEVICES[:3], rows)
+    return bordered_table(DEVICES[:3], rows)
 
 
 def _starred(number: int, *, is_current: bool) -> str:

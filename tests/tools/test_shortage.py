@@ -15,12 +15,11 @@ from moaic.passes.perf.machine import Machine
 from moaic.planner.search import NoPlanFits, search
 from moaic.planner.worker import Here
 from moaic.runtime.host.flavors import Flavor, this_host
+from moaic.text.units import MIB
 from tests.passes.steps import dense, machine
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
-
-MIB = 1 << 20
 
 
 def advice(step: Module, where: Machine, request: Request, rooms: list[Capacity]) -> list[str]:
