@@ -61,7 +61,7 @@ def check(chosen: argparse.Namespace) -> int:
         verdicts.append(checked)
         print(table.line(checked), flush=True)
     print(f"\n{summary(verdicts)}")
-    outcomes = {checked.verdict.fate for checked in verdicts}
+    outcomes = {checked.verdict.outcome for checked in verdicts}
     return WRONG if ProofOutcome.FAIL in outcomes or ProofOutcome.PASS not in outcomes else 0
 
 

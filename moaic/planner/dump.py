@@ -1,4 +1,4 @@
-"""Writes what planning saw and decided where a person can read it: the folder that MOAI_DUMP names."""
+"""Writes input and result of planning as text files to the folder that MOAI_DUMP names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
 
 
 def candidates_table(step: Module, selection: Selection) -> str:
-    """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
+    """One line per candidate: the selected one, the possible ones by time, the dropped ones with their reasons."""
     ranked = selection.search_result.ranked
     rest = [candidate for candidate in selection.search_result.candidates if candidate.prediction is None]
     lines = aligned_table(COLUMNS, [_row(candidate) for candidate in (*ranked, *rest)])
@@ -71,7 +71,7 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     seconds = None if prediction is None else prediction.seconds
     return (
         str(candidate.config),
-        candidate.fate.partition("\n")[0],
+        candidate.outcome.partition("\n")[0],
         "" if seconds is None else f"{1000 * seconds.value:.1f}",
         "" if seconds is None else str(seconds.source),
         *(size if isinstance(size, str) else str(size // MIB) for size in sizes),

@@ -1,4 +1,4 @@
-"""The kernels that a plan's functions become on a GPU, which need not be here: a table, and the files themselves."""
+"""The kernels that a plan's functions become on a GPU, present or not: a table, sources and binaries."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Row:
 
     function: str
     key: str
-    """Of the function as one rank runs it: what it computes, names aside."""
+    """Structural hash of the function as one rank runs it."""
     runs: int
-    """Of the function, in one step."""
+    """Runs of the function in one step."""
     kernel: str
     calls: int
-    """In one run of the function."""
+    """Calls of the kernel in one run of the function."""
     ops: tuple[str, ...]
     registers: int | None
-    """None for what the maker's library does."""
+    """None for a kernel of the vendor's library, as are `shared` and `spills`."""
     shared: int | None
     spills: int | None
     nbytes: float
     flops: float
     heavy: str | None
-    """The element type of the matrix product that it is, if it is one."""
+    """Element type of the matrix product, if the kernel is one."""
     seconds: float
     """By the roofline: the longer of arithmetic at the GPU's peak and of traffic at its bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A kernel, and where Triton made it its source and its binary."""
+    """A kernel, with source and binary if Triton compiled it."""
 
     row: Row
     source: str | None
@@ -55,7 +55,10 @@ class CompiledFunction:
 
 
 def program_of(module: Module) -> Module:
-    """The program of a plan: functions that are called, with nothing computed between them. Raises Diagnostic."""
+    """The program of a plan, which computes only in the functions that it calls; `module` itself if it is one.
+
+    Raises Diagnostic for a module without functions.
+    """
     if not module.functions:
         raise Diagnostic("there is no function to make kernels of")
     called = {op.callee for op in module.main.ops if op.name == "call"}
@@ -64,13 +67,13 @@ def program_of(module: Module) -> Module:
 
 
 def made_of(module: Module, target: Target) -> Iterator[CompiledFunction]:
-    """The kernels of a program, function by function, as soon as they are made. Raises Diagnostic."""
+    """Compiles a program for `target` and yields its kernels, function by function. Raises Diagnostic."""
     for function, runs in called_in(module):
         yield from _of_function(function, runs, target)
 
 
 def called_in(program: Module) -> Iterator[tuple[Function, int]]:
-    """The functions that a program calls, as each rank runs them, and how often it calls them."""
+    """The functions that a program calls, localized to a rank, with the number of calls."""
     runs = Counter(op.callee for op in program.main.ops if op.name == "call")
     return ((localize(each, program.mesh), runs[each.name]) for each in program.functions if runs[each.name])
 
@@ -110,7 +113,7 @@ INDENT = "  "
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A table per function, then what a step takes."""
+    """Lines of a table per function, then the summary."""
     cells = [_cells(row) for row in rows]
     columns = fitted(COLUMNS, cells)
     function = None
@@ -125,7 +128,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Kernels, spills, and the time of a step's functions if each kernel ran at the roofline."""
+    """Numbers of kernels and spills, and the seconds of a step if each kernel ran at the roofline."""
     kernels = sum(row.runs * row.calls for row in rows)
     busy = sum(row.runs * row.calls * row.seconds for row in rows)
     spilling = sum(bool(row.spills) for row in rows)
@@ -137,7 +140,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def save(folder: Path, made: Sequence[CompiledFunction], target: Target) -> None:
-    """Each Triton kernel's source and binary, in a folder per function, and the table as `kernels.json`."""
+    """Writes source and binary of each Triton kernel to a folder per function, and the table to `kernels.json`."""
     for each in made:
         if each.source is not None and each.binary is not None:
             place = folder / each.row.function

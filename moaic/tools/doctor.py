@@ -1,4 +1,4 @@
-"""`moaic doctor`: what is installed and found, what is missing and how to mend it, and what a first run would do."""
+"""`moaic doctor`: reports what is installed and missing, how to fix it, and what a first run would do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from moaic.text.units import count, gib
 OLDEST_PYTHON = (3, 11)
 
 ENTRY_POINTS = {"torch.backends": "moaic", "torch_dynamo_backends": "moai"}
-"""By which PyTorch finds us."""
+"""Entry points by which PyTorch finds moaic: name by group."""
 
 
 class FindingState(StrEnum):
@@ -46,7 +46,7 @@ class Finding:
     state: FindingState
     text: str
     mend: str = ""
-    """A command, or what else is to be done."""
+    """A command or another way to fix it."""
 
     def __str__(self) -> str:
         line = f"{self.state:<9}{self.text}"
@@ -54,7 +54,7 @@ class Finding:
 
 
 def findings(environment: Mapping[str, str]) -> list[Finding]:
-    """Everything that was looked at, in the order in which a first run needs it."""
+    """All findings, in the order in which a first run needs them."""
     checks: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
         *(_python, _packages, _entry_points, _compiler, _hardware, _graphics),
         *(_folders, _flavor),
@@ -63,7 +63,7 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def report(environment: Mapping[str, str]) -> tuple[str, bool]:
-    """What `moaic doctor` prints, and whether a first run would work."""
+    """The text that `moaic doctor` prints, and whether a first run would work."""
     found = findings(environment)
     works = all(finding.state is not FindingState.MISSING for finding in found)
     last = first_run(environment) if works else "A first run would not work: see what is missing above."
@@ -71,7 +71,7 @@ def report(environment: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def first_run(environment: Mapping[str, str]) -> str:
-    """What a program would have happen that uses the accelerator now."""
+    """A sentence on what a program that uses the accelerator now would start, measure and compile."""
     flavor = current_flavor(environment)
     threads = share_out(cores(), flavor.workers)
     start = (
@@ -94,7 +94,7 @@ def _python(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What moaic depends on, as its installation says."""
+    """The dependencies in the metadata of the installation."""
     try:
         wanted = metadata.requires("moaic") or []
     except metadata.PackageNotFoundError:
@@ -106,7 +106,7 @@ def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _package(requirement: str) -> Iterator[Finding]:
-    """One requirement; those of extras are said nothing of, but for what the tools themselves can use."""
+    """One requirement. Of the extras only rich is reported, which `moai-smi --watch` uses."""
     head, _, marker = requirement.partition(";")
     name, oldest = (re.split(r"[<>=\[\s]", head.strip())[0], re.findall(r">=\s*([\d.]+)", head))
     if "extra" in marker and name != "rich":
@@ -143,7 +143,7 @@ def _entry_points(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What Inductor needs, which makes the workers' kernels."""
+    """The compiler and headers with which Inductor compiles kernels."""
     if not may_compile(environment):
         yield Finding(FindingState.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
         return
@@ -170,7 +170,7 @@ def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The GPUs that workers compute on; else those that are here, and why they do not."""
+    """The GPUs that workers use; if there are none, the GPUs of this host and the reason why they are not used."""
     used = usable(environment)
     for gpu in used:
         text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
@@ -202,7 +202,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Where things are kept; without the first nothing is remembered, without the last `moai-smi` sees nothing."""
+    """The folders of running programs, of the cache and of the chosen flavor."""
     try:
         yield Finding(FindingState.FOUND, f"running programs are listed in {runtime_folder(environment)}")
     except Diagnostic as error:
@@ -224,7 +224,7 @@ def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest above it that is there, takes files."""
+    """Whether the folder, or the nearest existing one above it, is writable."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(nearest, os.W_OK | os.X_OK)
 

@@ -1,4 +1,4 @@
-"""`moai-smi`: the person's accelerators, what runs on them, and what it takes."""
+"""`moai-smi`: shows the user's accelerators with their jobs, memory and utilization, and manages them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from moaic.tools.usage import is_worker
 NAME = "MoAI Accelerator"
 
 LONGEST = 60
-"""Characters of a command line that a table shows."""
+"""Most characters of a command line in a table."""
 
 END_SECONDS = 5.0
-"""A program that is to end is given this long before it is killed."""
+"""Seconds from SIGTERM to SIGKILL for a program."""
 
 WORKER_END_SECONDS = 2.0
-"""Workers end by themselves when their program has ended, unless somebody stopped them."""
+"""Seconds in which workers end after their program, unless they are stopped; then they are killed."""
 
 DEVICES = (
     *left("Device"),
@@ -96,7 +96,7 @@ def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False) -> str:
-    """All tables: the accelerators; where programs run these, and on demand their workers."""
+    """The tables of accelerators, of processes if there are any, and on demand of workers."""
     caption = f"Current Version: {VERSION}  Latest Version: -"
     parts = [bordered_table(DEVICES, [_device_row(each) for each in accelerators], caption)]
     running = [(each.number, job) for each in accelerators for job in each.jobs]
@@ -142,7 +142,7 @@ def _size(nbytes: int) -> str:
 
 
 def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool) -> None:
-    """Shows the page on the whole screen again and again, until the person interrupts."""
+    """Redraws the page on the whole screen every `seconds`, until the user interrupts."""
     try:
         from rich.live import Live
         from rich.text import Text
@@ -161,7 +161,7 @@ def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool
 
 
 def _reset(environment: Mapping[str, str], *, is_sure: bool) -> int:
-    """Ends the programs of the current accelerator; the files of those that ended badly go by looking at them."""
+    """Ends the programs of the current accelerator. Reading the jobs removes the files of programs that are gone."""
     number = current(environment)
     running = [entry for entry in jobs(environment) if entry.accelerator == number]
     if not running:
@@ -186,9 +186,9 @@ def _agrees() -> bool:
 
 
 def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
-    """Asks the program to end, and kills it if it does not; then those of its workers that have not ended with it.
+    """Asks the program to end and kills it if it does not; then kills workers that outlive it.
 
-    The lock that the program still holds says that it is it.
+    A job is listed only while its program holds its lock, so the process id cannot be another program's.
     """
     until = time.monotonic() + END_SECONDS
     _send(entry.pid, signal.SIGTERM)
@@ -204,7 +204,7 @@ def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """To a process, or with a minus to a worker and all it started; one that has just ended is as wanted."""
+    """Sends a signal to a process, or for a negative `pid` to its process group; one that has ended is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -230,7 +230,7 @@ def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _flavor_asked(environment: Mapping[str, str]) -> str:
-    """The flavor of the new accelerator, selected from the list."""
+    """Asks the user for the flavor of a new accelerator."""
     known = flavors(environment)
     print("\n".join(numbered(number, flavor) for number, flavor in enumerate(known, 1)))
     try:
