@@ -42,7 +42,7 @@ class Row:
     heavy: str | None
     """Element type of the matrix product, if the kernel is one."""
     seconds: float
-    """By the roofline: the longer of arithmetic at the GPU's peak and of traffic at its bandwidth."""
+    """Roofline time: the longer of arithmetic at the GPU's peak and traffic at its bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
