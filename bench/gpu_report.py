@@ -10,6 +10,8 @@ from typing import Any
 
 from gpu_findings import Check, Figure, Finding, LeftOut, decoded, encoded
 
+from moaic.text.tables import markdown_head, markdown_row
+
 DONE = "done"
 
 HEAD = """\
@@ -171,16 +173,11 @@ def _table(figures: Sequence[Figure]) -> Iterator[str]:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for each in figures:
         rows.setdefault((each.subject, each.way), {})[each.name] = _cell(each)
-    yield _line(["", "way", *names])
-    yield _line(["---"] * (2 + len(names)))
-    yield from (_line([*row, *(cells.get(name, "") for name in names)]) for row, cells in rows.items())
+    yield markdown_head(["", "way", *names])
+    yield from (markdown_row([*row, *(cells.get(name, "") for name in names)]) for row, cells in rows.items())
 
 
 def _cell(figure: Figure) -> str:
     value = f"{figure.value:,.0f}" if abs(figure.value) >= 100 else f"{figure.value:.3g}"
     wanted = f" (wanted {figure.wanted})" if figure.wanted else ""
     return f"{value} {figure.unit}".rstrip() + wanted
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -15,7 +15,7 @@ from moaic.ir.parser import parse
 from moaic.passes.perf.machine import Machine, from_text
 from moaic.planner.request import parse_request
 from moaic.planner.search import search
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 
 WIDTHS = {
     "20 M Llama": (6, ()),
@@ -48,7 +48,7 @@ def _dump(folder: Path, plan: str) -> Path:
 
 def _seconds(dump: Path, machine: Machine, plan: str) -> float:
     step = parse((dump / "graph.moai").read_text(encoding="utf-8"))
-    search_result = search(step, machine, parse_request(plan), pool=Here()).search_result
+    search_result = search(step, machine, parse_request(plan), pool=InProcessPool()).search_result
     prediction = search_result.of(search_result.selected).prediction
     assert prediction is not None
     return prediction.seconds.value

@@ -22,6 +22,7 @@ from moaic.ir.printer import render_op
 from moaic.ir.rules import Rule
 from moaic.passes.pass_options import usage
 from moaic.passes.registry import PASSES
+from moaic.text.tables import markdown_head, markdown_row
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -312,8 +313,8 @@ def _inline(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    escaped = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    return "\n".join((markdown_head(head), *map(markdown_row, escaped)))
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -17,7 +17,7 @@ from moaic.passes.registry import run_passes
 from moaic.predict.kernel_report import called_in, program_of
 from moaic.runtime.codegen.cross_compile import Generated, generated
 from moaic.runtime.host.gpu_specs import TARGETS, Target
-from moaic.support.units import amount
+from moaic.text.units import amount
 
 PAGE = Path(__file__).with_name("kernels.md")
 

@@ -1,8 +1,7 @@
-"""The entry point that `import torch` calls: makes `moai` a device, without doing anything for it yet.
+"""The entry point that `import torch` calls: registers the device `moai` lazily.
 
-MOAI_DEVICE=1 gives the device its name at once, MOAI_DEVICE=0 keeps it out altogether; without either,
-`moaic.device.registration` says when. With MOAI_ENABLE_ADVANCED_PARALLELIZATION=1 the program runs as if it had said
-the line `torch.moai.option.enable_advanced_parallelization()`.
+MOAI_DEVICE=1 registers the device at once, MOAI_DEVICE=0 never; without either, `moaic.device.registration` decides.
+MOAI_ENABLE_ADVANCED_PARALLELIZATION=1 has the effect of `torch.moai.option.enable_advanced_parallelization()`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ENABLE: Final = "MOAI_ENABLE_ADVANCED_PARALLELIZATION"
 
 
 def autoload() -> None:
-    """Called at the end of `import torch`. Must stay far below 50 ms and never raise."""
+    """Runs at the end of `import torch`; must take far less than 50 ms and never raise."""
     wish = os.environ.get("MOAI_DEVICE", "")
     if wish == "0" or torch_private.renamed():
         return
@@ -30,14 +29,14 @@ def autoload() -> None:
         from moaic import option
 
         option.enable_by_environment(os.environ[ENABLE])
-    elif _script_says(b"enable_advanced_parallelization"):
-        from moaic.option.import_transformers import SUPPLY
+    elif _script_contains(b"enable_advanced_parallelization"):
+        from moaic.option.adamw_import_hook import ADAMW_IMPORT_HOOK
 
-        SUPPLY.install()
+        ADAMW_IMPORT_HOOK.install()
 
 
-def _script_says(words: bytes) -> bool:
-    """Whether the program is a script with these words: what it imports above that line is needed before it."""
+def _script_contains(words: bytes) -> bool:
+    """Whether the program is a script that contains `words`: its imports above that line need the hook already."""
     try:
         return words in Path(str(sys.modules["__main__"].__file__)).read_bytes()
     except (AttributeError, OSError):

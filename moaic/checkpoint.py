@@ -1,7 +1,7 @@
 """Checkpoints of `torch.distributed.checkpoint` that workers write and read in parallel, each its own part.
 
-They are what torch writes for one device: any program reads them with `torch.distributed.checkpoint.load`, on any
-number of workers or none. No tensor is ever gathered in one place.
+The files have the format that torch writes for one device: any program reads them with
+`torch.distributed.checkpoint.load`, on any number of workers or none. No tensor is gathered in one process.
 
     checkpoint.save({"model": model.state_dict()}, "folder")
     checkpoint.load(state, "folder")   # into the tensors of `state`, wherever they are
@@ -37,20 +37,20 @@ _planner: Final[Any] = planner
 
 
 def save(state: StateDict, folder: str | os.PathLike[str]) -> None:
-    """Writes a state dict, nested or not, to a folder that all workers can reach."""
-    with _alone():
+    """Writes a state dict, nested or not, to a folder that all workers can write."""
+    with _without_process_group():
         _torch.save(dict(state), storage_writer=Writer(folder), planner=SavePlanner(), no_dist=True)
 
 
 def load(state: StateDict, folder: str | os.PathLike[str]) -> None:
-    """Reads a checkpoint into the tensors of a state dict, which tells what is wanted and where."""
-    with _alone():
+    """Reads a checkpoint into the tensors of a state dict, in place."""
+    with _without_process_group():
         _torch.load(dict(state), storage_reader=Reader(folder), no_dist=True)
 
 
 @contextmanager
-def _alone() -> Generator[None]:
-    """That there is one process is no news here."""
+def _without_process_group() -> Generator[None]:
+    """Silences torch's warning that torch.distributed is not initialized."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -58,7 +58,7 @@ def _alone() -> Generator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """A box of a buffer, and the worker that is to write it."""
+    """A box of a buffer, and the rank of the worker that writes it."""
 
     buffer: Buffer
     box: Box
@@ -66,12 +66,12 @@ class Written:
 
 
 class SavePlanner(_torch.DefaultSavePlanner):
-    """Has each worker write parts that it holds; of copies, the one with least to write so far."""
+    """Assigns each part of a tensor to a worker that holds it; of replicas, to the one with the fewest bytes so far."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.written: dict[Any, Written] = {}
-        """By index of the item."""
+        """Boxes by the index of their write item."""
 
     def create_local_plan(self) -> Any:
         plan: Any = _torch.DefaultSavePlanner.create_local_plan(self)
@@ -81,7 +81,7 @@ class SavePlanner(_torch.DefaultSavePlanner):
         return self.plan
 
     def _in_parts(self, item: Any, loads: list[int]) -> Iterable[Any]:
-        """The item as it is, or one for each box of its tensor's parts."""
+        """One item for each box of the tensor's parts; the item itself if workers hold no part of it."""
         buffer = None if item.type != _planner.WriteItemType.TENSOR else _whole_buffer(self.lookup_object(item.index))
         parts = () if buffer is None else session.accelerator().parts(buffer)
         if buffer is None or not parts:
@@ -109,7 +109,7 @@ def _of_box(item: Any, box: Box) -> Any:
 
 
 def _whole_buffer(tensor: Any) -> Buffer | None:
-    """The buffer of a tensor of the device that is all of it; None for any other."""
+    """The buffer of a device tensor that covers all of it; None for any other value."""
     if not isinstance(tensor, Tensor) or not is_ours(tensor):
         return None
     view = view_of(tensor)
@@ -117,7 +117,7 @@ def _whole_buffer(tensor: Any) -> Buffer | None:
 
 
 class Writer(_torch.FileSystemWriter):
-    """Writes what a `SavePlanner` has planned; what the workers do not hold is written by this process."""
+    """Writes the items of a `SavePlanner`; this process writes those that no worker holds."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         by_workers = [item for item in plan.items if item.index in planner.written]
@@ -147,7 +147,7 @@ class Writer(_torch.FileSystemWriter):
 
 
 class Reader(_torch.FileSystemReader):
-    """Reads a checkpoint of any kind; each worker what it holds of the tensors of the device."""
+    """Reads a checkpoint of any layout; each worker reads the parts of device tensors that it holds."""
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         sources: dict[Buffer, list[FileSource]] = {}
@@ -163,7 +163,7 @@ class Reader(_torch.FileSystemReader):
             cast("Any", accelerator).restore(buffer, given)
         future = _torch.FileSystemReader.read_data(self, dataclasses.replace(plan, items=rest), planner)
         if accelerator is not None:
-            # The files may go once we return.
+            # The caller may delete the files after this returns.
             accelerator.synchronize()
         return future
 

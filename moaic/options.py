@@ -1,4 +1,4 @@
-"""The options of the one line, under the names that people know."""
+"""Options of `enable_advanced_parallelization` and their other names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDA_GRAPHS: Final = "cuda_graphs"
 PIPELINE: Final = "pipeline_parallel"
 
 NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, PRECISION)
-"""Options that are no decisions of the plan: how workers run its programs, and in which types it computes."""
+"""Options of the backend that are no decisions of the plan: compilation, CUDA graphs, precision."""
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "num_stages": "pp",
@@ -27,7 +27,7 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "distribute_parameter": "distribute_param",
     "mixed_precision": PRECISION,
 }
-"""What an option of the backend is called elsewhere."""
+"""Other names of options, with the backend's name."""
 
 _OWN: Final = tuple(decision.name for decision in fields(Request))
 KNOWN: Final = (*_OWN, *NO_DECISIONS, PIPELINE, *OTHER_NAMES)
@@ -35,14 +35,14 @@ KNOWN: Final = (*_OWN, *NO_DECISIONS, PIPELINE, *OTHER_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a person fixed for every module that is compiled."""
+    """The options that the user fixed for all modules that are compiled."""
 
     backend: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Options of the backend."""
+    """Options of the backend, by name."""
 
 
 def choices_from(options: Mapping[str, object]) -> Choices:
-    """Options by name, ours or the other; raises Diagnostic for a name, value or pair that cannot be."""
+    """Options by either name. Raises Diagnostic for an unknown name or value, and for a contradiction."""
     backend: dict[str, object] = {}
     for name, value in options.items():
         _check_name(name)
@@ -68,7 +68,7 @@ def _check_name(name: str) -> None:
 
 
 def _apply_pipeline(backend: dict[str, object], wanted: object) -> None:
-    """`pipeline_parallel=False` rules a pipeline out; True permits one, as is the case without it."""
+    """Sets pp=1 for `pipeline_parallel=False`; True is the default and permits a pipeline."""
     if wanted is None or says_yes(PIPELINE, wanted):
         return
     if str(backend.setdefault("pp", 1)) != "1":

@@ -1,4 +1,4 @@
-"""The words of the option `precision`, whether the backend is asked for it or the one line."""
+"""Values of the option `precision`, of the backend and of `enable_advanced_parallelization`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FLOAT8: Final[Mapping[str, str]] = {
     "float8_rowwise": "rowwise",
     "float8_tensorwise": "tensorwise",
 }
-"""By word, torchao's recipe. In the usual one a scale is of one row or column, and gradients of weights are bfloat16:
-the only one in which no product waits for the whole batch, so that all plans are open."""
+"""torchao's recipe by value. The default scales rows or columns and keeps gradients of weights in bfloat16: the only
+recipe in which no product depends on the whole batch, so that every plan is possible."""
 
 _WORDS: Final = {**_NARROW, **dict.fromkeys(_FLOAT8, torch.bfloat16)}
 
 
 def precision_of(value: object, option: str = PRECISION) -> torch.dtype | None:
-    """The type that the value of an option asks for; None leaves a model as it is. Raises Diagnostic."""
+    """The compute type of an option's value; None leaves a model unchanged. Raises Diagnostic."""
     word = _word(value)
     if word in _WORDS:
         return _WORDS[word]
@@ -44,7 +44,7 @@ def precision_of(value: object, option: str = PRECISION) -> torch.dtype | None:
 
 
 def float8_recipe(value: object) -> str | None:
-    """How linear layers compute where the value asks for eight-bit floats: the name of one of torchao's recipes."""
+    """The name of torchao's recipe for linear layers if the value asks for eight-bit floats; else None."""
     return _FLOAT8.get(_word(value))
 
 

@@ -46,7 +46,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken:
+class CapturedCall:
     """A captured step, and the tensors that it was called with, in the order of `Captured.arguments`."""
 
     captured: Captured
@@ -56,7 +56,7 @@ class Taken:
 class _TakenError(BaseException):
     """Ends the first step before anything runs. No Exception: the person's script must not catch it."""
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: CapturedCall) -> None:
         super().__init__()
         self.taken = taken
 
@@ -70,7 +70,7 @@ class _Recorder:
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         if not captured.function.results:
             return ()
-        raise _TakenError(Taken(captured, tuple(argument.detach() for argument in arguments)))
+        raise _TakenError(CapturedCall(captured, tuple(argument.detach() for argument in arguments)))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:
         raise AssertionError("nothing has run forward")
@@ -96,7 +96,7 @@ def _recorder() -> Callable[..., Any]:
 
 def take_call(
     model: Callable[..., Any], inputs: Mapping[str, Tensor], options: Mapping[str, object] | None = None
-) -> Taken:
+) -> CapturedCall:
     """The step that a call of `model` would run, as one graph; `options` as `torch.compile` takes them."""
     from torch._dynamo.exc import TorchDynamoException
 
@@ -118,7 +118,7 @@ def _name(model: Callable[..., Any]) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
-def take_model(source: ModelSource, sample: Sample) -> Taken:
+def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
     """The step of a model whose weights are never made."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
@@ -130,7 +130,7 @@ def take_model(source: ModelSource, sample: Sample) -> Taken:
         return _take(model, config, sample)
 
 
-def take_small_model(source: ModelSource, sample: Sample, most: int) -> Taken:
+def take_small_model(source: ModelSource, sample: Sample, most: int) -> CapturedCall:
     """The step of a model with weights as at the beginning of a training; at most so many, else Diagnostic."""
     config = _config(source)
     with torch.device("meta"):
@@ -144,7 +144,7 @@ def take_small_model(source: ModelSource, sample: Sample, most: int) -> Taken:
     return _take(_model(config, source), config, sample)
 
 
-def _take(model: Any, config: Any, sample: Sample) -> Taken:
+def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
     inputs = _text(config, sample) if _makes_text(config) else _pictures(config, sample)
     if not sample.training:
         del inputs["labels"]
@@ -152,7 +152,7 @@ def _take(model: Any, config: Any, sample: Sample) -> Taken:
         return take_call(model.train(sample.training), inputs)
 
 
-def take_script(path: str, arguments: Sequence[str]) -> Taken:
+def take_script(path: str, arguments: Sequence[str]) -> CapturedCall:
     """The first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
     from torch._dynamo.backends.registry import register_backend
 

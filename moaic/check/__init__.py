@@ -1,1 +1,1 @@
-"""moaic check: whether a plan computes what its step says, on virtual ranks and on workers."""
+"""`moaic check`: proof that plans compute the same as their step on one device, on virtual ranks and on workers."""

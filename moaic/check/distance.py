@@ -1,4 +1,4 @@
-"""How far the results of a plan are from those of one device."""
+"""The distance between a result of a plan and the same result of one device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def distance(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
-    """Largest difference, in parts of the largest element of `other` or of `floor`.
+    """Largest difference of two elements, relative to the largest element of `other` or to `floor`.
 
-    What is infinite or no number in both is no difference; in one of the two it is an infinite one.
+    Equal infinities do not differ, nor do elements that are NaN in both; NaN in one of them is an infinite distance.
     """
     one, other = _numbers(one), _numbers(other)
     differs = (one != other) & ~(one.isnan() & other.isnan())
@@ -22,7 +22,7 @@ def distance(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
 
 
 def largest(tensor: Tensor) -> float:
-    """Of the finite elements."""
+    """The largest absolute value of the finite elements; 0 if there is none."""
     numbers = _numbers(tensor)
     finite = numbers[numbers.isfinite()]
     return finite.abs().max().item() if finite.numel() else 0.0

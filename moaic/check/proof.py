@@ -1,4 +1,4 @@
-"""Whether a plan computes what its step says: every program of it run on virtual ranks in float64, beside the step."""
+"""Proof of a plan: its programs run on virtual ranks in float64 and give the results of the step on one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from moaic.capture.trace_only import Taken
+from moaic.capture.trace_only import CapturedCall
 from moaic.check.distance import distance, largest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
@@ -30,17 +30,17 @@ TOLERANCE = 1e-10
 """Largest distance from the step's result in float64, relative to its largest element."""
 
 FLOOR = 1e-3
-"""Results whose largest element is a smaller share than this of that of all results are compared with this share: some
-gradients, such as that of a bias on keys, are zero but for rounding."""
+"""Least scale of a result, relative to the largest element of all results: distances are relative to the result's own
+largest element, and some gradients, such as that of a bias on keys, are zero but for rounding."""
 
 ANY = Request()
 
 KEY = (5, 6)
-"""What random ops draw from."""
+"""The key of random ops."""
 
 
 class ProofOutcome(Enum):
-    """What became of a plan."""
+    """The outcome of checking one plan."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -49,10 +49,10 @@ class ProofOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One plan and how far its results are from the step's."""
+    """One plan, and the distance of its results from those of the step."""
 
     config: Config
-    fate: ProofOutcome
+    outcome: ProofOutcome
     loss: float | None = None
     """Distance of the loss, if the step has one."""
     gradient: float | None = None
@@ -60,7 +60,7 @@ class Verdict:
     where: str = ""
     """The parameter whose gradient that is."""
     reason: str = ""
-    """Why it was dropped, or what is wrong other than loss and gradients."""
+    """The reason why the plan was dropped or failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class CapturedStep:
 
     @property
     def outputs(self) -> int:
-        """How many of the results the forward gives; the rest are gradients."""
+        """Number of results that the forward gives; the rest are gradients."""
         return len(self.module.main.outputs)
 
     def cast(self, dtype: str) -> CapturedStep:
@@ -82,13 +82,13 @@ class CapturedStep:
         return CapturedStep(module, tuple(tensor.to(DTYPES[param.type.dtype]) for tensor, param in pairs))
 
 
-def step_of(taken: Taken) -> CapturedStep:
+def step_of(taken: CapturedCall) -> CapturedStep:
     """A captured step in float64, with arbitrary values for the tangents of everything that it returns."""
     module = promote(Module((taken.captured.function,)))
     return CapturedStep(module, tuple(_values(module.main, taken)))
 
 
-def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
+def _values(function: Function, taken: CapturedCall) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(1)
     given, constants = iter(taken.arguments), iter(taken.captured.constants)
     for index, param in enumerate(function.params):
@@ -102,12 +102,12 @@ def _values(function: Function, taken: Taken) -> Iterator[Tensor]:
 
 
 def plans_of(step: Module, ranks: int, request: Request = ANY) -> list[Config]:
-    """The candidates that keep to `request` and take exactly so many ranks; raises Diagnostic where nothing does."""
+    """The candidates that keep to `request` and take exactly `ranks` ranks. Raises Diagnostic where there is none."""
     return [config for config in candidates(step, ranks, request) if config.ranks == ranks]
 
 
 def kind_of(config: Config) -> tuple[tuple[str, object], ...]:
-    """What a plan decides otherwise than the one for one device: which numbers, however large, and which words."""
+    """The kind of a plan: names of its numbers that are not the default, names and values of such words."""
     default = Config()
     pairs = ((each.name, getattr(config, each.name)) for each in fields(config))
     decided = ((name, value) for name, value in pairs if value != getattr(default, name))
@@ -115,18 +115,18 @@ def kind_of(config: Config) -> tuple[tuple[str, object], ...]:
 
 
 def one_of_each_kind(configs: Sequence[Config]) -> list[Config]:
-    """The first of the candidates of every kind."""
+    """The first candidate of every kind."""
     return list({kind_of(config): config for config in reversed(configs)}.values())[::-1]
 
 
 def sampled(configs: Sequence[Config], most: int) -> list[Config]:
-    """At most so many of the candidates, evenly spread over their order."""
+    """At most `most` candidates, evenly spread over their order."""
     count = min(most, len(configs))
     return [configs[index * len(configs) // count] for index in range(count)]
 
 
 class Proof:
-    """One step, what it computes, and the verdicts on programs that were run before: equal texts are run once."""
+    """One step, its results on one device, and the verdicts so far; plans with equal programs are run once."""
 
     def __init__(self, step: CapturedStep) -> None:
         self.step = step
@@ -140,13 +140,13 @@ class Proof:
 
     @property
     def programs(self) -> int:
-        """How many different plans have been run."""
+        """Number of different programs that have been run."""
         return len(self._verdicts)
 
     def verdict(self, config: Config, *, halves: bool = True) -> Verdict:
         """Runs the joint program of a plan and, with `halves`, the forward and the backward one after the other.
 
-        A plan that makes us crash has failed, and says how: the others are still to be judged.
+        A plan whose passes or programs crash has failed, with the exception as its reason; others can still be checked.
         """
         try:
             return self._verdict(config, halves)
@@ -172,7 +172,7 @@ class Proof:
         verdict = Verdict(config, ProofOutcome.PASS)
         for name, run in ways.items():
             verdict = compared(config, self.step.module.main, run(self.step, programs), self.expected, TOLERANCE)
-            if verdict.fate is not ProofOutcome.PASS:
+            if verdict.outcome is not ProofOutcome.PASS:
                 return replace(verdict, reason=f"{verdict.reason} ({name})".strip())
         return verdict
 
@@ -193,7 +193,7 @@ def in_halves(step: CapturedStep, programs: Programs) -> list[Tensor]:
 def compared(
     config: Config, main: Function, results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
 ) -> Verdict:
-    """How far results are from those that `main` is known to give; all count, not only the loss and gradients."""
+    """The verdict on `results` of `main`; every result must be within `tolerance`, not only loss and gradients."""
     floor = FLOOR * max(map(largest, expected))
     away = [distance(one, other, floor) for one, other in zip(results, expected, strict=True)]
     roles = [main.result_role(index) for index in range(len(away))]
@@ -213,13 +213,13 @@ def compared(
 
 
 def crashed(error: Exception) -> str:
-    """What a bug of ours said, in one line."""
+    """The exception of a crash, in one line."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def loss_at(main: Function) -> int | None:
-    """The place of the loss among the results: the first scalar that a forward returns."""
+    """Index of the loss among the results: the first floating scalar of the forward; None if there is none."""
     for index, value in enumerate(main.results):
         if (
             main.result_role(index).kind == "output"
@@ -232,7 +232,7 @@ def loss_at(main: Function) -> int | None:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """Tensors of a small model are slower with two."""
+    """Runs the block in one thread: tensors of small models are slower with two."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

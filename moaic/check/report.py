@@ -1,4 +1,4 @@
-"""The command `moaic check`: plans of a step for some numbers of devices, a verdict on each, and how many passed."""
+"""The report of `moaic check`: a verdict on each plan of a step for several numbers of devices, and a summary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from moaic.check.proof import ANY, CapturedStep, Proof, ProofOutcome, Verdict, o
 from moaic.check.workers import WorkerProof, workers
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request
+from moaic.text.tables import Column, aligned_head, aligned_row
 
 LARGEST = 1 << 26
-"""A model that is checked has at most so many parameters: it is run in float64, many times."""
-
-HEAD = ("plan", "devices", "loss off by", "gradients off by", "of", "verdict")
+"""Most parameters of a model that is checked, as it is run in float64 many times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be checked."""
+    """The arguments of a check: numbers of devices, choice of plans, and where they run."""
 
     devices: tuple[int, ...]
     all_plans: bool = False
@@ -29,7 +28,7 @@ class Asked:
 
 
 def devices_from(text: str) -> tuple[int, ...]:
-    """`2,4,8`; raises Diagnostic for anything else."""
+    """The numbers of devices in `2,4,8`, without repetitions. Raises Diagnostic for any other text."""
     words = text.split(",")
     for word in words:
         if not word.isdigit() or int(word) < 1:
@@ -39,7 +38,7 @@ def devices_from(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A plan that was run, for so many devices, on virtual ranks or on workers."""
+    """The verdict on a plan for `devices` devices, run on virtual ranks or on workers."""
 
     devices: int
     on_workers: bool
@@ -47,7 +46,7 @@ class Checked:
 
 
 def check(step: CapturedStep, asked: Asked) -> Iterator[Checked]:
-    """A verdict on plan after plan, as they are run."""
+    """Runs plan after plan and yields its verdict: all on virtual ranks, then, if asked for, all on workers."""
     proof = Proof(step)
     for devices in asked.devices:
         for config in chosen(step, devices, asked):
@@ -65,48 +64,50 @@ def _on_workers(step: CapturedStep, asked: Asked) -> Iterator[Checked]:
 
 
 def chosen(step: CapturedStep, devices: int, asked: Asked) -> Sequence[Config]:
-    """The plans that are checked for one number of devices."""
+    """The plans to check for one number of devices."""
     plans = plans_of(step.module, devices, asked.request)
     return plans if asked.all_plans else one_of_each_kind(plans)
 
 
 class VerdictTable:
-    """Lines that can be printed one by one: the plans are known beforehand, and with them how wide they are."""
+    """A table whose rows are printed while the verdicts are computed: the widths follow from the chosen plans."""
 
     def __init__(self, step: CapturedStep, asked: Asked) -> None:
-        configs = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
-        self._plan = max(map(len, [HEAD[0], *configs]))
-        labels = [step.module.main.result_role(index).label for index in range(len(step.module.main.results))]
-        self._label = max(map(len, [HEAD[4], *labels]))
+        plans = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
+        results = range(len(step.module.main.results))
+        labels = [step.module.main.result_role(index).label for index in results]
+        self._columns = (
+            Column("plan", least=max(map(len, plans), default=0)),
+            Column("devices", least=11),
+            Column("loss off by", ">"),
+            Column("gradients off by", ">"),
+            Column("of", least=max(map(len, labels), default=0)),
+            Column("verdict"),
+        )
 
     def head(self) -> str:
-        return self._line(HEAD)
+        return aligned_head(self._columns)
 
     def line(self, checked: Checked) -> str:
         verdict = checked.verdict
         where = f"{checked.devices} workers" if checked.on_workers else f"{checked.devices} virtual"
         numbers = ("" if number is None else f"{number:.1e}" for number in (verdict.loss, verdict.gradient))
-        fate = f"{verdict.fate.value}: {verdict.reason}" if verdict.reason else verdict.fate.value
-        return self._line((str(verdict.config), where, *numbers, verdict.where, fate))
-
-    def _line(self, cells: Sequence[str]) -> str:
-        plan, devices, loss, gradient, label, fate = cells
-        numbers = f"{devices:<11}  {loss:>11}  {gradient:>16}"
-        return f"{plan:<{self._plan}}  {numbers}  {label:<{self._label}}  {fate}".rstrip()
+        outcome = f"{verdict.outcome.value}: {verdict.reason}" if verdict.reason else verdict.outcome.value
+        return aligned_row(self._columns, (str(verdict.config), where, *numbers, verdict.where, outcome))
 
 
 def summary(found: Sequence[Checked]) -> str:
-    """How many pairs of this model and a plan there were, by where they ran and by fate."""
+    """Numbers of (model, plan) pairs by outcome, one line for virtual ranks and one for workers."""
     lines: list[str] = []
     for place, on_workers in (("virtual ranks", False), ("workers", True)):
-        search_result = Counter(checked.verdict.fate for checked in found if checked.on_workers == on_workers)
+        outcomes = Counter(checked.verdict.outcome for checked in found if checked.on_workers == on_workers)
         counts = [
-            f"{search_result[fate]:,} {word}"
-            for fate, word in _WORDS.items()
-            if search_result[fate] or fate is ProofOutcome.PASS
+            f"{outcomes[outcome]:,} {word}"
+            for outcome, word in _WORDS.items()
+            if outcomes[outcome] or outcome is ProofOutcome.PASS
         ]
-        if search_result:
-            lines.append(f"{search_result.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
+        if outcomes:
+            lines.append(f"{outcomes.total():,} (model, plan) pairs on {place}: {', '.join(counts)}")
     return "\n".join(lines)
 
 

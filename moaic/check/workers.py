@@ -1,4 +1,4 @@
-"""Whether a plan computes what its step says on real workers: forward and backward as a training step runs them."""
+"""Proof of a plan on real workers: forward and backward run as in training and give the results of one device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 
 @contextmanager
 def workers(count: int) -> Generator[Accelerator]:
-    """An accelerator of so many workers of this machine, ended with the block."""
+    """An accelerator of `count` workers on this machine, closed at the end of the block."""
     accelerator = Accelerator(launch(count))
     try:
         yield accelerator
@@ -47,7 +47,7 @@ class WorkerProof:
         self._builders: dict[str, Builder] = {}
 
     def verdict(self, config: Config, accelerator: Accelerator) -> Verdict:
-        """Runs one training step under a plan; a plan that does not exist is dropped, one that crashes failed."""
+        """Runs one training step under a plan. A Diagnostic drops the plan, any other exception is a failure."""
         main = self._step.module.main
 
         def plan(step: Module) -> Plan:
@@ -62,7 +62,7 @@ class WorkerProof:
         return compared(config, main, results, self._expected, TOLERANCE)
 
     def _builder(self, step: Module) -> Builder:
-        """A step is planned for each set of tangents that are known to be zero; plans of one share their passes."""
+        """The builder of one variant of the step; all plans of the variant share its passes."""
         text = render(step)
         if text not in self._builders:
             self._builders[text] = Builder(step)

@@ -1,1 +1,1 @@
-"""What torch.compile(backend="moai") does: a graph becomes a step, the step a plan, the plan runs."""
+"""The implementation of torch.compile(backend="moai"): a graph becomes a step, the step gets a plan, the plan runs."""

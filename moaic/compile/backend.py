@@ -52,7 +52,7 @@ def moai(
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
     piece = piece_of(graph_module)
     register()
-    LIFECYCLE.ensure_started()  # a graph without operands makes the program's first tensors of the device
+    LIFECYCLE.ensure_started()  # a graph without operands creates the first device tensors of the program
     prepare()
     if recipe := float8_recipe(given.get(PRECISION)):
         check_float8()
@@ -68,7 +68,7 @@ def moai(
 
 
 class GraphEngine:
-    """Runs the steps of one captured graph: one per concrete sizes, and its calls until their backward has come."""
+    """Runs the steps of one captured graph, one for each set of concrete sizes; keeps calls until their backward."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class GraphEngine:
         self._forgotten: deque[int] = deque()
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        """Handles for outputs and updates; tensors of the host for those that the program has there."""
-        self._bury()
+        """Runs or defers the forward; returns outputs and updates, each on the device where the program has it."""
+        self._release_forgotten()
         if not captured.function.results:
             return []
         accelerator = session.accelerator()
@@ -102,7 +102,7 @@ class GraphEngine:
         return _tensors(accelerator, captured, outputs, slice(captured.forward_results))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        """Handles for the gradients; tensors of the host for arguments that lie there."""
+        """Runs the backward of `call`; returns gradients on the devices of their arguments."""
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         given = [_buffer(accelerator, tensor) for tensor in tangents]
@@ -110,7 +110,7 @@ class GraphEngine:
         return _tensors(accelerator, captured, grads, slice(captured.forward_results, None))
 
     def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
-        """Buffers with the arguments' values. What a model holds is likely to be the same as last time."""
+        """Buffers with the values of the arguments; host copies of parameters and buffers are cached between calls."""
         if all(map(is_ours, arguments)):
             return [_buffer(accelerator, tensor) for tensor in arguments]
         roles = [captured.function.param_role(index).kind for index in range(len(arguments))]
@@ -122,7 +122,7 @@ class GraphEngine:
         ]
 
     def forget(self, call: int) -> None:
-        """Take note, from any thread, that no backward of this call can come."""
+        """Marks a call as one whose backward cannot come any more; may be called from any thread."""
         if call in self._calls:
             self._calls[call].is_live = False
             self._forgotten.append(call)
@@ -130,7 +130,7 @@ class GraphEngine:
     def run_op_by_op(self, reason: Diagnostic) -> None:
         log.op_by_op(reason.message)
 
-    def _bury(self) -> None:
+    def _release_forgotten(self) -> None:
         while self._forgotten:
             call = self._forgotten.popleft()
             self._calls.pop(call, None)
@@ -146,7 +146,7 @@ class GraphEngine:
 
 
 def _key(captured: Captured) -> Key:
-    """What a call draws its random numbers from: itself drawn from the generator that `torch.manual_seed` seeds."""
+    """The key of a call's random ops, drawn from the generator that `torch.manual_seed` seeds."""
     if not captured.has_key:
         return 0, 0
     words = torch.randint(torch.iinfo(torch.int64).max, (2,), generator=torch.default_generator, device="cpu")
@@ -154,7 +154,7 @@ def _key(captured: Captured) -> Key:
 
 
 def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    """The buffer with a tensor's values, contiguous and whole."""
+    """A contiguous buffer with the values of a tensor and nothing else."""
     if not is_ours(tensor):
         return uploaded(accelerator, tensor)
     view = view_of(tensor)
@@ -166,7 +166,7 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
 
 
 def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], part: slice) -> list[Tensor]:
-    """This part of a program's results, which the buffers hold, each where the program has it."""
+    """The results `part` of a program, held by `buffers`, as tensors of the device or the host."""
     results = zip(buffers, captured.function.results[part], captured.on_host[part], strict=True)
     return [_tensor(accelerator, buffer, value, on_host) for buffer, value, on_host in results]
 

@@ -1,4 +1,4 @@
-"""From a step to its plan, for one compiled model: the first variant is searched for, the others follow it."""
+"""The plan of each step of one compiled model: searched for the first variant, and used again for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from moaic.capture.pieces import Piece
-from moaic.compile.oom_advice import MIB, Capacity, Need, ways_out
+from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
@@ -20,12 +20,12 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
-from moaic.planner.bend import followed, let_go
 from moaic.planner.candidates import candidates, check_request, fitting, relaxed
 from moaic.planner.dump import dump
 from moaic.planner.memory_fit import Sized
 from moaic.planner.plan_cache import search_cached
 from moaic.planner.processes import ProcessPool
+from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request, request_from
 from moaic.planner.search import NoPlanFits, Selection
 from moaic.runtime.controller import session
@@ -40,24 +40,25 @@ from moaic.support import excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
 from moaic.support.report import Report
 from moaic.support.this_machine import idle_bytes, this_machine
+from moaic.text.units import mib
 
 CAUTION = 0.7
-"""Share of a worker's memory that is counted on once a plan that was predicted to fit did not."""
+"""Share of a worker's memory that advice counts on after a plan ran out of memory although it was predicted to fit."""
 
 REDUCE_OVERHEAD = "reduce-overhead"
-"""What `torch.compile` calls a mode in which GPUs repeat what they have recorded."""
+"""The mode of `torch.compile` that captures CUDA graphs and replays them."""
 
 
 def compiles(options: Mapping[str, object]) -> bool:
-    """Whether programs are compiled, or run op by op: slower, but there at once. MOAI_COMPILE where no option says."""
+    """Whether programs are compiled; else they run op by op, slower but without a wait. The default is MOAI_COMPILE."""
     asked = options.get(COMPILE)
     return env_flags.says_yes(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
 
 
 def records(options: Mapping[str, object], mode: str | None = None) -> bool:
-    """Whether GPUs repeat steps that they have recorded: by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
+    """Whether GPUs replay steps as CUDA graphs: asked for by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
 
-    Raises Diagnostic for a mode that is another backend's.
+    Raises Diagnostic for a mode that this backend does not have.
     """
     if mode not in (None, "default", REDUCE_OVERHEAD):
         raise Diagnostic(
@@ -73,7 +74,7 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
 
 
 def check_float8() -> None:
-    """Raises Diagnostic where a GPU has no products of eight-bit floats; CPUs do them, slowly."""
+    """Raises Diagnostic where a GPU cannot multiply eight-bit floats; CPUs can, slowly."""
     flavor = session.SESSION.flavor()
     lacking = [gpu.name for gpu in usable(os.environ)[: flavor.gpus] if not gpu.has_float8]
     if lacking:
@@ -81,7 +82,7 @@ def check_float8() -> None:
 
 
 def request_of(options: Mapping[str, object]) -> Request:
-    """What the person fixed: options of `torch.compile`, and MOAI_PLAN for what they leave open."""
+    """The decisions that the user fixed: options of `torch.compile`, and MOAI_PLAN for those that they leave open."""
     given = request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
     ambient = parse_request(os.environ.get("MOAI_PLAN", ""))
     asked = {field.name: getattr(given, field.name) for field in fields(Request)}
@@ -89,7 +90,7 @@ def request_of(options: Mapping[str, object]) -> Request:
 
 
 def prepare() -> None:
-    """Has workers and planner processes start, while the graph is being captured."""
+    """Starts workers and planner processes, which load while the graph is being captured."""
     excepthook.install()
     logging_setup.install(os.environ)
     session.accelerator().while_waiting(progress.waiting)
@@ -97,15 +98,15 @@ def prepare() -> None:
 
 
 def measure() -> None:
-    """Has this machine's measures ready, before anything is pending that measuring would run."""
+    """Measures this machine now: measuring runs all deferred work, and so must come before there is any."""
     this_machine()
 
 
 class Planning:
-    """Plans the variants of one step, of one captured graph at concrete sizes, alike."""
+    """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
 
     def __init__(self, request: Request, piece: Piece) -> None:
-        """What the first whole graph of a model cannot follow of a request is an error; what comes later bends it."""
+        """A request that the first whole graph cannot follow is an error; later batches and pieces relax it."""
         self.request = request
         self._piece = piece
         self._config: Config | None = None
@@ -121,12 +122,12 @@ class Planning:
         return plan
 
     def _first(self, step: Module) -> Plan:
-        """Calls of several threads search in turn: they share the processes."""
+        """Searches for a plan; threads take turns, as they share the planner's processes."""
         with _pool().turn:
             return self._search(step)
 
     def _again(self, step: Module, config: Config) -> Plan:
-        """A variant's plan: that of the first, where it can have it."""
+        """The plan of a later variant, by the configuration of the first if that is possible."""
         try:
             return build(step, config, coefficients_of(this_machine()))
         except Diagnostic:
@@ -139,7 +140,7 @@ class Planning:
                 selection, request = self._selected(step, this_machine())
         except NoPlanFits as error:
             sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
-            hint = _ways_out(step, error.request, sized, whole=self._piece.is_whole)
+            hint = _advice(step, error.request, sized, whole=self._piece.is_whole)
             raise Diagnostic(error.message, hint=hint) from None
         except KeyboardInterrupt:
             log.interrupted()
@@ -154,7 +155,7 @@ class Planning:
         return selection.plan
 
     def _selected(self, step: Module, machine: Machine) -> tuple[Selection, Request]:
-        """The best plan that keeps to the request, or to as much of it as the step can follow; and to what it keeps."""
+        """The best plan, and the request that it keeps to: the user's, relaxed where the step cannot follow it."""
         if self._piece.is_strict:
             return self._asked_for(step, machine), self.request
         check_request(step, machine.workers, self.request)
@@ -164,28 +165,30 @@ class Planning:
         except NoPlanFits:
             raise
         except Diagnostic as reason:
-            kept = followed(step, machine, self.request)
+            kept = relax(step, machine, self.request)
             if kept == self.request:
                 raise
             selection = _cached(step, machine, kept)
-            self._say_bent(step, let_go(self.request, kept), selection.search_result.selected, reason.message)
+            self._log_relaxed(
+                step, dropped_decisions(self.request, kept), selection.search_result.selected, reason.message
+            )
             return selection, kept
 
     def _asked_for(self, step: Module, machine: Machine) -> Selection:
         selection = _cached(step, machine, self.request)
-        # An evaluation lets go of a split by itself, and shows nothing of what training can follow.
+        # An evaluation drops a split of the batch by itself, which does not show whether training can follow it.
         self._piece.model.has_followed |= relaxed(step, self.request) == self.request
         return selection
 
-    def _say_bent(self, step: Module, asked: str, taken: Config, reason: str) -> None:
-        """Once for each graph of a model in pieces, else once for all batches that let go of the same."""
+    def _log_relaxed(self, step: Module, dropped: str, config: Config, reason: str) -> None:
+        """Warns once for each graph of a model in pieces, else once for all batches that drop the same decisions."""
         place = "" if self._piece.is_whole else _place(step)
         if place and fitting(step, self.request) != self.request:
             reason = f"the first tensor that it is given has {batch_size(step.main)} rows"
         said = self._piece.model.said
-        if (kind := f"{place} {asked}") not in said:
+        if (kind := f"{place} {dropped}") not in said:
             said.add(kind)
-            log.bent(asked, taken, reason, place)
+            log.plan_relaxed(dropped, config, reason, place)
 
 
 def _cached(step: Module, machine: Machine, request: Request) -> Selection:
@@ -193,26 +196,26 @@ def _cached(step: Module, machine: Machine, request: Request) -> Selection:
 
 
 def _place(step: Module) -> str:
-    """Where a graph begins: the first line of the person's that it does."""
+    """The place where a graph begins: the first line of the user's source in it."""
     lines = (f"{op.loc.file}:{op.loc.line}" for op in step.main.ops if op.loc.file)
     return next(lines, f"@{step.main.name}")
 
 
 def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bool, shortage: Shortage) -> str:
-    """What to do about a plan that was predicted to fit and did not."""
+    """A message and advice for a plan that ran out of memory although it was predicted to fit."""
     ((config, memory),) = sized
     expected = this_machine().memory / USABLE
     had = shortage.held + shortage.free
-    # What else runs here may have left the worker less than its share; and the program may hold more than the plan.
+    # Other programs may have left the worker less than its share, and this program may hold more than the plan counts.
     scale, beside = CAUTION * min(1.0, had / expected), max(0, had - memory.peak)
-    ways = _ways_out(step, request, sized, lambda memory: int(scale * memory) - beside, tried=False, whole=whole)
+    ways = _advice(step, request, sized, lambda memory: int(scale * memory) - beside, tried=False, whole=whole)
     return (
-        f"the plan {config} was predicted to need {memory.peak / MIB:.0f} MiB per worker, and this one could have "
-        f"{had / MIB:.0f} MiB of the {expected / MIB:.0f} MiB of its share\nhint: {ways}"
+        f"the plan {config} was predicted to need {mib(memory.peak)} per worker, and this one could have "
+        f"{mib(had)} of the {mib(expected)} of its share\nhint: {ways}"
     )
 
 
-def _ways_out(
+def _advice(
     step: Module,
     request: Request,
     sized: Sequence[Sized],
@@ -221,7 +224,7 @@ def _ways_out(
     tried: bool = True,
     whole: bool = True,
 ) -> str:
-    """Ways out of too little memory; `left` says what of a worker's memory is left for plans."""
+    """Advice on too little memory; `left` maps the memory of a worker to the bytes that are left for plans."""
     machine = this_machine()
     now = session.SESSION.flavor()
     others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
@@ -230,12 +233,12 @@ def _ways_out(
     with pool.turn:
         try:
             here = replace(machine, memory=left(machine.memory))
-            return ways_out(Need(step, request, sized, tried, whole), here, capacities, pool)
+            return advice(OversizedStep(step, request, sized, tried, whole), here, capacities, pool)
         finally:
             pool.rest()
 
 
 @cache
 def _pool() -> ProcessPool:
-    """The planner's processes, started when a model is first compiled and kept."""
+    """The planner's processes, started when a model is first compiled, and kept."""
     return ProcessPool(cores())

@@ -2,7 +2,7 @@
 
 A compiled forward returns handles and runs nothing. When `backward()` comes before anyone reads a value, forward and
 backward run as one program; when a value is read first, the forward runs alone and keeps what the backward needs.
-Outputs that nobody holds any more when backward comes are not made, and tangents that nobody set are not computed with.
+Outputs whose handles are gone when the backward comes are not computed; unset tangents are known zeros of the program.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.protocol.placement import Placement
 
 Key = tuple[int, int]
-"""Two words of a call: what its random ops draw from."""
+"""Two 64-bit words that seed the random ops of one call."""
 
 Planner = Callable[[Module], Plan]
-"""Gives the plan of a step. Variants of one step (the same, less known zeros) get the same configuration."""
+"""Returns the plan of a step. Variants of one step, which differ in known zeros, get the same configuration."""
 
 
 @dataclass(eq=False, slots=True)
 class Variant:
-    """The step without known zeros and unread outputs, lowered, and its programs' numbers once they are loaded."""
+    """The lowered step without known zeros and unread outputs, and the numbers of its loaded programs."""
 
     programs: Programs
     accelerator: Accelerator
@@ -43,7 +43,7 @@ class Variant:
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
-        """Run a program for `call`; parameters move to where a training program wants them, for good."""
+        """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there."""
         main = self.program(name).main
         if name not in self._numbers:
             self._numbers[name] = self._load(check_made(self.program(name), "lower"))
@@ -70,7 +70,7 @@ class Variant:
         return program
 
     def new_results(self, name: str, start: int = 0) -> list[Buffer]:
-        """Fresh buffers for a program's results from number `start` on."""
+        """New buffers for the results of a program from index `start` on."""
         return [new_buffer(self.accelerator, value) for value in self.program(name).main.results[start:]]
 
 
@@ -80,18 +80,18 @@ def new_buffer(accelerator: Accelerator, value: Value) -> Buffer:
 
 @dataclass(eq=False, slots=True)
 class StepCall:
-    """One call of the compiled forward, until autograd lets go of it."""
+    """One call of the compiled forward, from the call until autograd releases it."""
 
     inputs: list[Buffer]
-    """Of all parameters of the step but tangents and the key."""
+    """One buffer per parameter of the step, tangents and key left out."""
     outputs: list[weakref.ref[Buffer]]
     resting: frozenset[Buffer]
-    """Those of the inputs that are parameters of a training step."""
+    """The inputs that are parameters or buffers of a model in training."""
     key: Key
     promise: DeferredForward | None = None
     variant: Variant | None = None
     saved: list[Buffer] | None = None
-    """What the forward kept, if it ran alone."""
+    """Values saved for the backward, if the forward ran alone."""
     is_live: bool = True
     """Whether a backward can still come."""
 
@@ -99,7 +99,7 @@ class StepCall:
         return any(each is buffer for each in self.inputs)
 
     def replace(self, buffer: Buffer, copy: Buffer) -> None:
-        """Read `copy` instead of `buffer` from now on."""
+        """Makes the call read `copy` instead of `buffer` (copy-on-write)."""
         self.inputs = [copy if each is buffer else each for each in self.inputs]
 
     def alive(self, position: int) -> Buffer | None:
@@ -107,7 +107,7 @@ class StepCall:
 
 
 class Step:
-    """A step function and the programs that its calls have needed so far."""
+    """A step function and the programs that its calls have used so far."""
 
     def __init__(
         self,
@@ -137,21 +137,21 @@ class Step:
         self._assumed_zero = self._tangents_beside_a_loss()
 
     def _tangents_beside_a_loss(self) -> frozenset[int]:
-        """Tangents that are usually unset: all others where there is one of a scalar."""
+        """Tangents that are usually unset: where a scalar has a tangent (the loss), all of other shapes."""
         shapes = {i: self.function.params[i].type.shape for i in self.tangents}
         if () not in shapes.values():
             return frozenset()
         return frozenset(i for i, shape in shapes.items() if shape != ())
 
     def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], StepCall]:
-        """Handles for the outputs of a call that has not run; an inference step is sent to the workers at once."""
+        """Output buffers and the call. A training step is deferred, an inference step is sent to the workers."""
         outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
         call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
         if not self.grads:
             variant = self._at_rest(inputs) or self._variant(frozenset())
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
-        # What no plan can do is said now, before anything waits for the values.
+        # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
         self._planned(self._assumed_zero)
         call.promise = DeferredForward(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
@@ -159,7 +159,7 @@ class Step:
         return outputs, call
 
     def _at_rest(self, inputs: Sequence[Buffer]) -> Variant | None:
-        """How a step that overwrites split operands runs where these lie; None for any other."""
+        """The variant that runs an overwriting step in the layouts of its operands; None for any other step."""
         if not self._updates:
             return None
         for buffer in inputs:
@@ -192,7 +192,7 @@ class Step:
         return frozenset(buffer for i, buffer in pairs if self.function.param_role(i).kind in ("param", "buffer"))
 
     def backward(self, call: StepCall, tangents: Sequence[Buffer | None]) -> list[Buffer]:
-        """Handles for the gradients, in the order of the step's grad results; None is a tangent that nobody set."""
+        """Buffers for the gradients, in the order of the step's grad results; None stands for an unset tangent."""
         given = dict(zip(self.tangents, tangents, strict=True))
         zeros = frozenset(i for i, buffer in given.items() if buffer is None or _is_zero(buffer))
         promise = call.promise
@@ -221,7 +221,7 @@ class Step:
         return [grads[i] for i in self.grads]
 
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
-        """Run the forward alone; outputs whose handles are gone, or that are made already, are not asked for."""
+        """Runs the forward alone, without outputs that exist already or whose handles are gone."""
         call.variant = self._variant(zeros)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
@@ -238,12 +238,12 @@ class Step:
         return grads
 
     def _arguments(self, call: StepCall, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
-        """Buffers for the step's parameters at these positions, the key left out."""
+        """Buffers for the step's parameters at `positions`, the key left out."""
         given = dict[int, Buffer | None](zip(self.given, call.inputs, strict=True)) | tangents
         return [self._tangent(i, given[i]) for i in positions if i in given]
 
     def _tangent(self, position: int, buffer: Buffer | None) -> Buffer:
-        """The buffer itself, or a zero in place of a tangent that nobody set."""
+        """The buffer itself, or a new one of zeros for an unset tangent."""
         if buffer is not None:
             return buffer
         zero = new_buffer(self.accelerator, self.function.params[position])
@@ -251,7 +251,7 @@ class Step:
         return zero
 
     def _variant(self, zeros: frozenset[int], unread: frozenset[int] | None = None) -> Variant:
-        """Of its programs the joint one is without the outputs at `unread`; as planned unless told."""
+        """The variant whose joint program omits the outputs at `unread`; None omits those of the plan."""
         if (zeros, unread) not in self._variants:
             self._variants[zeros, unread] = self._new_variant(zeros, unread)
         return self._variants[zeros, unread]

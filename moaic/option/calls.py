@@ -1,4 +1,4 @@
-"""Every call that is mapped: factories, moves, types, mixed precision, files, `torch.cuda`, and modules' own call."""
+"""The table of mapped calls: factories, moves, types, mixed precision, files, `torch.cuda`, calls of modules."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ METHODS: Final = (
     "new_tensor",
     "new_zeros",
 )
-"""Methods of tensors that do."""
+"""Methods of tensors that take a device by keyword."""
 
 _ON_ACCELERATOR: Final = '`device="cuda"` is the accelerator'
 
 
 def mappings(auto_compile: AutoCompile) -> list[Mapping]:
-    """All of them; `auto_compile` decides how modules are called."""
-    return [*_made_there(), *_moved_there(), *_asked(), *_mixed_precision(), *cuda.mappings(), *_called(auto_compile)]
+    """All mapped calls; `auto_compile` is the mapping of a module's call."""
+    return [*_factories(), *_moves(), *_queries(), *_mixed_precision(), *cuda.mappings(), *_module_calls(auto_compile)]
 
 
-def _made_there() -> Iterator[Mapping]:
+def _factories() -> Iterator[Mapping]:
     for name in FACTORIES:
         yield _mapping(torch, "torch", name, _ON_ACCELERATOR, keyword)
     for name in ("fftfreq", "rfftfreq"):
@@ -90,7 +90,7 @@ def _made_there() -> Iterator[Mapping]:
     yield Mapping(call, f"{meaning}; so `torch.set_default_device`", torch_private.device_context(), _device_context)
 
 
-def _moved_there() -> Iterator[Mapping]:
+def _moves() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", first)
     yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
@@ -99,7 +99,7 @@ def _moved_there() -> Iterator[Mapping]:
     yield Mapping("torch.load", "`map_location` and places in the file: `cuda` is the accelerator", files, _restore)
 
 
-def _asked() -> Iterator[Mapping]:
+def _queries() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "is_cuda", "True on the accelerator", _is_cuda)
     seam = torch_private.is_cuda_in_graphs()
     yield Mapping("TensorVariable.method_attr_is_cuda of Dynamo", "True on the accelerator", seam, _is_cuda_in_graphs)
@@ -117,7 +117,7 @@ def _mixed_precision() -> Iterator[Mapping]:
     yield _mapping(torch, "torch", "set_autocast_gpu_dtype", "the accelerator's", always(_set_autocast_dtype))
 
 
-def _called(auto_compile: AutoCompile) -> Iterator[Mapping]:
+def _module_calls(auto_compile: AutoCompile) -> Iterator[Mapping]:
     meaning = "a whole model on the accelerator is compiled when it is first called"
     yield Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
     meaning = "its module, with inputs moved to the accelerator: all devices are one"
@@ -133,7 +133,7 @@ def _generator(real: Any) -> Any:
         return real(cls, "cpu" if is_moai(translated(device)) else device)
 
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Other classes that are made in C++ share what makes a generator.
+        # Other classes implemented in C++ share the constructor of torch.Generator.
         return (generator if cls is torch.Generator else real)(cls, *args, **kwargs)
 
     return call
@@ -215,17 +215,17 @@ def _grad_scaler(real: Callable[..., None]) -> Any:
 
 
 def _data_parallel(self: torch.nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
-    return self.module(*_there(inputs), **_there(kwargs))
+    return self.module(*_to_accelerator(inputs), **_to_accelerator(kwargs))
 
 
-def _there(value: Any) -> Any:
-    """Tensors of the host, in lists and dictionaries too, on the accelerator."""
+def _to_accelerator(value: Any) -> Any:
+    """The value with all host tensors in it, also those in lists and dictionaries, moved to the accelerator."""
     if isinstance(value, torch.Tensor):
         return value.to(DEVICE) if value.device.type == "cpu" else value
     if isinstance(value, dict):
-        return {name: _there(item) for name, item in cast("dict[Any, Any]", value).items()}
+        return {name: _to_accelerator(item) for name, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_there(item) for item in cast("list[Any]", value)]
+        return [_to_accelerator(item) for item in cast("list[Any]", value)]
     return value
 
 

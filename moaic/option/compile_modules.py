@@ -1,8 +1,8 @@
 """Modules that lie on the accelerator are compiled when they are first called.
 
-PyTorch runs a module's `_compiled_call_impl` where it has one. In the mode the class has this attribute: it finds out
-whether the call is a whole model's, and then leaves a compiled call with the module. So a module keeps its class, its
-keys and its hooks, and copies and pickles of it are plain, since PyTorch leaves the compiled call out of them.
+PyTorch runs a module's `_compiled_call_impl` if it has one. The mode makes it a descriptor of the class, which stores a
+compiled call on a module when that is called as a whole model. A module keeps its class, keys and hooks, and its copies
+and pickles are plain, as PyTorch leaves the compiled call out of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moaic.options import Choices
 
 
 class _Root(threading.local):
-    """Whether this thread is inside a compiled module: what is called in it belongs to it."""
+    """Whether this thread is inside a compiled module, whose submodules are not compiled by themselves."""
 
     entered = False
 
@@ -31,7 +31,7 @@ _ROOT: Final = _Root()
 
 
 class AutoCompile:
-    """The class attribute. Without `__set__`, so that a module which the person compiled keeps its own."""
+    """The descriptor. It has no `__set__`, so that a module which the user compiled keeps its own call."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -46,13 +46,13 @@ class AutoCompile:
         return call
 
     def release(self) -> None:
-        """Leave every module as it was before its first call."""
+        """Removes the compiled call from every module."""
         for module in self._modules:
             vars(module).pop(torch_private.CALL_COMPILED.name, None)
 
 
 class CompiledCall:
-    """A module's call: compiled while the module is on the accelerator."""
+    """The call of a module: compiled while the module is on the accelerator, plain otherwise."""
 
     def __init__(self, module: nn.Module, choices: Choices) -> None:
         self._module = module
@@ -60,7 +60,7 @@ class CompiledCall:
         self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _ROOT.entered or not is_there(self._module):
+        if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         _ROOT.entered = True
         try:
@@ -70,7 +70,7 @@ class CompiledCall:
 
 
 def _top_frame(module: nn.Module) -> Callable[..., Any]:
-    """What Dynamo takes for the model: its forward, around which hooks run, or a frame around it."""
+    """The function that Dynamo captures: the module's call if Dynamo traces that, else a frame around it."""
     plain = torch_private.call_of(module)
     if torch_private.is_seen_by_dynamo(module):
         return plain
@@ -78,9 +78,9 @@ def _top_frame(module: nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
 
-    # What is asked where a model lies asks it as a method.
+    # The query for a model's device expects a bound method.
     vars(call)["__self__"] = module
-    # Dynamo keeps what it learns of sizes by a function's name, and each module has its own.
+    # Dynamo stores dynamic sizes by the name of the code object, so each module needs its own name.
     call.__code__ = call.__code__.replace(co_name=f"{type(module).__name__}_{next(_numbers)}")
     return call
 
@@ -88,8 +88,8 @@ def _top_frame(module: nn.Module) -> Callable[..., Any]:
 _numbers: Final = count()
 
 
-def is_there(module: nn.Module) -> bool:
-    """Whether the module's parameters are on the accelerator; a module without any is nowhere."""
+def is_on_accelerator(module: nn.Module) -> bool:
+    """Whether the module's first parameter is on the accelerator; False for a module without parameters."""
     return any(parameter.device.type == NAME for parameter in _first(module))
 
 
@@ -100,6 +100,6 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_whole_model(module: nn.Module) -> bool:
-    """`DataParallel` is none: it sends its inputs on to one."""
+    """Whether the call is a whole model's. `DataParallel` is none, as it passes its inputs on to one."""
     plain = not issubclass(type(module), nn.DataParallel) and not torch_private.is_module_of_a_compiler(module)
-    return plain and is_there(module)
+    return plain and is_on_accelerator(module)

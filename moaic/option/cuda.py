@@ -1,4 +1,4 @@
-"""`torch.cuda` in the mode: what has a meaning there answers for the accelerator, the rest says that it cannot."""
+"""`torch.cuda` in the mode: names with a meaning for the accelerator are mapped to it, the others raise Diagnostic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SAME_AS_MOAI: Final = (
     "stream",
     "synchronize",
 )
-"""Names that `torch.moai` has too, where they mean the same."""
+"""Names with the same meaning in `torch.moai`."""
 
 OLD_NAMES: Final = {
     "max_memory_cached": "max_memory_reserved",
@@ -58,7 +58,7 @@ OLD_NAMES: Final = {
     "reset_max_memory_allocated": "reset_peak_memory_stats",
     "reset_max_memory_cached": "reset_peak_memory_stats",
 }
-"""Names of `torch.cuda` and what `torch.moai` calls the same."""
+"""Deprecated names of `torch.cuda`, with the name in `torch.moai`."""
 
 KEPT: Final = (
     "CudaError",
@@ -81,9 +81,9 @@ KEPT: Final = (
     "tunable",
     "cudart",
 )
-"""Exceptions, constants and modules: what of them asks for CUDA meets `_lazy_init`, which is mapped."""
+"""Exceptions, constants and modules, which stay; their use of CUDA ends in `_lazy_init`, which is mapped."""
 
-WAYS_OUT: Final = {
+ADVICE: Final = {
     "CUDAGraph": "leave it out: a step is one message to the workers already",
     "graph": "leave it out: a step is one message to the workers already",
     "make_graphed_callables": "leave it out: a step is one message to the workers already",
@@ -95,7 +95,7 @@ WAYS_OUT: Final = {
     "temperature": "`moai-smi -p` shows the workers",
     "utilization": "`moai-smi` shows how busy the accelerator is",
 }
-"""What to do instead, where something can be said."""
+"""Hints for names of `torch.cuda` that are refused."""
 
 _TYPES: Final = {
     "BFloat16": torch.bfloat16,
@@ -113,7 +113,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` tells of the accelerator; memory in bytes."""
+    """The result of `torch.cuda.get_device_properties` for the accelerator; memory in bytes."""
 
     name: str
     total_memory: int
@@ -124,7 +124,7 @@ class DeviceProperties:
 
 @dataclass(frozen=True, slots=True)
 class LegacyTensorType:
-    """`torch.cuda.FloatTensor` and its like: makes tensors, and `isinstance` asks it."""
+    """`torch.cuda.FloatTensor` and similar: a constructor of tensors, and a type for `isinstance`."""
 
     dtype: torch.dtype
 
@@ -138,13 +138,13 @@ class LegacyTensorType:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """8.0, the first that has bfloat16: programs ask in order to know that, and use nothing that came later."""
+    """Always 8.0, the first capability with bfloat16, so that programs use that and no newer feature."""
     torch_module.device(device)
     return 8, 0
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """One processor, since how many workers there are is not the program's business."""
+    """Properties of the accelerator, with one processor however many workers there are."""
     major, minor = get_device_capability(device)
     return DeviceProperties(
         torch_module.get_device_name(device), torch_module.get_memory_info(device)[1], major, minor, 1
@@ -165,7 +165,7 @@ def _false(*_: Any) -> bool:
 
 
 def _nothing(*_: Any) -> None:
-    """There is nothing to do."""
+    """Does nothing."""
 
 
 def _empty(*_: Any) -> list[str]:
@@ -184,11 +184,11 @@ OWN: Final[dict[str, tuple[Any, str]]] = {
     "is_tf32_supported": (_false, "False: float32 is float32"),
     "memory_summary": (memory_summary, "the accelerator's counts as text"),
 }
-"""Names that only `torch.cuda` has: what stands for them, and how the documentation says it."""
+"""Names that only `torch.cuda` has: replacement, and meaning for the documentation."""
 
 
 def mappings() -> Iterator[Mapping]:
-    """Every public name of `torch.cuda`, and what asks for CUDA behind them."""
+    """Mappings of every public name of `torch.cuda` and of `_lazy_init` behind them."""
     for name in SAME_AS_MOAI:
         yield from _mapped(name, getattr(torch_module, name), "the same of `torch.moai`")
     for name, ours in OLD_NAMES.items():
@@ -221,7 +221,7 @@ def refused() -> list[str]:
 
 
 def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
-    """One name, in `torch.cuda` and in those modules of it that hold the same thing."""
+    """Mappings of one name, in `torch.cuda` and in those of its modules that hold the same object."""
     shown = getattr(torch.cuda, name, None)
     if shown is None:
         return
@@ -233,22 +233,22 @@ def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
 
 
 def _refused(name: str) -> Any:
-    """What stands for a name of `torch.cuda`: a class stays one, since annotations and `isinstance` speak of it."""
-    refusal: Any = _refusal(f"torch.cuda.{name}", WAYS_OUT.get(name))
+    """The replacement of a refused name; a class stays a class, for annotations and `isinstance`."""
+    refusal: Any = _refusal(f"torch.cuda.{name}", ADVICE.get(name))
     real: Any = getattr(torch.cuda, name, None)
     if isinstance(real, type):
         return type(name, (), {"__new__": refusal})
     if hasattr(real, "__wrapped__"):
-        # Dynamo looks there, as it knows what is behind PyTorch's own decorators.
+        # Dynamo unwraps the decorators of PyTorch and expects this attribute.
         refusal.__wrapped__ = real.__wrapped__
     return refusal
 
 
-def _refusal(call: str, way_out: str | None) -> Callable[..., Any]:
+def _refusal(call: str, advice: str | None) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise Diagnostic(
             f"{call} is not available: `cuda` is the virtual accelerator in this program",
-            hint=way_out
+            hint=advice
             or "leave the call out, or switch off with torch.moai.option.disable_advanced_parallelization()",
         )
 

@@ -1,4 +1,4 @@
-"""From "cuda" to the virtual accelerator, in whatever form a call is given a device."""
+"""Translation of "cuda" to the virtual accelerator, in every form in which a call takes a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA: Final = "cuda"
 
 
 def translated(device: Any) -> Any:
-    """The accelerator for what means a CUDA device; anything else as it is. Dynamo traces this, so it stays plain."""
+    """The accelerator for a CUDA device; any other value unchanged. Simple code, as Dynamo traces it."""
     if isinstance(device, str):
         if device != CUDA and device[:5] != "cuda:":
             return device
@@ -36,7 +36,7 @@ def the_device(index: int | None) -> torch.device:
 
 
 def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes a device by the keyword `device`. Workers copy what they are sent, so nothing is pinned."""
+    """Wraps a function that takes the keyword `device`; drops `pin_memory`, as workers copy their input."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
@@ -48,7 +48,7 @@ def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that takes a device as its first argument, or by keyword."""
+    """Wraps a method that takes a device as its first argument, or by keyword."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
@@ -61,7 +61,7 @@ def first(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_type(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes a device's type, first or by keyword, and means CUDA where none is given."""
+    """Wraps a function that takes a device type, first or by keyword, with CUDA as the default."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device_type" in kwargs:
@@ -74,5 +74,5 @@ def device_type(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def type_of(kind: str) -> str:
-    """The accelerator's name for "cuda" or "cuda:0"; any other as it is."""
+    """The accelerator's type for "cuda" or "cuda:0"; any other unchanged."""
     return NAME if translated(kind) is DEVICE else kind

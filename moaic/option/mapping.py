@@ -1,4 +1,4 @@
-"""What one mapped call is: where it stands, what it means in the mode, and how it is made."""
+"""One mapped call: its place, its meaning in the mode, and its replacement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from moaic.device.torch_private import Seam
 
 Make = Callable[[Any], Any]
-"""From the real function to ours."""
+"""Makes the replacement from the real function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Mapping:
     """One call that means something else while the mode is on."""
 
     call: str
-    """As a person writes it."""
+    """The call as the user writes it."""
     meaning: str
-    """What it does in the mode, for the documentation."""
+    """The effect in the mode, for the documentation."""
     seam: Seam
     make: Make
 

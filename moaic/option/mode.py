@@ -1,4 +1,4 @@
-"""The mode itself: on, it holds what puts everything back."""
+"""The mode of `enable_advanced_parallelization`: installs all mappings and undoes them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from moaic.device import torch_private
 from moaic.device.lifecycle import LIFECYCLE
 from moaic.device.registration import register
 from moaic.option import calls
+from moaic.option.adamw_import_hook import ADAMW_IMPORT_HOOK
 from moaic.option.compile_modules import AutoCompile, CompiledCall
-from moaic.option.import_transformers import SUPPLY
 from moaic.options import Choices
 
 
@@ -21,7 +21,7 @@ class Mode:
         self._undo: list[Callable[[], None]] = []
 
     def enable(self, choices: Choices) -> None:
-        """Map every call; with new choices where it was on before."""
+        """Installs every mapping, with new choices if the mode is on already."""
         self.disable()
         register()
         LIFECYCLE.ensure_started()
@@ -33,11 +33,11 @@ class Mode:
         for mapping in calls.mappings(auto_compile):
             self._undo.append(mapping.seam.take_over(mapping.make))
             torch_private.pass_over(getattr(mapping.seam.owner, mapping.seam.name))
-        SUPPLY.install()
-        self._undo.append(SUPPLY.remove)
+        ADAMW_IMPORT_HOOK.install()
+        self._undo.append(ADAMW_IMPORT_HOOK.remove)
 
     def disable(self) -> None:
-        """Put everything back, the last first."""
+        """Undoes every mapping, the last first."""
         while self._undo:
             self._undo.pop()()
 

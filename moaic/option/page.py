@@ -1,4 +1,4 @@
-"""The table of mapped calls in the documentation: `python -m moaic.option.page docs/cuda.md` writes it anew."""
+"""The table of mapped calls in the documentation, updated by `python -m moaic.option.page docs/cuda.md`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from moaic.option.calls import mappings
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.mapping import Mapping
 from moaic.options import Choices
+from moaic.text.tables import markdown_row
 
 HEAD: Final = ("| call | in the mode |", "|---|---|")
 MARK: Final = "<!-- calls -->"
-"""Stands in the page before the table and after it."""
+"""Marks the start and the end of the table in the page."""
 
 
 def with_table(page: str) -> str:
-    """The page with the table of what is mapped now."""
+    """The page with a table of the current mappings."""
     before, _, after = page.split(MARK)
     return MARK.join((before, f"\n{table(mappings(AutoCompile(Choices())))}\n", after))
 
 
 def table(mappings: Iterable[Mapping]) -> str:
-    """A row of Markdown for each meaning, with the calls that have it."""
+    """A Markdown table with a row for each meaning, and the calls that have it."""
     return "\n".join((*HEAD, *_rows(mappings)))
 
 
@@ -33,7 +34,7 @@ def _rows(mappings: Iterable[Mapping]) -> Iterator[str]:
     for mapping in mappings:
         calls.setdefault(mapping.meaning, []).append(f"`{mapping.call}`")
     for meaning, listed in calls.items():
-        yield f"| {', '.join(listed)} | {meaning} |"
+        yield markdown_row((", ".join(listed), meaning))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 _lists: Final[Any] = torch
-"""PyTorch's operations on lists of tensors, which have private names."""
+"""The `_foreach` functions of torch, whose names are private."""
 
 
 class AdamW(torch.optim.Optimizer):
@@ -37,7 +37,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure`, if given, computes the loss again and its result is returned."""
+        """Updates the parameters; returns the result of `closure`, which computes the loss again, if it is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -50,7 +50,7 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def _count(self, parameter: torch.Tensor) -> int:
-        """Which step of this parameter it is, from 1."""
+        """Number of the parameter's current step, from 1."""
         state = self.state[parameter]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))

@@ -1,4 +1,4 @@
-"""Every configuration worth compiling for a step, some workers and what the person asked for."""
+"""Enumerates the configurations worth compiling for a step, a number of workers and the user's request."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
 from moaic.passes.transforms.hoist_casts import narrows
+from moaic.text.units import MIB
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
 
 MOST_PARTS = 64
-"""More micro-batches than this are made only where somebody asks for them."""
+"""Most micro-batches among the candidates; more are used only if the request asks for them."""
 
 LONG = 4096
-"""From this many tokens on, splitting the sequence is looked at whatever the batch."""
+"""Tokens from which on the sequence may be split, however large the batch is."""
 
-WIDE = 64 << 20
-"""From so many bytes of logits on each worker on, computing the loss in chunks is looked at."""
+WIDE = 64 * MIB
+"""Bytes of logits per worker from which on the loss may be computed in chunks."""
 
 CHUNKS = (1, 8)
 
 
 def candidates(step: Module, workers: int, request: Request) -> list[Config]:
-    """Configurations that keep to `request`, the simplest first; raises Diagnostic where there is none."""
+    """Configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none."""
     rows, trains = batch_size(step.main), is_training(step)
     check_request(step, workers, request)
     _check_batch(workers, rows, request)
@@ -56,7 +57,7 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(step, workers, pp * dp * tp * ep, request)
-        for gather_keys in _ways_of_keys(cp, request)
+        for gather_keys in _gather_keys(cp, request)
         for micro_batches in _micro_batches(rows, request)
         if _divides(dp * micro_batches, rows)
         for schedule in _schedules(pp, micro_batches, trains, request)
@@ -74,12 +75,12 @@ def is_training(step: Module) -> bool:
 
 
 def relaxed(step: Module, request: Request) -> Request:
-    """`request` without a split of the batch that a step of no gradients cannot follow."""
+    """The request; for a step without gradients, without a split that does not divide the batch."""
     return request if is_training(step) else fitting(step, request)
 
 
 def fitting(step: Module, request: Request) -> Request:
-    """`request` without a split that the batch of `step` cannot follow."""
+    """The request, without dp and micro_batches if these do not divide the batch of `step`."""
     if batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
         return request
     return replace(request, dp=None, micro_batches=None)
@@ -93,7 +94,7 @@ def check_request(step: Module, workers: int, request: Request) -> None:
 
 
 def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
-    """(pp, dp, tp) of the meshes that are asked for, or whose ranks divide the workers or are a power of two."""
+    """(pp, dp, tp) of the requested meshes, or of those whose ranks divide the workers or are a power of two."""
     fixed = (request.pp, request.dp, request.tp) != (None, None, None)
     for pp in [request.pp] if request.pp is not None else range(1, workers + 1):
         for dp in [request.dp] if request.dp is not None else range(1, workers // pp + 1):
@@ -104,7 +105,7 @@ def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
 
 
 def _expert_parts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
-    """Parts of the experts worth a look beside `others` ranks; none where there are no experts."""
+    """Values of ep beside `others` ranks: powers of two that divide the experts; only 1 where there are none."""
     if request.ep is not None:
         return [request.ep]
     fewest = min(experts_of(step), default=1)
@@ -113,7 +114,7 @@ def _expert_parts(step: Module, workers: int, others: int, request: Request) -> 
 
 
 def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
-    """Parts of the sequence worth a look beside `others` ranks: of long ones, and where rows are fewer than workers."""
+    """Values of cp beside `others` ranks: more than 1 for long sequences, and for fewer rows than workers."""
     if request.cp is not None:
         return [request.cp]
     most = max(lengths(step), default=1)
@@ -123,17 +124,17 @@ def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequ
     return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
 
 
-def _ways_of_keys(cp: int, request: Request) -> Sequence[bool]:
-    """Whether keys may be gathered: where the sequence is whole there is nothing to say."""
+def _gather_keys(cp: int, request: Request) -> Sequence[bool]:
+    """Values of gather_keys: without a split of the sequence the option has no effect, and is True."""
     if cp == 1:
         return [True]
     return [True, False] if request.gather_keys is None else [request.gather_keys]
 
 
 def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:
-    """Schedules worth a look: 1f1b is as fast as gpipe and keeps less, and one micro-batch at a time has no order.
+    """Schedules of a pipeline; gpipe only on request, as 1f1b is as fast and keeps less.
 
-    A pipeline of fewer micro-batches than stages is made where it is asked for: some worker always waits.
+    A pipeline of fewer micro-batches than stages is a candidate only on request, as some worker always waits.
     """
     if pp == 1:
         return [Config().schedule] if request.schedule is None else []
@@ -168,7 +169,7 @@ def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
 
 
 def _chunks(step: Module, workers: int, trains: bool, request: Request) -> Sequence[int]:
-    """Chunks of the loss worth a look, where there are logits that nobody need see."""
+    """Numbers of chunks of the loss: more than 1 for large logits that are no output of the step."""
     if not trains or request.loss_chunks is not None:
         return [request.loss_chunks or 1] if trains else [1]
     logits = logits_of(step.main)
@@ -176,7 +177,7 @@ def _chunks(step: Module, workers: int, trains: bool, request: Request) -> Seque
 
 
 def _low_precision(step: Module, level: Distribute, request: Request) -> Sequence[bool]:
-    """Gathering after the cast is worth a look where a parameter is cast to something narrower."""
+    """Whether parameters are gathered after their cast: only where one is cast to a narrower type."""
     if level not in GATHERING:
         return [False]
     if request.distribute_low_prec_param is not None:
@@ -237,7 +238,7 @@ def _check_distribution(workers: int, trains: bool, request: Request) -> None:
 
 
 def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> None:
-    """Raises Diagnostic where parameters are to be shared out over a `dp` that is open, and none divides the rows."""
+    """Raises Diagnostic where parameters are to be sharded over an open `dp`, and no dp divides the rows."""
     if request.dp is not None or not _distributes(trains, request):
         return
     most = workers // prod(n or 1 for n in (request.pp, request.ep, request.cp, request.tp))
@@ -274,7 +275,7 @@ def _divisors(rows: int, most: int | None = None) -> list[int]:
 
 
 def _divides(parts: int, rows: int) -> bool:
-    """Whether every part gets as many rows: where there are none, they are split no more than one is."""
+    """Whether all parts get the same number of rows; no rows divide as one row does."""
     return (rows or 1) % parts == 0
 
 

@@ -1,4 +1,4 @@
-"""Writes what planning saw and decided where a person can read it: the folder that MOAI_DUMP names."""
+"""Writes input and result of planning as text files to the folder that MOAI_DUMP names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.perf import machine as machines
-from moaic.planner.log import MIB, configuration
+from moaic.planner.log import configuration
 from moaic.planner.search import Candidate, Selection
+from moaic.text.tables import aligned_table, left
+from moaic.text.units import MIB
 
-HEADER = ("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
+COLUMNS = left("configuration", "fate", "step [ms]", "source", "peak [MiB]", "at rest [MiB]")
 
 
 def dump(root: Path, step: Module, selection: Selection) -> Path:
@@ -45,12 +47,10 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
 
 
 def candidates_table(step: Module, selection: Selection) -> str:
-    """Every candidate on a line: the selected one, the possible by time, the dropped with their reasons."""
+    """One line per candidate: the selected one, the possible ones by time, the dropped ones with their reasons."""
     ranked = selection.search_result.ranked
     rest = [candidate for candidate in selection.search_result.candidates if candidate.prediction is None]
-    rows = [HEADER, *(_row(candidate) for candidate in (*ranked, *rest))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = aligned_table(COLUMNS, [_row(candidate) for candidate in (*ranked, *rest)])
     chosen = selection.search_result.of(selection.search_result.selected)
     parts = _parts(chosen)
     return "\n".join([f"selected: {configuration(step, chosen.config)}", *parts, "", *lines]) + "\n"
@@ -71,7 +71,7 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     seconds = None if prediction is None else prediction.seconds
     return (
         str(candidate.config),
-        candidate.fate.partition("\n")[0],
+        candidate.outcome.partition("\n")[0],
         "" if seconds is None else f"{1000 * seconds.value:.1f}",
         "" if seconds is None else str(seconds.source),
         *(size if isinstance(size, str) else str(size // MIB) for size in sizes),

@@ -1,4 +1,10 @@
-"""What the planner says while it works, line by line in a form that people know and scripts can read."""
+"""The lines that the planner logs.
+
+Some lines keep the form of the reference platform, whose users read these logs with scripts of their own: the number
+of candidates; "Parallel Graph Compile start...", "finished." and its elapsed time; "SelectBestGraphFromCandidates",
+a phase of that platform's planner, here the choice of the fastest candidate; "Configuration for parallelism is
+selected." with the line of `configuration` below it; and "train: true". All other lines are moaic's own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,9 @@ from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import optimizer
 from moaic.passes.sharding.data_parallel import batch_size
+from moaic.text.units import MIB
 
 LOGGER = logging.getLogger("moaic")
-
-MIB = 1 << 20
 
 
 def in_float8(count: int, layers: int, recipe: str) -> None:
@@ -99,21 +104,21 @@ def outputs_do_not_fit(nbytes: int, limit: int) -> None:
     )
 
 
-def relaxed(step: Module) -> None:
+def batch_split_otherwise(step: Module) -> None:
     LOGGER.warning(
         "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
     )
 
 
-def bent(asked: str, taken: Config, reason: str, place: str) -> None:
-    """A step that is not the first of a model takes less of a plan than was asked for."""
+def plan_relaxed(dropped: str, config: Config, reason: str, place: str) -> None:
+    """A later step of a model, or a graph of a model in pieces at `place`, runs without the decisions in `dropped`."""
     which = f"The graph at {place}" if place else "A later batch"
-    LOGGER.warning("%s cannot follow %s and runs under %s, with the same result: %s", which, asked, taken, reason)
+    LOGGER.warning("%s cannot follow %s and runs under %s, with the same result: %s", which, dropped, config, reason)
 
 
 def without_rule(step: Module) -> None:
-    """Names the ops that every worker runs whole because nobody has said how they split."""
+    """Warns of ops that are replicated on every worker because they have no sharding rule."""
     unknown: dict[str, list[int]] = {}
     for op in (op for function in step.functions for op in function.ops):
         if op.name not in OPS:
@@ -132,7 +137,7 @@ def op_by_op(reason: str) -> None:
 
 
 def configuration(step: Module, config: Config) -> str:
-    """`num_stages : 1, num_micro_batches : 4, …`: the decisions of a plan, one line."""
+    """The decisions of a plan in one line: `num_stages : 1, num_micro_batches : 4, …`."""
     said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}
     said["dp"] = f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}"
     if config.pp == 1:

@@ -1,4 +1,4 @@
-"""What would make a step fit: other workers, or fewer rows; told by the memory that plans are predicted to need."""
+"""Estimates of what makes a step fit in memory, other workers or fewer rows, from the predicted memory of plans."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from moaic.planner.candidates import candidates
 from moaic.planner.worker import CompilerPool
 
 Sized = tuple[Config, Memory]
-"""A candidate and what it needs."""
+"""A candidate and its predicted memory."""
 
 
 def least(step: Module, machine: Machine, request: Request, pool: CompilerPool) -> Sized | None:
-    """Which of the most frugal plans needs the least per worker, fitting or not; None where none is possible."""
+    """The plan with the least peak per worker, whether it fits or not; None where no plan is possible."""
     try:
         configs = frugal(candidates(step, machine.workers, request))
     except Diagnostic:
@@ -31,7 +31,7 @@ def least(step: Module, machine: Machine, request: Request, pool: CompilerPool) 
 
 
 def frugal(configs: Iterable[Config]) -> list[Config]:
-    """Of each mesh the candidates that may keep least."""
+    """The candidates of each mesh that keep the least in memory."""
     given = list(configs)
     most: dict[Config, tuple[int, ...]] = {}
     for config in given:
@@ -40,7 +40,7 @@ def frugal(configs: Iterable[Config]) -> list[Config]:
 
 
 def _frugality(config: Config) -> tuple[int, ...]:
-    """The most micro-batches, something in shards where it can be, the simplest schedule."""
+    """A rank by memory, larger is less: more micro-batches, then sharded parameters, then a simpler schedule."""
     schedule = [*SCHEDULES, config.schedule].index(config.schedule)
     return config.micro_batches, config.distribute_param != "none", -schedule
 
@@ -50,9 +50,9 @@ def _mesh(config: Config) -> Config:
 
 
 def rows_that_fit(step: Module, sized: Sequence[Sized], limit: int) -> int:
-    """The largest batch, smaller than the step's, of which the smallest plan is expected to fit; 0 where none is.
+    """The largest batch, smaller than the step's, with which the smallest plan is expected to fit; 0 if there is none.
 
-    Its peak is taken as what the model takes, and a part that grows with the rows.
+    The peak is modelled as the bytes of the model plus a part proportional to the rows.
     """
     rows = batch_size(step.main)
     config, memory = smallest(sized)
@@ -69,7 +69,7 @@ def smallest(sized: Sequence[Sized]) -> Sized:
 
 
 def model_bytes(step: Module, of: Sized) -> int:
-    """Bytes per worker of a plan whatever the batch: at most, as parameters in shards may be whole for a while."""
+    """Upper bound of the bytes per worker that do not depend on the batch, gathered parameters among them."""
     config, memory = of
     main = step.main
     parts = config.pp * config.ep * config.tp

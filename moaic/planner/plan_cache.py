@@ -1,4 +1,4 @@
-"""Selections kept on disk: found again by what they depend on, as small JSON files that people can read and delete."""
+"""A cache of selections on disk: a small JSON file for each hash of everything that a selection depends on."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from moaic.planner.worker import CompilerPool, config_in, config_out, prediction
 def search_cached(
     step: Module, where: Machine, request: Request, *, pool: CompilerPool, folder: Path | None
 ) -> Selection:
-    """`search`, its outcome found again in `folder` if nothing that it depends on has changed."""
+    """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
     path = None if folder is None else folder / f"plan-{fingerprint(step, where, request)}.json"
     known = None if path is None else _read(path)
     if known is not None:
         log.found_again()
         return again(step, where, known)
     found = search(step, where, request, pool=pool)
-    # What a bug of ours left out may come out otherwise next time.
+    # A candidate that crashed is dropped because of a bug, and may succeed next time.
     if path is not None and not any(candidate.crash for candidate in found.search_result.candidates):
         _write(path, to_text(found.search_result))
     return found
 
 
 def fingerprint(step: Module, where: Machine, request: Request) -> str:
-    """A hash of the graph, the machine, the request and of this planner."""
+    """A hash of the graph, the machine, the request and the planner's sources."""
     facts = [render(step), machine.to_text(where), sorted(asdict(request).items()), planner_version()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
 @cache
 def planner_version() -> str:
-    """A hash of the sources of planner, passes and ir: another planner may select another plan."""
+    """A hash of the sources of planner, passes and ir, any of which may change the selection."""
     here = Path(__file__).parent
     return sources_hash(here, here.parent / "passes", here.parent / "ir")
 
 
 def sources_hash(*folders: Path) -> str:
-    """Of every Python file in these folders and in those within them."""
+    """A hash of every Python file in these folders and below."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -62,7 +62,7 @@ def sources_hash(*folders: Path) -> str:
 
 
 def to_text(search_result: SearchResult) -> str:
-    """JSON: the selected configuration, what it needs in halves or with all outputs, then one object per candidate."""
+    """JSON of the selected configuration, its memory in other uses, and one object per candidate."""
     rows = [_candidate_out(candidate) for candidate in search_result.candidates]
     needs = {"apart": search_result.apart, "held": search_result.held}
     return json.dumps({"selected": config_out(search_result.selected), **needs, "candidates": rows}, indent=1)
@@ -90,7 +90,7 @@ def _candidate_in(row: Mapping[str, Any]) -> Candidate:
 
 
 def _read(path: Path) -> SearchResult | None:
-    """What the file says; None where there is none, or where somebody has been at it."""
+    """The result in a file; None if there is no file, or a damaged one."""
     try:
         return from_text(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError):
@@ -98,7 +98,7 @@ def _read(path: Path) -> SearchResult | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes at once or not at all; a folder that cannot be written to is no reason to fail."""
+    """Writes the file atomically; a folder that is not writable is ignored."""
     part = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The planner's processes: started early, while the graph is still being captured, and kept until the plan is made.
+"""A pool of compiler processes: started while the graph is being captured, and kept until the plan is made.
 
-Each runs `moaic.planner.worker` and knows no torch. They are started by `subprocess` on our own module: multiprocessing
-would run the person's unguarded script again. They end with their input, so whatever this process does, none stays;
-one that has had nothing to do for a while ends too, to give its memory back, and is started again when it is needed.
+Each runs `moaic.planner.worker`, without torch. `subprocess` starts them, as multiprocessing would run a script without
+a main guard again. A process ends when its input is closed, so none survives this process; it also ends when it is idle
+for a while, to free its memory, and is started again when it is needed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from moaic.passes.perf.machine import Machine
 from moaic.planner.worker import Compiled, compiled_in, config_out, prediction_in
 
 END_SECONDS = 1.0
-"""A process whose input has ended is given this long before it is killed."""
+"""Seconds from the end of its input until a process is killed."""
 
 
 class Crash(Exception):
-    """A pool process ended without an answer; the message is what it wrote to its error stream."""
+    """A pool process ended without an answer; the message is its error output."""
 
 
 class _Rested(Exception):
-    """A pool process had gone to rest; a new one is there."""
+    """A pool process had ended because it was idle; a new one has been started."""
 
 
 class ProcessPool:
@@ -48,19 +48,19 @@ class ProcessPool:
         self._members = [_Member() for _ in range(processes)]
         self._owners: dict[Config, _Member] = {}
         self.progress: Callable[[int, int], None] | None = None
-        """Told how many candidates of how many, as far as is known, are compiled; from any thread."""
+        """Called with the numbers of compiled and of known candidates, from any thread."""
         self._compiled = 0
         self.turn = RLock()
-        """Held from `begin` to the last answer: what is asked between them is about that step."""
+        """Held from `begin` to the last answer, as all requests between them concern that step."""
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes there are now."""
+        """Ids of the current processes."""
         return [member.pid for member in self._members]
 
     def begin(self, step: Module, machine: Machine) -> None:
-        """What follows is about `step`; a process is told when it gets its first candidate of it."""
+        """Sets the step of the following requests; a process receives it before its first candidate."""
         self._owners.clear()
         self._compiled = 0
         request = {"step": render(step), "machine": machines.to_text(machine)}
@@ -68,12 +68,12 @@ class ProcessPool:
             member.first = request
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
-        """Whoever is free takes the next few; a candidate that kills its process is a crash, with what it said."""
+        """Compiles the candidates; idle processes take the next ones. One that kills its process is a crash."""
         waiting = deque(_families(configs))
         found: dict[Config, Compiled] = {}
 
         def work(member: _Member) -> None:
-            for config in _taken(waiting):
+            for config in _drain(waiting):
                 self._owners[config] = member
                 try:
                     found[config] = compiled_in(member.ask({"compile": config_out(config)}))
@@ -110,7 +110,7 @@ class ProcessPool:
 
 
 class _Member:
-    """One process and what it has been told; it is replaced when it has died."""
+    """One process and the step that it was told; a process that has died is replaced."""
 
     def __init__(self) -> None:
         self.first: Mapping[str, Any] | None = None
@@ -135,14 +135,14 @@ class _Member:
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any]) -> Any:
-        """The answer to a request, from a new process if the last one has gone to rest. Raises Crash."""
+        """The answer to a request, from a new process if the last one ended because it was idle. Raises Crash."""
         try:
             return self._told_and_asked(request)
         except _Rested:
             return self._told_and_asked(request)
 
     def _told_and_asked(self, request: Mapping[str, Any]) -> Any:
-        """Before the request the step is told, if that is news."""
+        """Sends the step if the process does not have it yet, then the request."""
         if self._told is not self.first:
             assert self.first is not None
             self._exchange(self.first)
@@ -165,7 +165,7 @@ class _Member:
         return json.loads(answer)
 
     def _replaced(self) -> Crash | _Rested:
-        """Starts a new process; returns what became of the old one."""
+        """Starts a new process; returns the reason why the old one ended."""
         code = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
@@ -207,16 +207,16 @@ def _end(members: Sequence[_Member], owner: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and where moaic is found: the person's program may have found it by its own path."""
+    """This environment with moaic on PYTHONPATH, as the user's program may have found it by a path of its own."""
     root = str(Path(__file__).absolute().parents[2])
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([given, root]) if given else root
-    # There is a process per core already, and nothing here is worth a second thread.
+    # There is one process per core already.
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _families(configs: Sequence[Config]) -> list[list[Config]]:
-    """Candidates that differ in how parameters are distributed go to one process: they share all earlier passes."""
+    """Candidates by family: those that differ only in the sharding of parameters share all passes before it."""
     families: dict[Config, list[Config]] = {}
     for config in configs:
         alike = replace(config, distribute_param="none", distribute_low_prec_param=False)
@@ -224,7 +224,7 @@ def _families(configs: Sequence[Config]) -> list[list[Config]]:
     return list(families.values())
 
 
-def _taken(waiting: deque[list[Config]]) -> Iterable[Config]:
+def _drain(waiting: deque[list[Config]]) -> Iterable[Config]:
     while True:
         try:
             yield from waiting.popleft()
@@ -237,7 +237,7 @@ def _bound(work: Callable[[_Member], None], member: _Member) -> Callable[[], Non
 
 
 def _at_once(jobs: Sequence[Callable[[], None]]) -> None:
-    """Runs the jobs in a thread each; the first error is raised once all have ended."""
+    """Runs each job in a thread; raises the first error after all have ended."""
     errors: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:

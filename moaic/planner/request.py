@@ -1,4 +1,4 @@
-"""What a user asks of a plan, read from option names and values, and from files that these name."""
+"""Requests for a plan, read from option names and values, and from files that these name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moaic.passes.schedules import SCHEDULES, is_schedule_name, is_schedule_text
 
 
 def parse_request(text: str) -> Request:
-    """`dp=2,micro_batches=4` as a Request; raises Diagnostic for a word or value that no plan has."""
+    """The Request in `dp=2,micro_batches=4`. Raises Diagnostic for an unknown name or value."""
     given: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, sign, value = part.partition("=")
@@ -26,7 +26,7 @@ def parse_request(text: str) -> Request:
 
 
 def request_from(options: dict[str, object]) -> Request:
-    """A Request from option names and values ("auto", None, numbers, booleans or their text)."""
+    """A Request from option names and values ("auto", None, numbers, booleans or their text). Raises Diagnostic."""
     known = {field.name for field in fields(Request)}
     for name in options:
         if name not in known:
@@ -51,7 +51,7 @@ def _value(name: str, value: object) -> object:
 
 
 def _schedule(value: str) -> str:
-    """The name of a schedule, or the lists of actions that a file of this name holds, or these themselves."""
+    """The name of a schedule, or its lists of actions, given as text or as the name of a file."""
     if is_schedule_name(value):
         return value
     if is_schedule_text(value):

@@ -1,7 +1,7 @@
-"""From a step to the selected plan: enumerate candidates, compile what may be best, keep what fits, take the fastest.
+"""Selection of a plan: enumerate candidates, compile those that may be best, keep those that fit, take the fastest.
 
-Predictions that differ by less than they can be trusted count as equal, and the simplest of equals wins: plans must not
-flicker between runs.
+Predictions that differ by less than their error count as equal, and the simplest of equals wins, so that the plan does
+not change between runs.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
 from moaic.planner.candidates import candidates, relaxed
 from moaic.planner.memory_fit import frugal
-from moaic.planner.worker import Compiled, CompilerPool, Here
+from moaic.planner.worker import Compiled, CompilerPool, InProcessPool
+from moaic.text.units import mib
 
 NOT_NEEDED = "it would save memory that is not short"
 
 TIE = 0.02
-"""Predicted times this near to the best, as a share of it, count as equal."""
+"""Relative difference from the best predicted time up to which times count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration and its fate: dropped with a reason, or predicted."""
+    """A configuration, dropped with a reason or possible with a prediction."""
 
     config: Config
     memory: Memory | None = None
     prediction: Prediction | None = None
     dropped: str = ""
     crash: str = ""
-    """Trace of the bug of ours for which it is dropped."""
+    """Trace of the bug of moaic for which it is dropped."""
 
     @property
-    def fate(self) -> str:
+    def outcome(self) -> str:
         return self.dropped or "possible"
 
 
@@ -59,22 +60,22 @@ class SearchResult:
     candidates: tuple[Candidate, ...]
     selected: Config
     apart: int = 0
-    """Bytes that a worker needs under the selected plan where forward and backward run apart."""
+    """Peak bytes per worker of the selected plan if forward and backward run as two programs."""
     held: int = 0
-    """The same where they run as one, and the program holds all outputs until then."""
+    """Peak bytes per worker if they run as one program while the user holds all outputs."""
 
     def of(self, config: Config) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.config == config)
 
     @property
     def ranked(self) -> list[Candidate]:
-        """Possible candidates, the selected one first, then by predicted time: what to fall back on."""
+        """Possible candidates, the selected one first, then by predicted time."""
         possible = [candidate for candidate in self.candidates if candidate.prediction is not None]
         return sorted(possible, key=lambda each: (each.config != self.selected, _seconds(each)))
 
 
 class NoPlanFits(Diagnostic):
-    """No candidate fits in memory. It has what is needed to say what would."""
+    """No candidate fits in memory; candidates and request are kept for advice."""
 
     def __init__(self, message: str, candidates: Sequence[Candidate], request: Request) -> None:
         super().__init__(message)
@@ -84,7 +85,7 @@ class NoPlanFits(Diagnostic):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected plan, and what became of all candidates."""
+    """The selected plan, and the outcome of all candidates."""
 
     plan: Plan
     search_result: SearchResult
@@ -99,27 +100,27 @@ def search(step: Module, machine: Machine, request: Request, *, pool: CompilerPo
     """
     wanted = relaxed(step, request)
     if wanted != request:
-        log.relaxed(step)
+        log.batch_split_otherwise(step)
     log.without_rule(step)
     configs = candidates(step, machine.workers, wanted)
     log.candidates_counted(len(configs))
-    workshop = pool if len(configs) > 1 else Here()
-    spoilt: dict[Config, Candidate] = {}
+    compilers = pool if len(configs) > 1 else InProcessPool()
+    malformed: dict[Config, Candidate] = {}
     while True:
-        found = _judged(step, [config for config in configs if config not in spoilt], workshop, machine)
+        found = _evaluated(step, [config for config in configs if config not in malformed], compilers, machine)
         if all(candidate.dropped for candidate in found):
-            raise _impossible([*found, *spoilt.values()], machine, wanted)
+            raise _impossible([*found, *malformed.values()], machine, wanted)
         search_result = _select(found)
         plan = build(step, search_result.selected, coefficients_of(machine))
         if not (crash := _malformed(plan)):
-            return _finish(step, machine, replace(search_result, candidates=(*found, *spoilt.values())), plan)
-        # Plans that were left out because this one is better are looked at after all.
-        spoilt[plan.config] = _crashed(plan.config, crash)
-        _say_crashes([spoilt[plan.config]])
+            return _finish(step, machine, replace(search_result, candidates=(*found, *malformed.values())), plan)
+        # Search again without it: candidates that were dropped because this one is better may be selected now.
+        malformed[plan.config] = _crashed(plan.config, crash)
+        _log_crashes([malformed[plan.config]])
 
 
 def _malformed(plan: Plan) -> str:
-    """Trace of what is wrong with the programs of a plan, which then must not run; empty for nothing."""
+    """Trace of the check that the programs of a plan fail; empty if they are well formed."""
     try:
         check_programs(plan.programs)
     except RuntimeError:
@@ -127,13 +128,13 @@ def _malformed(plan: Plan) -> str:
     return ""
 
 
-def _judged(step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> list[Candidate]:
-    """Every candidate with its fate, said in the log."""
+def _evaluated(step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> list[Candidate]:
+    """Every candidate with its outcome; logs the phases."""
     log.compiling()
     work = _Search(step, configs, pool, machine)
     found = work.run()
     log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
-    _say_crashes(found)
+    _log_crashes(found)
     for candidate in found:
         if candidate.dropped:
             log.dropped(candidate.config, candidate.dropped)
@@ -145,15 +146,17 @@ def _judged(step: Module, configs: Sequence[Config], pool: CompilerPool, machine
 def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: Plan) -> Selection:
     fused = fused_functions()
     found = replace(search_result, apart=split_peak(plan, fused), held=held_peak(plan, fused))
-    return _said(step, Selection(plan, found, machine))
+    return _logged(step, Selection(plan, found, machine))
 
 
 def again(step: Module, machine: Machine, search_result: SearchResult) -> Selection:
-    """The plan of a selection that was made before, said in the log."""
-    return _said(step, Selection(build(step, search_result.selected, coefficients_of(machine)), search_result, machine))
+    """The selection of an earlier search, with its plan built again; logs it."""
+    return _logged(
+        step, Selection(build(step, search_result.selected, coefficients_of(machine)), search_result, machine)
+    )
 
 
-def _said(step: Module, selection: Selection) -> Selection:
+def _logged(step: Module, selection: Selection) -> Selection:
     search_result, memory = selection.search_result, selection.machine.memory
     chosen = search_result.of(search_result.selected)
     assert chosen.memory is not None
@@ -167,7 +170,7 @@ def _said(step: Module, selection: Selection) -> Selection:
 
 
 class _Search:
-    """Compiles what may be the best by and by: the less a plan takes at least, the earlier."""
+    """Compiles candidates in the order of their lower bounds, and leaves out those that cannot be the best."""
 
     def __init__(self, step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> None:
         self.step = step
@@ -180,22 +183,22 @@ class _Search:
         self.best = math.inf
         """Predicted seconds of the fastest plan so far."""
         self.compiling = self.costing = 0.0
-        """Seconds spent on it."""
+        """Seconds spent on compiling and on costing."""
         self.bounds = self._bounds() if len(configs) > 1 else Bounds({})
         if machine.made or len(configs) == 1:
             pool.begin(step, machine)
 
     def run(self) -> list[Candidate]:
-        """Every candidate with its fate."""
+        """Every candidate with its outcome."""
         while waiting := [config for config in self.configs if config not in self.found]:
             self._leave_out(waiting)
-            self._look_at(self._promising([config for config in waiting if config not in self.found]))
+            self._evaluate(self._promising([config for config in waiting if config not in self.found]))
         if self.best == math.inf:
-            self._look_at(self._smallest())
+            self._evaluate(self._smallest())
         return [self.found[config] for config in self.configs]
 
     def _bounds(self) -> Bounds:
-        """From the step on one device, with kernels as they are expected: those that were made do no less."""
+        """Lower bounds from the step on one device, with assumed kernels: compiled ones are no faster."""
         self.pool.begin(self.step, replace(self.machine, made={}))
         on_one = sorted(set(map(alone, self.configs)), key=simplicity)
         memories = {config: made.memory for config, made in self._compiled(on_one).items() if made.memory is not None}
@@ -203,15 +206,13 @@ class _Search:
         return Bounds({config: Alone(costs[config].seconds.value, memory) for config, memory in memories.items()})
 
     def _leave_out(self, waiting: Sequence[Config]) -> None:
-        """Says of every candidate that need not be compiled why."""
+        """Drops every candidate that need not be compiled, with the reason."""
         for config in waiting:
             nbytes, seconds = self.bounds.nbytes(config), self.bounds.seconds(config)
             faster = [self.found[each] for each in self.faster[config] if each in self.found]
             if nbytes > self.machine.memory:
                 self.too_large.add(config)
-                self._drop(
-                    config, f"needs at least {_mib(nbytes)} per worker, and there are {_mib(self.machine.memory)}"
-                )
+                self._drop(config, f"needs at least {mib(nbytes)} per worker, and there are {mib(self.machine.memory)}")
             elif seconds > self.best * (1 + TIE):
                 self._drop(config, f"takes at least {_ms(seconds)}, and another plan takes {_ms(self.best)}")
             elif enough := [each for each in faster if each.config not in self.too_large]:
@@ -221,7 +222,7 @@ class _Search:
         self.found[config] = Candidate(config, dropped=reason)
 
     def _promising(self, waiting: Sequence[Config]) -> list[Config]:
-        """Of what must be compiled, all that need not wait for another's fate; at first only what takes least."""
+        """The candidates to compile next, which wait for no other outcome; at first those with the least bound."""
         ready = [config for config in waiting if all(each in self.found for each in self.faster[config])]
         if self.best < math.inf:
             return ready
@@ -229,15 +230,18 @@ class _Search:
         return [config for config in ready if self.bounds.seconds(config) <= least * (1 + TIE)]
 
     def _smallest(self) -> list[Config]:
-        """Where nothing fits: what was left out and may need less than all that was compiled, to say what is wanted."""
+        """If nothing fits: dropped candidates that may need less than every compiled one, for the message."""
         sized = (each.memory.peak for each in self.found.values() if each.memory is not None)
         least = min(sized, default=math.inf)
         left_out = [config for config in self.configs if config in self.too_large and self.found[config].memory is None]
         return frugal(config for config in left_out if self.bounds.nbytes(config) < least)
 
-    def _look_at(self, configs: Sequence[Config]) -> None:
-        """Compiles these, and predicts what fits."""
-        made = {config: _fate(config, result, self.machine) for config, result in self._compiled(configs).items()}
+    def _evaluate(self, configs: Sequence[Config]) -> None:
+        """Compiles these candidates and predicts those that fit."""
+        made = {
+            config: _compiled_candidate(config, result, self.machine)
+            for config, result in self._compiled(configs).items()
+        }
         costs = self._costs([config for config, candidate in made.items() if not candidate.dropped])
         self.found.update((config, replace(each, prediction=costs.get(config))) for config, each in made.items())
         self.too_large.update(config for config, each in made.items() if each.dropped and each.memory is not None)
@@ -257,9 +261,9 @@ class _Search:
 
 
 def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
-    """For each plan those that recompute less, gather keys, or have the next fewer micro-batches or chunks, else alike.
+    """For each candidate its faster relatives: saved activations, gathered keys, fewer micro-batches or chunks.
 
-    These are faster, so it is worth a look only where all of them are too large. A pipeline needs its micro-batches.
+    A candidate is worth compiling only if all of these are too large. A pipeline keeps its number of micro-batches.
     """
     known = set(configs)
     fewer = _next_fewer(configs, "micro_batches") | _next_fewer(configs, "loss_chunks")
@@ -274,14 +278,14 @@ def _keeping_more(configs: Sequence[Config]) -> dict[Config, list[Config]]:
 
 
 def _next_fewer(configs: Sequence[Config], name: str) -> dict[tuple[Config, str], Config]:
-    """For each plan, with `name`, the one that is alike but for the next smaller number of these."""
+    """For each candidate the one that differs only in the next smaller value of `name`."""
     alike: dict[Config, list[Config]] = defaultdict(list)
     for config in sorted(configs, key=lambda each: getattr(each, name)):
         alike[replace(config, **{name: 1})].append(config)
     return {(more, name): less for found in alike.values() for less, more in pairwise(found)}
 
 
-def _fate(config: Config, result: Compiled, machine: Machine) -> Candidate:
+def _compiled_candidate(config: Config, result: Compiled, machine: Machine) -> Candidate:
     if result.crash:
         return _crashed(config, result.crash)
     if result.memory is not None and result.memory.peak > machine.memory:
@@ -293,8 +297,8 @@ def _crashed(config: Config, trace: str) -> Candidate:
     return Candidate(config, dropped=trace.strip().rpartition("\n")[2], crash=trace)
 
 
-def _say_crashes(found: Sequence[Candidate]) -> None:
-    """Each bug once, with all candidates that it hit."""
+def _log_crashes(found: Sequence[Candidate]) -> None:
+    """Logs each crash once, with all candidates that it hit."""
     crashes: dict[str, list[Config]] = {}
     for candidate in found:
         if candidate.crash:
@@ -316,13 +320,13 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) -> Diagnostic:
-    """Why nothing is left: too little memory if that stopped any, else why the simplest is none."""
+    """The error if no candidate is left: too little memory if that dropped any, else the reason of the simplest."""
     sized = [(candidate.memory.peak, candidate.config) for candidate in found if candidate.memory is not None]
     if sized:
         least, config = min(sized)
         return NoPlanFits(
-            f"no plan fits: the smallest of {len(found)}, {config}, needs {_mib(least)} per worker, and there are "
-            f"{_mib(machine.memory)}",
+            f"no plan fits: the smallest of {len(found)}, {config}, needs {mib(least)} per worker, and there are "
+            f"{mib(machine.memory)}",
             found,
             request,
         )
@@ -332,11 +336,7 @@ def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) 
 
 
 def _per_worker(nbytes: int, machine: Machine) -> str:
-    return f"{_mib(nbytes)} per worker, and there are {_mib(machine.memory)}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / log.MIB:.0f} MiB"
+    return f"{mib(nbytes)} per worker, and there are {mib(machine.memory)}"
 
 
 def _ms(seconds: float) -> str:

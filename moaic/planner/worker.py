@@ -1,7 +1,7 @@
-"""Compiling candidates, here or in a process of the planner's pool: `python -m moaic.planner.worker`.
+"""Compilation of candidates, in this process or in one of the planner's pool: `python -m moaic.planner.worker`.
 
-A pool process reads one JSON object per line and answers each with one: text in, text out. It ends when its input does,
-also in the middle of a candidate, and when its work is long done.
+A pool process reads one JSON object per line and answers each with another. It ends when its input is closed, also in
+the middle of a candidate, and when it is idle for REST_SECONDS after its first request.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from moaic.passes.perf.machine import Machine, MeasureSource, Number
 from moaic.passes.sharding.solver.costs import coefficients_of
 
 REST_SECONDS = 10.0
-"""A process that has compiled something ends when nobody has wanted more of it for this long."""
+"""Seconds without a request after which a process that has compiled something ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a candidate: its memory, or the reason why it is no plan."""
+    """The result of compiling a candidate: its memory, or the reason why it is not possible."""
 
     memory: Memory | None = None
     dropped: str = ""
     crash: str = ""
-    """Trace of a failure that is a bug of ours, not a property of the candidate."""
+    """Trace of an exception that is a bug of moaic, not a property of the candidate."""
 
 
 class CompilerPool(Protocol):
-    """Compiles candidates of one step for one machine, in whatever order, and answers in the order asked."""
+    """Compiles candidates of one step for one machine; returns results in the order of the arguments."""
 
     def begin(self, step: Module, machine: Machine) -> None:
-        """What follows is about `step`."""
+        """Sets step and machine of the following requests."""
         ...
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]: ...
@@ -59,8 +59,8 @@ class CompilerPool(Protocol):
         ...
 
 
-class Here:
-    """A pool of no processes: everything happens in this one."""
+class InProcessPool:
+    """A compiler pool without processes of its own: compiles in this process."""
 
     def __init__(self) -> None:
         self._compiler: Compiler | None = None
@@ -76,7 +76,7 @@ class Here:
 
     @property
     def _ready(self) -> Compiler:
-        assert self._compiler is not None, "a pool is asked before it was told of a step"
+        assert self._compiler is not None, "a pool is used before its `begin`"
         return self._compiler
 
 
@@ -97,7 +97,7 @@ class Compiler:
         except Diagnostic as error:
             return Compiled(dropped=error.message)
         except Exception:
-            # One exotic candidate must not take training down; whoever asked says loudly that this is a bug.
+            # One candidate that crashes must not end training; the search logs it as a bug.
             return Compiled(crash=traceback.format_exc())
         if memory.peak <= self._machine.memory:
             self._plans[config] = plan
@@ -109,7 +109,7 @@ class Compiler:
         return predict(plan, self._machine, self._seconds)
 
     def _build(self, config: Config) -> Plan:
-        """The plan, its instructions in the order in which this machine's workers do them."""
+        """The plan, its joint program reordered if collectives of this machine overlap with compute."""
         plan = self._builder.build(config)
         if not self._machine.overlaps:
             return plan
@@ -117,7 +117,7 @@ class Compiler:
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
-    """Answers requests until there has been none for a while after the first."""
+    """Answers requests until there is none for REST_SECONDS after the first."""
     compiler: Compiler | None = None
     while line := _next(requests, None if compiler is None else REST_SECONDS):
         request = json.loads(line)
@@ -135,7 +135,7 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
 
 
 def _next(requests: queue.SimpleQueue[str], seconds: float | None) -> str:
-    """The next line; nothing if it does not come in time."""
+    """The next line; empty if it does not come within `seconds`."""
     try:
         return requests.get(timeout=seconds)
     except queue.Empty:
@@ -168,24 +168,24 @@ def prediction_in(data: Mapping[str, Any]) -> Prediction:
 
 
 def main() -> None:
-    # What a pass makes has no cycles worth looking for in a process that ends before long.
+    # Passes create few reference cycles, and the process ends soon: garbage collection costs more than it frees.
     gc.disable()
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    # Whatever a pass prints goes to the error stream: the answers have theirs alone.
+    # Output of a pass goes to standard error, so that the pipe of standard output carries answers alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    # The solver's library takes a while to load, and for now there is nothing to do.
+    # Load the solver's library while the process is idle.
     importlib.import_module("scipy.optimize")
     serve(requests, answers)
-    # The thread that reads still holds the input, which an orderly end would wait for.
+    # The reading thread blocks on standard input; a regular exit would wait for it.
     os._exit(0)
 
 
 def _read(requests: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         requests.put(line)
-    # Whoever started us is gone, or wants no more: what is being compiled is for nobody.
+    # The controller has ended or closed the pool, so the result is not needed any more.
     os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""What a model would take on machines that need not be here: the parameter guide, kernels made for absent GPUs."""
+"""Predictions for machines that need not be present: the parameter guide, and kernels compiled for absent GPUs."""

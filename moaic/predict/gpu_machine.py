@@ -1,6 +1,6 @@
-"""A machine of GPUs that need not be here, as the planner sees it: `sm_90:8`, from the maker's data sheet.
+"""A machine of GPUs, present or not, described by data sheets for the planner: `sm_90:8`.
 
-Its rates are peaks: nothing runs faster, and what is predicted from them is what a step takes at the least.
+Its rates are peaks, so predictions from them are lower bounds of a step's time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from moaic.ir.errors import Diagnostic
 from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS, Target, target_of
 from moaic.runtime.host.memory import USABLE
-from moaic.support.units import amount, duration
+from moaic.text.units import amount, duration
 
 LATENCY: Final = Number(20e-6)
-"""Seconds in which a collective begins on the GPUs of one host. Assumed."""
+"""Seconds of latency of a collective on the GPUs of one host. Assumed."""
 
 
 def is_target(text: str) -> bool:
-    """Whether a word for a machine names GPUs, not a file."""
+    """Whether the argument of --machine names GPUs, not a file."""
     return text.partition(":")[0] in TARGETS
 
 
 def target_and_workers(text: str) -> tuple[Target, int | None]:
-    """What `sm_90` or `sm_90:8` says. Raises Diagnostic."""
+    """The target of `sm_90` or `sm_90:8`, and the number of GPUs if it is given. Raises Diagnostic."""
     name, colon, number = text.partition(":")
     target = target_of(name)
     if not colon:
@@ -36,7 +36,7 @@ def target_and_workers(text: str) -> tuple[Target, int | None]:
 
 
 def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel, ...]]) -> Machine:
-    """So many GPUs of one host, with what is known of kernels that were made for them. Raises Diagnostic."""
+    """A host with `workers` GPUs and the known kernels. Raises Diagnostic for more GPUs than a host has."""
     if workers > target.together:
         raise Diagnostic(
             f"{workers} GPUs are more than the {target.together} of {target.device} that are joined in one host, and "
@@ -59,13 +59,13 @@ def machine_of(target: Target, workers: int, made: Mapping[str, tuple[MadeKernel
 
 
 def _link(kind: str, target: Target) -> Link:
-    """Between all GPUs of a host: each sends its share over all of its links at once."""
+    """The link of a collective of all GPUs of a host: each sends its share over all of its links at once."""
     rate = target.links / sent_share(f"moai.{kind}", target.together)
     return Link(LATENCY, _published(rate), target.together, target.direct)
 
 
 def _pair(target: Target) -> Link:
-    """From one GPU to another: by the link between them, or through the switch by all."""
+    """The link from one GPU to another: the direct one, or all of its links through a switch."""
     rate = target.links / (target.together - 1) if target.direct else target.links
     return Link(LATENCY, _published(rate), 2)
 
@@ -75,7 +75,7 @@ def _published(value: float) -> Number:
 
 
 def sources(machine: Machine) -> Iterator[str]:
-    """Every number of such a machine with where it comes from, as lines of a Markdown list."""
+    """Every number of the machine with its source, as lines of a Markdown list."""
     share = f"{USABLE:.0%} ({MeasureSource.ASSUMED}) of a GPU's ({MeasureSource.PUBLISHED})"
     yield f"* memory for plans: {amount(machine.memory)}B, {share}"
     yield f"* bandwidth: {_rate(machine.bandwidth, 'B')}"

@@ -1,6 +1,6 @@
-"""The parameter guide: what a model's training step is predicted to take on machines of different sizes.
+"""The parameter guide: predicted plan, time and memory of a model's training step on machines of several sizes.
 
-The step is captured without weights, and planned as it would be for a run. Nothing is run.
+The step is captured without weights and planned as for a run. Nothing is run.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from moaic.planner.search import Selection, search
 from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
-from moaic.runtime.host.flavors import GIB, Host
+from moaic.runtime.host.flavors import Host
 from moaic.runtime.host.folders import write_whole
-from moaic.support.units import duration
+from moaic.text.tables import markdown_head, markdown_row
+from moaic.text.units import duration, gib
 
 HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
 
 WORKERS = (1, 2, 4, 8)
-"""Sizes that are looked at where nobody says which."""
+"""Numbers of workers if the user names none."""
 
 LITTLE = 0.01
-"""Seconds, of which no whole number of milliseconds says enough."""
+"""Seconds below which whole milliseconds are too coarse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the guide is to say something about: each batch on each number of workers like those of `machine`.
+    """The input of the guide: each batch size is planned for each number of workers, which are like those of `machine`.
 
-    Only plans that keep to `request` count.
+    Only plans that keep to `request` are considered.
     """
 
     source: ModelSource
@@ -51,31 +52,31 @@ class Question:
     request: Request
     padding: bool = True
     kernels: MadeKernels | None = None
-    """Given where the kernels of plans are to be made, so that these are chosen and priced by them."""
+    """If given, kernels of the best plans are compiled, and plans are costed by them."""
     folder: Path | None = None
-    """Where selected plans are to be written, as `batch-8-on-4.moai`."""
+    """Folder for the selected plans, written as `batch-8-on-4.moai`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The selected plan of one batch on so many workers; `reason` says why there is none."""
+    """The selected plan of one batch size on `workers` workers; `reason` says why there is none."""
 
     workers: int
     batch: int
     plan: str = ""
     seconds: float = 0.0
     nbytes: int = 0
-    """Peak of the fullest worker."""
+    """Peak bytes of the fullest worker."""
     reason: str = ""
     parts: Mapping[str, Number] = field(default_factory=dict[str, Number])
-    """What the seconds go into."""
+    """The parts of `seconds`."""
     functions: int = 0
-    """Of the plan's program, and of how many of them the kernels are known."""
+    """Number of functions of the program; `known` counts those whose kernels are known."""
     known: int = 0
 
 
 def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
-    """One answer per batch and number of workers, as soon as it is known. Raises Diagnostic for no model."""
+    """One estimate per batch size and number of workers, as it is known. Raises Diagnostic for an unknown model."""
     for batch in question.batches:
         step = captured_step(question.source, Sample(batch, question.sequence, padding=question.padding))
         for workers in question.workers:
@@ -85,14 +86,14 @@ def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
 
 def captured_step(source: ModelSource, sample: Sample) -> Module:
     """The training step of a loop that reads the loss and nothing else."""
-    # Dynamo counts over all models of a type how often one forward is captured, and gives up after eight.
+    # Dynamo counts the captures of one forward over all models of a type, and gives up after eight.
     torch.compiler.reset()
     captured = take_model(source, sample).captured
     return run_passes(Module((captured.function,)), "zero")
 
 
 def planned(step: Module, batch: int, machine: Machine, question: Question, pool: CompilerPool) -> Estimate:
-    """What is to be said of one step on one machine."""
+    """The estimate for one step on one machine."""
     try:
         selection = _selected(step, machine, question, pool)
     except Diagnostic as error:
@@ -116,7 +117,7 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
 
 
 def _selected(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> Selection:
-    """The best plan; where kernels are to be made, those of each that comes out best, until one stays the best."""
+    """The best plan; with kernels, those of the best plan are compiled until it stays the best."""
     if question.kernels is None:
         return search(step, machine, question.request, pool=pool)
     while True:
@@ -138,13 +139,13 @@ def row(answer: Estimate, question: Question) -> str:
     flavor = Host(answer.workers, answer.workers * question.machine.memory).flavor(answer.workers)
     known = (flavor.name, str(answer.workers), str(answer.batch))
     if answer.reason:
-        return _line(*known, answer.reason, "", "", "")
+        return markdown_row((*known, answer.reason, "", "", ""))
     rate = f"{answer.batch * question.sequence / answer.seconds:,.0f}"
-    return _line(*known, f"`{answer.plan}`", _time(answer.seconds), rate, f"{answer.nbytes / GIB:.1f} GiB")
+    return markdown_row((*known, f"`{answer.plan}`", _time(answer.seconds), rate, gib(answer.nbytes)))
 
 
 def sources(answer: Estimate) -> str:
-    """A line of a Markdown list: what the predicted seconds go into, and where each number comes from."""
+    """A line of a Markdown list: the parts of the predicted seconds with the source of each."""
     parts = ", ".join(f"{part} {duration(each.value)} ({each.source})" for part, each in answer.parts.items())
     return (
         f"* batch {answer.batch} on {answer.workers}: {parts}; "
@@ -154,11 +155,7 @@ def sources(answer: Estimate) -> str:
 
 def head() -> str:
     """The first two lines of the table."""
-    return f"{_line(*HEAD)}\n{_line(*['---'] * len(HEAD))}"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+    return markdown_head(HEAD)
 
 
 def _time(seconds: float) -> str:

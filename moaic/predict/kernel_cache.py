@@ -1,4 +1,4 @@
-"""What the kernels of functions were found to do when they were made for a GPU, remembered for the planner."""
+"""A cache of kernel costs for the planner: bytes and operations of the kernels that functions become on a GPU."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MAKERS = (
 """Files and folders of `runtime/` that decide which kernels a function becomes, beside PyTorch and Triton."""
 
 Kernels = Mapping[str, tuple[MadeKernel, ...]]
-"""Of functions by their keys."""
+"""Kernels by the key of their function."""
 
 
 class MadeKernels:
-    """Of one target: those that were made before, by the same versions of everything, and those that are made now."""
+    """The known kernels of one target, valid for the current versions of PyTorch, Triton and moaic."""
 
     def __init__(self, target: Target, cache: Path | None) -> None:
-        """`cache` is the person's folder for us; nothing is kept where there is none."""
+        """Reads the kernels below `cache`, the user's cache folder; None keeps them in this process alone."""
         self.target = target
         self._folder = None if cache is None else cache / f"kernels-{target.name}-{fingerprint(target)}"
         self._known: dict[str, tuple[MadeKernel, ...]] = {} if self._folder is None else _read(self._folder)
@@ -48,7 +48,7 @@ class MadeKernels:
         return dict(self._known)
 
     def make(self, program: Module) -> bool:
-        """Makes the kernels of those functions of a program of which they are not known; whether there was one."""
+        """Compiles the kernels of functions of a program that are not known yet; returns whether there were any."""
         functions = {key_of(function): function for function, _ in called_in(program)}
         missing = functions.keys() - self._known.keys()
         for key in sorted(missing):
@@ -57,7 +57,7 @@ class MadeKernels:
         return bool(missing)
 
     def remember(self, rows: Iterable[Row]) -> None:
-        """The rows of a whole program."""
+        """Adds the kernels of a whole program, given as rows of its report."""
         functions: dict[tuple[str, str], list[MadeKernel]] = {}
         for row in rows:
             kernel = MadeKernel(row.calls, row.nbytes, row.flops, row.heavy)
@@ -75,7 +75,7 @@ class MadeKernels:
 
 
 def fingerprint(target: Target) -> str:
-    """Of all that decides which kernels a function becomes, but the function."""
+    """A hash of everything but the function that decides which kernels it becomes."""
     runtime = Path(__file__).parents[1] / "runtime"
     makers = [path for name in MAKERS for path in (sorted((runtime / name).rglob("*.py")) or [runtime / name])]
     sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in makers]
@@ -91,7 +91,7 @@ def _version(package: str) -> str:
 
 
 def _read(folder: Path) -> dict[str, tuple[MadeKernel, ...]]:
-    """What the files say; one that somebody has been at says nothing."""
+    """The kernels in the files of a folder; a damaged file is ignored."""
     found: dict[str, tuple[MadeKernel, ...]] = {}
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):

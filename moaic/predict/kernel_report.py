@@ -1,4 +1,4 @@
-"""The kernels that a plan's functions become on a GPU, which need not be here: a table, and the files themselves."""
+"""The kernels that a plan's functions become on a GPU, present or not: a table, sources and binaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from moaic.passes.perf.structural_hash import key_of
 from moaic.runtime.codegen.cross_compile import Generated, generated
 from moaic.runtime.codegen.triton_aot import Binary, compiled
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target
-from moaic.support.units import amount, duration
+from moaic.text.tables import aligned_head, aligned_row, fitted, left, right
+from moaic.text.units import amount, duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +26,28 @@ class Row:
 
     function: str
     key: str
-    """Of the function as one rank runs it: what it computes, names aside."""
+    """Structural hash of the function as one rank runs it."""
     runs: int
-    """Of the function, in one step."""
+    """Runs of the function in one step."""
     kernel: str
     calls: int
-    """In one run of the function."""
+    """Calls of the kernel in one run of the function."""
     ops: tuple[str, ...]
     registers: int | None
-    """None for what the maker's library does."""
+    """None for a kernel of the vendor's library, as are `shared` and `spills`."""
     shared: int | None
     spills: int | None
     nbytes: float
     flops: float
     heavy: str | None
-    """The element type of the matrix product that it is, if it is one."""
+    """Element type of the matrix product, if the kernel is one."""
     seconds: float
-    """By the roofline: the longer of arithmetic at the GPU's peak and of traffic at its bandwidth."""
+    """Roofline time: the longer of arithmetic at the GPU's peak and traffic at its bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A kernel, and where Triton made it its source and its binary."""
+    """A kernel, with source and binary if Triton compiled it."""
 
     row: Row
     source: str | None
@@ -54,7 +55,10 @@ class CompiledFunction:
 
 
 def program_of(module: Module) -> Module:
-    """The program of a plan: functions that are called, with nothing computed between them. Raises Diagnostic."""
+    """The program of a plan, which computes only in the functions that it calls; `module` itself if it is one.
+
+    Raises Diagnostic for a module without functions.
+    """
     if not module.functions:
         raise Diagnostic("there is no function to make kernels of")
     called = {op.callee for op in module.main.ops if op.name == "call"}
@@ -63,13 +67,13 @@ def program_of(module: Module) -> Module:
 
 
 def made_of(module: Module, target: Target) -> Iterator[CompiledFunction]:
-    """The kernels of a program, function by function, as soon as they are made. Raises Diagnostic."""
+    """Compiles a program for `target` and yields its kernels, function by function. Raises Diagnostic."""
     for function, runs in called_in(module):
         yield from _of_function(function, runs, target)
 
 
 def called_in(program: Module) -> Iterator[tuple[Function, int]]:
-    """The functions that a program calls, as each rank runs them, and how often it calls them."""
+    """The functions that a program calls, localized to a rank, with the number of calls."""
     runs = Counter(op.callee for op in program.main.ops if op.name == "call")
     return ((localize(each, program.mesh), runs[each.name]) for each in program.functions if runs[each.name])
 
@@ -98,26 +102,33 @@ def _row(function: Function, runs: int, kernel: Generated, binary: Binary | None
     )
 
 
-HEAD = ("kernel", "calls", "registers", "shared", "spills", "moved", "FLOPs", "time", "ops")
+COLUMNS = (
+    *left("kernel"),
+    *right("calls", "registers", "shared", "spills", "moved", "FLOPs", "time"),
+    *left("ops"),
+)
+
+INDENT = "  "
+"""Blanks before the kernels of a function."""
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A table per function, then what a step takes."""
+    """Lines of a table per function, then the summary."""
     cells = [_cells(row) for row in rows]
-    widths = [max(len(row[at]) for row in (HEAD, *cells)) for at in range(len(HEAD))]
+    columns = fitted(COLUMNS, cells)
     function = None
     for row, words in zip(rows, cells, strict=True):
         if row.function != function:
             function = row.function
             yield f"@{function}, run {row.runs} times a step" if row.runs > 1 else f"@{function}, run once a step"
-            yield _line(HEAD, widths)
-        yield _line(words, widths)
+            yield INDENT + aligned_head(columns)
+        yield INDENT + aligned_row(columns, words)
     yield ""
     yield summary(rows)
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Kernels, spills, and the time of a step's functions if each kernel ran at the roofline."""
+    """Numbers of kernels and spills, and the seconds of a step if each kernel ran at the roofline."""
     kernels = sum(row.runs * row.calls for row in rows)
     busy = sum(row.runs * row.calls * row.seconds for row in rows)
     spilling = sum(bool(row.spills) for row in rows)
@@ -129,7 +140,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def save(folder: Path, made: Sequence[CompiledFunction], target: Target) -> None:
-    """Each Triton kernel's source and binary, in a folder per function, and the table as `kernels.json`."""
+    """Writes source and binary of each Triton kernel to a folder per function, and the table to `kernels.json`."""
     for each in made:
         if each.source is not None and each.binary is not None:
             place = folder / each.row.function
@@ -145,8 +156,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     counts = ("-" if number is None else str(number) for number in (row.registers, row.shared, row.spills))
     amounts = (f"{amount(row.nbytes)}B", amount(row.flops).rstrip(), duration(row.seconds))
     return (row.kernel, str(row.calls), *counts, *amounts, " ".join(row.ops))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *middle, last = zip(cells, widths, strict=True)
-    return "  ".join(["", first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in middle), last[0]])

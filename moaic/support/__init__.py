@@ -1,1 +1,1 @@
-"""What all of moaic uses: units, folders, the log, progress on a terminal, how a program ends."""
+"""Services for all of moaic: cache folder, log, progress on a terminal, report of the last step, excepthook."""

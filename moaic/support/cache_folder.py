@@ -1,4 +1,4 @@
-"""Where moaic keeps between runs what it would otherwise find out again."""
+"""The folder for plans, measurements and kernels that moaic keeps between runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """The person's folder for us; None where MOAI_CACHE is `off` or nobody has a home."""
+    """The user's cache folder of moaic; None where MOAI_CACHE is `off` or the user has no home folder."""
     chosen = environment.get("MOAI_CACHE")
     if chosen == "off":
         return None

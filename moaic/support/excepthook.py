@@ -1,4 +1,4 @@
-"""How a program ends that a person's mistake has stopped: with their line and the message, without our insides."""
+"""An excepthook that ends a program after a user's mistake with the user's line and the message, without a trace."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller.errors import OutOfMemory
 from moaic.runtime.controller.source_lines import raised_at
 
-FOR_PEOPLE: Final = (Diagnostic, OutOfMemory)
-"""Errors whose message says all that a person can use."""
+USER_ERRORS: Final = (Diagnostic, OutOfMemory)
+"""Errors whose message tells the user all that is useful."""
 
 
 @cache
 def install() -> None:
-    """Has errors for people end a program with their message. Other errors stay with whoever handled them so far."""
-    others = sys.excepthook
+    """Installs the hook; other errors go to the hook that was installed before."""
+    previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # Dynamo puts what a backend raises inside an error of its own.
+        # Dynamo wraps the error of a backend in an error of its own.
         told = getattr(error, "inner_exception", error)
-        if not isinstance(told, FOR_PEOPLE):
-            others(kind, error, trace)
+        if not isinstance(told, USER_ERRORS):
+            previous(kind, error, trace)
             return
         line = raised_at(trace)
         sys.stderr.write(f"{told}\n" if line is None else f"{line}: {told}\n")

@@ -1,4 +1,4 @@
-"""Where moaic's log goes: lines like `[info] …` on standard error, as many as MOAI_LOG wants."""
+"""The handler of moaic's log: lines such as `[info] …` on standard error, from the level of MOAI_LOG on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS: Mapping[str, int] = {"debug": logging.DEBUG, "info": logging.INFO, "warn
 
 
 class LineFormatter(logging.Handler):
-    """Writes to whatever standard error is at the time; silent where the person's program has handlers of its own."""
+    """Writes to the current standard error; silent where the user's program has configured logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -22,10 +22,10 @@ class LineFormatter(logging.Handler):
 
 
 def install(environment: Mapping[str, str]) -> None:
-    """Makes the logger `moaic` speak, at the level that MOAI_LOG names (`info` if unset). Raises Diagnostic.
+    """Gives the logger `moaic` its handler and the level of MOAI_LOG (`info` if unset). Raises Diagnostic.
 
-    To be called when moaic is used, not when it is imported. May be called again. A level that the person's program has
-    set stays.
+    Called when moaic is used, not when it is imported, and may be called again. A level that the user's program has set
+    stays unless MOAI_LOG is set.
     """
     name = environment.get("MOAI_LOG", "info").lower()
     if name not in LEVELS:

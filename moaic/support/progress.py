@@ -1,4 +1,4 @@
-"""How far slow work has come: on one line of the terminal, which is gone afterwards. Nothing where there is none."""
+"""Progress of slow work on one line of the terminal, cleared afterwards. Without a terminal nothing is written."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WAITS: Final[Mapping[int, str]] = {
     Code.RESTORE: "Loading",
     Code.STORE: "Saving",
 }
-"""What workers do that people wait for."""
+"""Words for the commands of workers that take long."""
 
 
 class ProgressLine:
-    """The last line of a terminal, written over again and again."""
+    """The last line of a terminal, overwritten at every change."""
 
     def __init__(self, stream: TextIO, title: str) -> None:
         self._stream = stream
@@ -39,7 +39,7 @@ class ProgressLine:
         self._draw("...")
 
     def show(self, done: int, total: int) -> None:
-        """So much is done of all; drawn now and then."""
+        """Draws a bar for `done` of `total`, at most once in REDRAW_SECONDS."""
         if time.monotonic() - self._drawn >= REDRAW_SECONDS:
             filled = WIDTH * done // max(1, total)
             self._draw(f" [{'#' * filled}{' ' * (WIDTH - filled)}] {done}/{total}")
@@ -56,8 +56,8 @@ class ProgressLine:
 
 @contextmanager
 def shown(title: str) -> Generator[ProgressLine | None]:
-    """A line for the time of the block; None where nobody would see it."""
-    if not is_seen():
+    """A line for the time of the block; None where it would not be visible."""
+    if not is_visible():
         yield None
         return
     line = ProgressLine(sys.stderr, title)
@@ -67,14 +67,14 @@ def shown(title: str) -> Generator[ProgressLine | None]:
         line.clear()
 
 
-def is_seen() -> bool:
+def is_visible() -> bool:
     """Whether standard error is a terminal, and the log is not turned down."""
     return sys.stderr.isatty() and logging.getLogger("moaic").isEnabledFor(logging.INFO)
 
 
 def waiting(codes: Sequence[int]) -> None:
-    """Says what workers do that somebody waits for, by the kinds of their commands; none once nobody waits."""
-    if not is_seen():
+    """Shows the slow commands that workers are busy with; no codes clear the line."""
+    if not is_visible():
         return
     busy = [WAITS[code] for code in codes if code in WAITS]
     text = f"{busy[0]} on {len(busy)} of {len(codes)} workers..." if busy else ""

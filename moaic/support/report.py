@@ -1,4 +1,4 @@
-"""What a person can ask about the last step that was planned."""
+"""The report of the last planned step, as `torch.moai` gives it to the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moaic.runtime.controller import session
 
 @dataclass(slots=True)
 class Report:
-    """The selected plan and the seconds spent on the way to it."""
+    """The selected plan, and seconds by phase: capture, planning."""
 
     plan: str = ""
     timings: dict[str, float] = field(default_factory=dict[str, float])
@@ -40,7 +40,7 @@ class Report:
 
 
 def last_step() -> dict[str, object]:
-    """What the last planned step got, and how long capture, planning and compiling took."""
+    """The plan of the last planned step, and the seconds of capture, planning and compiling."""
     found = Report.current()
     if session.SESSION.is_running():
         workers = session.accelerator().stats().workers

@@ -1,4 +1,4 @@
-"""This machine's measures: taken once per flavor, remembered on disk, shared by the planner and whoever asks."""
+"""Measurements of this machine: taken once per flavor and kept on disk."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from moaic.support.cache_folder import cache_folder
 
 @cache
 def this_machine() -> Machine:
-    """This machine as the planner sees it."""
+    """This machine in the planner's terms: rates, latencies, memory."""
     return machines.from_text(_measures())
 
 
 def idle_bytes() -> Mapping[str, int]:
-    """Bytes that a worker takes before it is given anything."""
+    """Bytes of an idle worker, by kind of memory."""
     return json.loads(_measures())["idle"]
 
 
 @cache
 def _measures() -> str:
-    """This machine's measures, taken once and remembered on disk."""
+    """The measurements as JSON, from disk or taken now."""
     return measured(session.accelerator(), session.SESSION.flavor(), cache_folder(os.environ))

@@ -1,1 +1,1 @@
-"""What people ask beside their programs: switching flavors, looking at accelerators, checking an installation."""
+"""Tools beside programs: `moai-smi`, `moai-switch-model`, and the checks of `moaic doctor`. None loads torch."""

@@ -1,4 +1,4 @@
-"""What the tools' command lines have in common: a person's mistake ends with 2, an interrupt with 130, both quietly."""
+"""Exit codes of the tools: 2 after a user's mistake, 130 after an interrupt, both without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`moaic doctor`: what is installed and found, what is missing and how to mend it, and what a first run would do."""
+"""`moaic doctor`: reports what is installed and missing, how to fix it, and what a first run would do."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from pathlib import Path
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
-from moaic.runtime.host.flavors import GIB, flavors
+from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
 from moaic.runtime.host.gpus import built_for, usable, variable
 from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.version import VERSION
 from moaic.support.cache_folder import cache_folder
+from moaic.text.units import count, gib
 
 OLDEST_PYTHON = (3, 11)
 
 ENTRY_POINTS = {"torch.backends": "moaic", "torch_dynamo_backends": "moai"}
-"""By which PyTorch finds us."""
+"""Entry points by which PyTorch finds moaic: name by group."""
 
 
 class FindingState(StrEnum):
@@ -45,7 +46,7 @@ class Finding:
     state: FindingState
     text: str
     mend: str = ""
-    """A command, or what else is to be done."""
+    """A command or another way to fix it."""
 
     def __str__(self) -> str:
         line = f"{self.state:<9}{self.text}"
@@ -53,7 +54,7 @@ class Finding:
 
 
 def findings(environment: Mapping[str, str]) -> list[Finding]:
-    """Everything that was looked at, in the order in which a first run needs it."""
+    """All findings, in the order in which a first run needs them."""
     checks: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
         *(_python, _packages, _entry_points, _compiler, _hardware, _graphics),
         *(_folders, _flavor),
@@ -62,7 +63,7 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def report(environment: Mapping[str, str]) -> tuple[str, bool]:
-    """What `moaic doctor` prints, and whether a first run would work."""
+    """The text that `moaic doctor` prints, and whether a first run would work."""
     found = findings(environment)
     works = all(finding.state is not FindingState.MISSING for finding in found)
     last = first_run(environment) if works else "A first run would not work: see what is missing above."
@@ -70,12 +71,12 @@ def report(environment: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def first_run(environment: Mapping[str, str]) -> str:
-    """What a program would have happen that uses the accelerator now."""
+    """A sentence on what a program that uses the accelerator now would start, measure and compile."""
     flavor = current_flavor(environment)
     threads = share_out(cores(), flavor.workers)
     start = (
-        f"A first run would start {_count(flavor.workers, 'worker')} of {_count(max(threads), 'thread')} each "
-        f"({flavor.name}: {flavor.per_worker / GIB:.1f} GiB per worker) as accelerator {current(environment)}"
+        f"A first run would start {count(flavor.workers, 'worker')} of {count(max(threads), 'thread')} each "
+        f"({flavor.name}: {gib(flavor.per_worker)} per worker) as accelerator {current(environment)}"
     )
     folder = cache_folder(environment)
     known = list(folder.glob("machine-*.json")) if folder is not None else []
@@ -93,7 +94,7 @@ def _python(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What moaic depends on, as its installation says."""
+    """The dependencies in the metadata of the installation."""
     try:
         wanted = metadata.requires("moaic") or []
     except metadata.PackageNotFoundError:
@@ -105,7 +106,7 @@ def _packages(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _package(requirement: str) -> Iterator[Finding]:
-    """One requirement; those of extras are said nothing of, but for what the tools themselves can use."""
+    """One requirement. Of the extras only rich is reported, which `moai-smi --watch` uses."""
     head, _, marker = requirement.partition(";")
     name, oldest = (re.split(r"[<>=\[\s]", head.strip())[0], re.findall(r">=\s*([\d.]+)", head))
     if "extra" in marker and name != "rich":
@@ -142,7 +143,7 @@ def _entry_points(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What Inductor needs, which makes the workers' kernels."""
+    """The compiler and headers with which Inductor compiles kernels."""
     if not may_compile(environment):
         yield Finding(FindingState.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
         return
@@ -162,17 +163,17 @@ def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
-    yield Finding(FindingState.FOUND, _count(cores(), "core"))
-    yield Finding(FindingState.FOUND, f"{host_bytes() / GIB:.1f} GiB of memory, {free_bytes() / GIB:.1f} GiB free")
+    yield Finding(FindingState.FOUND, count(cores(), "core"))
+    yield Finding(FindingState.FOUND, f"{gib(host_bytes())} of memory, {gib(free_bytes())} free")
     if (limit := data_limit()) is not None:
-        yield Finding(FindingState.NOTE, f"ulimit -d allows each process {limit / GIB:.1f} GiB of private memory")
+        yield Finding(FindingState.NOTE, f"ulimit -d allows each process {gib(limit)} of private memory")
 
 
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The GPUs that workers compute on; else those that are here, and why they do not."""
+    """The GPUs that workers use; if there are none, the GPUs of this host and the reason why they are not used."""
     used = usable(environment)
     for gpu in used:
-        text = f"{gpu.name} with {gpu.memory / GIB:.0f} GiB: a worker computes on it"
+        text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
         yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")
     if used:
         return
@@ -201,7 +202,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Where things are kept; without the first nothing is remembered, without the last `moai-smi` sees nothing."""
+    """The folders of running programs, of the cache and of the chosen flavor."""
     try:
         yield Finding(FindingState.FOUND, f"running programs are listed in {runtime_folder(environment)}")
     except Diagnostic as error:
@@ -223,7 +224,7 @@ def _folders(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest above it that is there, takes files."""
+    """Whether the folder, or the nearest existing one above it, is writable."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(nearest, os.W_OK | os.X_OK)
 
@@ -243,7 +244,3 @@ def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             FindingState.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}"
         )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,4 +1,4 @@
-"""Everything there is to see of a person's accelerators at one moment, as data."""
+"""A snapshot of the user's accelerators, their jobs and workers, as data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from moaic.tools.usage import cpu_shares, memory, temperature
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker of a job. Bytes of the memory it computes in, seconds, degrees Celsius; None for what is not known."""
+    """One worker of a job: bytes of device memory, seconds, degrees Celsius; None for unknown values."""
 
     rank: int
     pid: int
     stage: int | None
     coordinates: str
-    """`dp=1, tp=0`: its place on the mesh of the plan; empty where it takes no part, or there is no plan yet."""
+    """Coordinates on the mesh of the plan, such as `dp=1, tp=0`; empty for a rank outside it, and without a plan."""
     memory: int
     cores: float
-    """How many cores' worth of computing it does."""
+    """Cores in use: seconds of computing per second."""
     temperature: float | None
     steps: int | None
     step_seconds: float | None
@@ -32,7 +32,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A program that runs."""
+    """A running program that uses an accelerator."""
 
     number: int
     pid: int
@@ -42,25 +42,25 @@ class JobView:
 
     @property
     def memory(self) -> int:
-        """Bytes of its workers together."""
+        """Bytes of all workers."""
         return sum(worker.memory for worker in self.workers)
 
     @property
     def utilization(self) -> float:
-        """Share of the cores that its workers were dealt on which they compute; at most 1."""
+        """Cores in use, as a share of the cores assigned to the workers; at most 1."""
         dealt = min(cores(), sum(share_out(cores(), max(1, len(self.workers)))))
         return min(1.0, sum(worker.cores for worker in self.workers) / dealt)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorView:
-    """One of the person's accelerators: its flavor, or the one that the program there runs with, and its jobs."""
+    """One accelerator of the user and its jobs. The flavor of a running program goes before the chosen one."""
 
     number: int
     is_current: bool
     flavor: str
     total: int
-    """Bytes."""
+    """Bytes of the flavor."""
     jobs: tuple[JobView, ...]
 
     @property
@@ -73,7 +73,7 @@ class AcceleratorView:
 
 
 def overview(environment: Mapping[str, str]) -> list[AcceleratorView]:
-    """Every accelerator of this person, those of running programs among them. Takes a moment to watch the workers."""
+    """Every accelerator of the user, also those known from running programs alone; samples the workers for a moment."""
     chosen, known = choice(environment), flavors(environment)
     entries = jobs(environment)
     shares = cpu_shares([pid for entry in entries for pid in entry.workers])

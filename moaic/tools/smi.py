@@ -1,4 +1,4 @@
-"""`moai-smi`: the person's accelerators, what runs on them, and what it takes."""
+"""`moai-smi`: shows the user's accelerators with their jobs, memory and utilization, and manages them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,40 @@ from moaic.runtime.host.flavors import flavors, named
 from moaic.runtime.host.jobs import JobEntry, jobs
 from moaic.runtime.host.selection import choice, current, keep
 from moaic.runtime.host.version import VERSION
+from moaic.text.tables import Column, bordered_table, left, right
+from moaic.text.units import mib
 from moaic.tools.command import answered
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.switch_model import numbered, picked
-from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
-
-MIB = 1 << 20
 
 NAME = "MoAI Accelerator"
 
 LONGEST = 60
-"""Characters of a command line that a table shows."""
+"""Most characters of a command line in a table."""
 
 END_SECONDS = 5.0
-"""A program that is to end is given this long before it is killed."""
+"""Seconds from SIGTERM to SIGKILL for a program."""
 
 WORKER_END_SECONDS = 2.0
-"""Workers end by themselves when their program has ended, unless somebody stopped them."""
+"""Seconds in which workers end after their program, unless they are stopped; then they are killed."""
 
 DEVICES = (
-    Column("Device"),
+    *left("Device"),
     Column("Name", ">", least=17),
     Column("Model", least=14),
-    Column("Memory Usage"),
-    Column("Total Memory"),
-    Column("Utilization"),
+    *left("Memory Usage", "Total Memory", "Utilization"),
 )
-PROCESSES = (Column("Device", ">"), Column("Job ID"), Column("PID"), Column("Process"), Column("Memory Usage"))
+PROCESSES = (*right("Device"), *left("Job ID", "PID", "Process", "Memory Usage"))
 WORKERS = (
-    *(Column("Device", ">"), Column("Job ID"), Column("Worker", ">"), Column("PID"), Column("Stage", ">")),
-    *(
-        Column("Coordinates"),
-        Column("Memory Usage"),
-        Column("Utilization"),
-        Column("Temperature"),
-        Column("Steps", ">"),
-    ),
-    Column("Last Step"),
+    *right("Device"),
+    *left("Job ID"),
+    *right("Worker"),
+    *left("PID"),
+    *right("Stage"),
+    *left("Coordinates", "Memory Usage", "Utilization", "Temperature"),
+    *right("Steps"),
+    *left("Last Step"),
 )
 
 
@@ -66,19 +62,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("moai-smi", description="Show your MoAI Accelerators and what runs on them.")
-    made.add_argument("-p", "--processes", action="store_true", help="a line for each worker, too")
+    made.add_argument("-p", "--processes", action="store_true", help="also print a line for each worker")
     made.add_argument("-r", "--reset", action="store_true", help="end the programs that use the current accelerator")
     made.add_argument("-y", "--yes", action="store_true", help="with --reset: do not ask")
-    made.add_argument("--json", action="store_true", help="everything as JSON, in bytes and seconds")
-    made.add_argument("--watch", type=float, metavar="SECONDS", help="a live view, as often as this, until Ctrl-C")
+    made.add_argument("--json", action="store_true", help="print everything as JSON, in bytes and seconds")
+    made.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="refresh a live view as often as this, until Ctrl-C"
+    )
     made.set_defaults(command=_show)
     commands = made.add_subparsers(metavar="COMMAND")
-    device = commands.add_parser("device", help="have several accelerators", description="Your MoAI Accelerators.")
+    device = commands.add_parser(
+        "device", help="list, add, remove or switch accelerators", description="Your MoAI Accelerators."
+    )
     action = device.add_mutually_exclusive_group(required=True)
-    action.add_argument("--list", action="store_true", help="show them")
-    action.add_argument("--add", metavar="FLAVOR", nargs="?", const="", help="one more, of a flavor by number or name")
-    action.add_argument("--rm", type=int, metavar="N", help="one less")
-    action.add_argument("--switch", type=int, metavar="N", help="the one that programs take from now on")
+    action.add_argument("--list", action="store_true", help="list the accelerators")
+    action.add_argument("--add", metavar="FLAVOR", nargs="?", const="", help="add one of a flavor, by number or name")
+    action.add_argument("--rm", type=int, metavar="N", help="remove accelerator N")
+    action.add_argument("--switch", type=int, metavar="N", help="have programs use accelerator N from now on")
     device.set_defaults(command=_device)
     return made
 
@@ -96,16 +96,15 @@ def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False) -> str:
-    """All tables: the accelerators; where programs run these, and on demand their workers."""
-    parts = [
-        table(DEVICES, [_device_row(each) for each in accelerators], f"Current Version: {VERSION}  Latest Version: -")
-    ]
+    """The tables of accelerators, of processes if there are any, and on demand of workers."""
+    caption = f"Current Version: {VERSION}  Latest Version: -"
+    parts = [bordered_table(DEVICES, [_device_row(each) for each in accelerators], caption)]
     running = [(each.number, job) for each in accelerators for job in each.jobs]
     if running:
-        parts += ["", "Processes:", table(PROCESSES, [_process_row(number, job) for number, job in running])]
+        parts += ["", "Processes:", bordered_table(PROCESSES, [_process_row(number, job) for number, job in running])]
     if running and with_workers:
         rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
-        parts += ["", "Workers:", table(WORKERS, rows)]
+        parts += ["", "Workers:", bordered_table(WORKERS, rows)]
         parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
     return "\n".join(parts)
 
@@ -114,12 +113,12 @@ def _device_row(each: AcceleratorView) -> list[str]:
     head = [_starred(each.number, is_current=each.is_current), NAME, each.flavor]
     if not each.jobs:
         return [*head, "-", "-", "-"]
-    return [*head, _mib(each.memory), _mib(each.total), f"{100 * each.utilization:.0f} %"]
+    return [*head, _size(each.memory), _size(each.total), f"{100 * each.utilization:.0f} %"]
 
 
 def _process_row(number: int, job: JobView) -> list[str]:
     command = job.command if len(job.command) <= LONGEST else f"{job.command[: LONGEST - 3]}..."
-    return [str(number), str(job.number), str(job.pid), command, _mib(job.memory)]
+    return [str(number), str(job.number), str(job.pid), command, _size(job.memory)]
 
 
 def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
@@ -130,7 +129,7 @@ def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
         str(worker.pid or "-"),
         "-" if worker.stage is None else str(worker.stage),
         worker.coordinates or "-",
-        _mib(worker.memory),
+        _size(worker.memory),
         f"{100 * worker.cores:.0f} %",
         "-" if worker.temperature is None else f"{worker.temperature:.0f} C",
         "-" if worker.steps is None else str(worker.steps),
@@ -138,12 +137,12 @@ def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
     ]
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:.0f} MiB" if nbytes else "-"
+def _size(nbytes: int) -> str:
+    return mib(nbytes) if nbytes else "-"
 
 
 def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool) -> None:
-    """Shows the page on the whole screen again and again, until the person interrupts."""
+    """Redraws the page on the whole screen every `seconds`, until the user interrupts."""
     try:
         from rich.live import Live
         from rich.text import Text
@@ -162,7 +161,7 @@ def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool
 
 
 def _reset(environment: Mapping[str, str], *, is_sure: bool) -> int:
-    """Ends the programs of the current accelerator; the files of those that ended badly go by looking at them."""
+    """Ends the programs of the current accelerator. Reading the jobs removes the files of programs that are gone."""
     number = current(environment)
     running = [entry for entry in jobs(environment) if entry.accelerator == number]
     if not running:
@@ -187,9 +186,9 @@ def _agrees() -> bool:
 
 
 def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
-    """Asks the program to end, and kills it if it does not; then those of its workers that have not ended with it.
+    """Asks the program to end and kills it if it does not; then kills workers that outlive it.
 
-    The lock that the program still holds says that it is it.
+    A job is listed only while its program holds its lock, so the process id cannot be another program's.
     """
     until = time.monotonic() + END_SECONDS
     _send(entry.pid, signal.SIGTERM)
@@ -205,7 +204,7 @@ def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """To a process, or with a minus to a worker and all it started; one that has just ended is as wanted."""
+    """Sends a signal to a process, or for a negative `pid` to its process group; one that has ended is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -231,7 +230,7 @@ def _device(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _flavor_asked(environment: Mapping[str, str]) -> str:
-    """The flavor of the new accelerator, selected from the list."""
+    """Asks the user for the flavor of a new accelerator."""
     known = flavors(environment)
     print("\n".join(numbered(number, flavor) for number, flavor in enumerate(known, 1)))
     try:
@@ -255,7 +254,7 @@ def _devices(environment: Mapping[str, str]) -> str:
     for number, size in sorted(have.sizes.items()):
         flavor = named(size, known)
         rows.append([_starred(number, is_current=number == have.current), NAME, flavor.name if flavor else size])
-    return table(DEVICES[:3], rows)
+    return bordered_table(DEVICES[:3], rows)
 
 
 def _starred(number: int, *, is_current: bool) -> str:

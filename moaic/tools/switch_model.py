@@ -1,4 +1,4 @@
-"""`moai-switch-model`: shows the flavors there are, and switches to another one for the programs that start next."""
+"""`moai-switch-model`: lists the flavors and chooses one for programs that start from now on."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
-    """`3. Large.256GB  *`: the flavors by number, the current one starred, those on other hosts marked."""
+    """The numbered flavors: `3. Large.256GB  *`. The current one has a star; those on other hosts are marked."""
     return (
         "\n".join(f"{numbered(n, flavor)} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
     )
 
 
 def numbered(number: int, flavor: Flavor) -> str:
-    """A flavor as lists show it."""
+    """A flavor as a line of a list."""
     return f"{number}. {flavor.name}" + (f"  (needs {flavor.others}: not yet)" if flavor.others else "")
 
 
 def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor | None:
-    """The chosen flavor; None for one that is from another machine, or is no longer in the person's file."""
+    """The chosen flavor; None if this machine, or the user's file, does not have it any more."""
     return named(choice(environment).chosen(current(environment)), known)
 
 
 def _switched(word: str, known: Sequence[Flavor], environment: Mapping[str, str]) -> str:
-    """What is said once the choice is kept."""
+    """Saves the choice and returns the text that confirms it."""
     flavor = picked(word, known)
     keep(environment, choice(environment).with_flavor(current(environment), flavor))
     if "MOAI_FLAVOR" in environment:
@@ -75,7 +75,7 @@ def _switched(word: str, known: Sequence[Flavor], environment: Mapping[str, str]
 
 
 def picked(word: str, known: Sequence[Flavor]) -> Flavor:
-    """The flavor of a number in the list, or of a name. Raises Diagnostic."""
+    """The flavor with this number in the list, or with this name. Raises Diagnostic."""
     is_number = word.isdecimal() and 1 <= int(word) <= len(known)
     found = known[int(word) - 1] if is_number else named(word, known)
     if found is None:
@@ -87,7 +87,7 @@ def picked(word: str, known: Sequence[Flavor]) -> Flavor:
 
 
 def _asked(count: int) -> str:
-    """What the person selects; `q` at the end of the input."""
+    """The user's selection; `q` at the end of the input."""
     try:
         return input(f"Selection (1-{count}, q, Q): ").strip()
     except EOFError:

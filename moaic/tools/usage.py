@@ -1,4 +1,4 @@
-"""What processes take of this host now, read from the system without disturbing them."""
+"""CPU time, memory and temperature of processes on this host, read from the system without disturbing them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.06
-"""How long processes are watched for the share of time that they compute."""
+"""Seconds for which processes are sampled."""
 
 
 def cpu_shares(pids: Sequence[int]) -> dict[int, float]:
-    """How many cores' worth of computing each process does; watches them for a moment."""
+    """Cores in use by process: seconds of computing per second, over SAMPLE_SECONDS."""
     start, before = time.perf_counter(), {pid: _cpu_seconds(pid) for pid in pids}
     if pids:
         time.sleep(SAMPLE_SECONDS)
@@ -21,9 +21,9 @@ def cpu_shares(pids: Sequence[int]) -> dict[int, float]:
 
 
 def memory(pids: Sequence[int]) -> dict[int, int]:
-    """Bytes of each of a job's workers, as the system counts them anyway: exact sums would hold the workers up.
+    """Bytes of each worker of a job, from counters that the system keeps: exact sums (PSS) would pause the workers.
 
-    What the workers have from the process that they were forked from, they share; so it is divided among them.
+    Pages inherited from the fork server are shared by its workers, and are divided among them.
     """
     counts = {pid: _resident(pid) for pid in pids}
     parents = {count["PPid"] for count in counts.values() if "PPid" in count}
@@ -36,7 +36,7 @@ def memory(pids: Sequence[int]) -> dict[int, int]:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process is a worker still, and not one that has got its number since."""
+    """Whether the process is a worker; its id may have passed to another program."""
     try:
         return b"moaic.runtime.worker.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -44,7 +44,7 @@ def is_worker(pid: int) -> bool:
 
 
 def temperature() -> float | None:
-    """Degrees Celsius of the processor; None where the system does not say."""
+    """Degrees Celsius of the processor; None where the system has no sensor for it."""
     for name in Path("/sys/class/hwmon").glob("hwmon*/name"):
         if name.read_text(encoding="ascii").strip() in ("coretemp", "k10temp", "cpu_thermal"):
             readings = [int(path.read_text(encoding="ascii")) for path in name.parent.glob("temp*_input")]
@@ -53,7 +53,7 @@ def temperature() -> float | None:
 
 
 def _resident(pid: int) -> dict[str, int]:
-    """Bytes of private and of shared memory of a process, and its parent; nothing once it has ended."""
+    """Bytes of private and of shared memory of a process, and its parent's id; empty once it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def _resident(pid: int) -> dict[str, int]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Time that the threads of a process have computed."""
+    """Seconds of CPU time of the threads of a process."""
     total = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:

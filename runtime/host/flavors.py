@@ -16,7 +16,8 @@ from moaic.runtime.host.cores import cores
 from moaic.runtime.host.folders import config_folder
 from moaic.runtime.host.gpus import CPU, usable
 from moaic.runtime.host.memory import host_bytes
-from moaic.runtime.host.toml_tables import GIB, TomlTable, read_tables
+from moaic.runtime.host.toml_tables import TomlTable, read_tables
+from moaic.text.units import GIB
 
 SIZES: Final[Mapping[str, int]] = {"Small": 1, "Medium": 2, "Large": 4, "xLarge": 8}
 """Workers of the smallest flavors; larger ones are named by how often they hold an xLarge."""

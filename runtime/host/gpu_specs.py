@@ -14,6 +14,7 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.types import FLOAT8
+from moaic.text.units import KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,6 @@ LAUNCH_SECONDS: Final = 4e-6
 """From one kernel to the next, where nothing hides it. Assumed: nobody has measured it here."""
 
 _GB: Final = 10**9
-_KIB: Final = 1 << 10
 
 TARGETS: Final[Mapping[str, Target]] = {
     target.name: target
@@ -80,9 +80,9 @@ TARGETS: Final[Mapping[str, Target]] = {
             90,
             warp=32,
             multiprocessors=132,
-            registers=64 * _KIB,
+            registers=64 * KIB,
             threads=2048,
-            shared=227 * _KIB,
+            shared=227 * KIB,
             memory=80 * _GB,
             bandwidth=3.35e12,
             vector=67e12,
@@ -97,9 +97,9 @@ TARGETS: Final[Mapping[str, Target]] = {
             80,
             warp=32,
             multiprocessors=108,
-            registers=64 * _KIB,
+            registers=64 * KIB,
             threads=2048,
-            shared=163 * _KIB,
+            shared=163 * KIB,
             memory=80 * _GB,
             bandwidth=2.039e12,
             vector=19.5e12,
@@ -114,9 +114,9 @@ TARGETS: Final[Mapping[str, Target]] = {
             "gfx942",
             warp=64,
             multiprocessors=304,
-            registers=128 * _KIB,
+            registers=128 * KIB,
             threads=2048,
-            shared=64 * _KIB,
+            shared=64 * KIB,
             memory=192 * _GB,
             bandwidth=5.3e12,
             vector=163.4e12,
@@ -131,9 +131,9 @@ TARGETS: Final[Mapping[str, Target]] = {
             "gfx90a",
             warp=64,
             multiprocessors=110,
-            registers=128 * _KIB,
+            registers=128 * KIB,
             threads=2048,
-            shared=64 * _KIB,
+            shared=64 * KIB,
             memory=64 * _GB,
             bandwidth=1.6e12,
             vector=23.95e12,

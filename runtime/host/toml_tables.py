@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from moaic.ir.errors import Diagnostic, TextSpan
+from moaic.text.units import GIB, MIB, TIB
 
-GIB: Final = 1 << 30
-UNITS: Final = {"MB": 1 << 20, "GB": GIB, "TB": 1 << 40}
+UNITS: Final = {"MB": MIB, "GB": GIB, "TB": TIB}
 
 
 @dataclass(frozen=True, slots=True)

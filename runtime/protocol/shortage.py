@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-MIB: Final = 1 << 20
+from moaic.text.units import mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +16,5 @@ class Shortage:
     held: int
 
     def __str__(self) -> str:
-        wanted = f"{self.asked / MIB:.0f} MiB more" if self.asked else "more memory"
-        return f"it holds {self.held / MIB:.0f} MiB, asked for {wanted}, and {self.free / MIB:.0f} MiB were free"
+        wanted = f"{mib(self.asked)} more" if self.asked else "more memory"
+        return f"it holds {mib(self.held)}, asked for {wanted}, and {mib(self.free)} were free"

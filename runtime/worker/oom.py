@@ -9,10 +9,11 @@ import torch
 
 from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.protocol.shortage import Shortage
+from moaic.text.units import GIB, KIB, MIB
 
 ASKED: Final = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
 
-UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 SIGNS: Final = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
 """How PyTorch and the libraries below it say so on a CPU."""

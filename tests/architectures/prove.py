@@ -20,7 +20,7 @@ from torch import Tensor
 from moaic.capture.aot import capture_backend
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.from_fx import Captured, FxProgram
-from moaic.capture.trace_only import Taken
+from moaic.capture.trace_only import CapturedCall
 from moaic.check.proof import KEY, Proof, ProofOutcome, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -50,7 +50,7 @@ CLOSE = 2e-3
 class Interpreted:
     """An engine that runs every graph through the reference interpreter, and keeps what was captured."""
 
-    def __init__(self, program: FxProgram, taken: dict[int, Taken]) -> None:
+    def __init__(self, program: FxProgram, taken: dict[int, CapturedCall]) -> None:
         self.program = program
         self.taken = taken
         self.calls: dict[int, list[Tensor]] = {}
@@ -58,7 +58,7 @@ class Interpreted:
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
         given = [argument.detach().clone() for argument in arguments]
         if captured.function.results:
-            self.taken.setdefault(id(captured), Taken(captured, tuple(given)))
+            self.taken.setdefault(id(captured), CapturedCall(captured, tuple(given)))
         if call is not None:
             self.calls[call] = given
         zeros = [torch.zeros(value.type.shape, dtype=DTYPES[value.type.dtype]) for value in _tangents(captured)]
@@ -104,9 +104,9 @@ def trained(model: Any, call: Callable[..., Any], batch: Batch) -> Trained:
     return Trained(loss.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None})
 
 
-def captured_by(model: Any, batch: Batch) -> tuple[Trained, list[Taken]]:
+def captured_by(model: Any, batch: Batch) -> tuple[Trained, list[CapturedCall]]:
     """What the captured graphs give, and the graphs."""
-    taken: dict[int, Taken] = {}
+    taken: dict[int, CapturedCall] = {}
 
     def backend(graph: Any, examples: Sequence[Any], **options: object) -> Callable[..., Any]:
         return capture_backend(graph, examples, lambda program: Interpreted(program, taken))
@@ -175,10 +175,10 @@ def _under(proof: Proof, request: Request, ranks: int) -> tuple[str, str]:
         return "unclear", crashed(error)
     for config in configs:
         verdict = proof.verdict(config)
-        if verdict.fate is not ProofOutcome.DROPPED:
+        if verdict.outcome is not ProofOutcome.DROPPED:
             return (
                 ("equal", str(config))
-                if verdict.fate is ProofOutcome.PASS
+                if verdict.outcome is ProofOutcome.PASS
                 else (_failed(verdict.reason), verdict.reason)
             )
         reasons.append(verdict.reason)

@@ -21,8 +21,9 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.types import FLOAT8
 from moaic.ir.verify import verify
 from moaic.runtime.controller import session
-from moaic.runtime.host.flavors import GIB, Flavor
+from moaic.runtime.host.flavors import Flavor
 from moaic.runtime.host.gpus import Gpu
+from moaic.text.units import GIB
 from tests.exact.float8 import RECIPES, is_computed_here
 
 pytest.importorskip("torchao.float8")

@@ -203,7 +203,7 @@ def test_a_form_is_captured_as_it_is_and_splits(name: str) -> None:
     for plan, ranks in PLANS.items():
         (config, *_) = plans_of(step.module, ranks, parse_request(plan))
         verdict = proof.verdict(config)
-        assert verdict.fate is ProofOutcome.PASS, verdict
+        assert verdict.outcome is ProofOutcome.PASS, verdict
 
 
 def _label(role: Role) -> str:
@@ -227,7 +227,7 @@ def test_one_row_is_looked_up_in_a_batch_that_is_split(plan: str) -> None:
     step = with_tangent_of_loss_alone(step_of(take_call(Row(), {"x": torch.randn(ROWS, WIDTH).double()})))
     (config, *_) = plans_of(step.module, PLANS[plan], parse_request(plan))
     verdict = Proof(step).verdict(config)
-    assert verdict.fate is ProofOutcome.PASS, verdict
+    assert verdict.outcome is ProofOutcome.PASS, verdict
 
 
 class Forgetful(nn.Module):
@@ -248,7 +248,7 @@ def test_attention_with_dropout_is_split_along_the_sequence() -> None:
     step = with_tangent_of_loss_alone(step_of(take_call(Forgetful(), {"x": torch.randn(ROWS, LENGTH, WIDTH).double()})))
     (config, *_) = plans_of(step.module, 2, parse_request("cp=2"))
     verdict = Proof(step).verdict(config)
-    assert verdict.fate is ProofOutcome.PASS, verdict
+    assert verdict.outcome is ProofOutcome.PASS, verdict
 
 
 def test_windows_that_somebody_writes_through_are_refused() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import parameters
 import pytest
 
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from moaic.predict.guide import answers, row
 from tests.docs.blocks import ROOT
 
@@ -19,7 +19,7 @@ def committed(family: str) -> str:
 def test_the_guide_says_what_is_predicted() -> None:
     setup = replace(parameters.SMALL, batches=(8,), workers=(1,))
     question = parameters.question("llama2", "small", setup)
-    (answer,) = answers(question, Here())
+    (answer,) = answers(question, InProcessPool())
     assert row(answer, question) in committed("llama2").splitlines()
 
 

@@ -107,7 +107,7 @@ def prove(case: Case, plans: Sequence[Config]) -> None:
         check_close(found, other, EXACT)
     for config in plans:
         verdict = proof.verdict(config)
-        assert verdict.fate is not ProofOutcome.FAIL, (str(config), verdict.reason)
+        assert verdict.outcome is not ProofOutcome.FAIL, (str(config), verdict.reason)
 
 
 def in_order(case: Case, proof: Proof) -> list[Tensor]:

@@ -37,7 +37,7 @@ def prove(drawn: Drawn, place: float) -> None:
     proof = Proof(step_of(take_call(Model(drawn), batch())))
     for config in _some(proof, place):
         verdict = proof.verdict(config)
-        assert verdict.fate is not ProofOutcome.FAIL, (str(config), verdict.reason)
+        assert verdict.outcome is not ProofOutcome.FAIL, (str(config), verdict.reason)
 
 
 def _some(proof: Proof, place: float) -> list[Config]:

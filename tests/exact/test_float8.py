@@ -60,11 +60,11 @@ def test_plans_compute_the_graph(precision: str, ranks: int) -> None:
     for config in sampled(kinds, 3 if ranks == 2 else len(kinds)):
         verdict = proof(precision).verdict(config)
         if precision != ANY_ROWS and config.micro_batches > 1:
-            assert verdict.fate is ProofOutcome.DROPPED
+            assert verdict.outcome is ProofOutcome.DROPPED
             assert verdict.reason.startswith("mb=")
             assert "aten.amax" in verdict.reason
         else:
-            assert verdict.fate is ProofOutcome.PASS, f"{config}: {verdict}"
+            assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict}"
 
 
 @pytest.mark.parametrize("precision", EVERY_RECIPE)
@@ -73,7 +73,7 @@ def test_a_split_sequence_is_exact_too(precision: str) -> None:
     for text in ("cp=2,micro_batches=1", "cp=2,dp=2,micro_batches=1"):
         config = plans_of(step(precision), text.count("=2") * 2, parse_request(text))[0]
         verdict = proof(precision).verdict(config)
-        assert verdict.fate is ProofOutcome.PASS, verdict
+        assert verdict.outcome is ProofOutcome.PASS, verdict
 
 
 @pytest.mark.parametrize("precision", RECIPES)

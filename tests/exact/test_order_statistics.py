@@ -80,4 +80,4 @@ def test_what_is_compared_with_its_own_order_statistic_is_made_once(name: str) -
     proof = Proof(step_of(take_call(Branched(STATISTICS[name]), {"x": torch.randn(ROWS, WIDTH)})))
     for plan in PLANS:
         verdict = proof.verdict(config_of(plan))
-        assert verdict.fate is ProofOutcome.PASS, (plan, verdict)
+        assert verdict.outcome is ProofOutcome.PASS, (plan, verdict)

@@ -30,10 +30,10 @@ def test_plans_compute_the_graph(name: str, ranks: int) -> None:
     done: list[Config] = []
     for config in sampled(plans_of(work.step.module, ranks), MOST[ranks]):
         verdict = work.verdict(config)
-        if verdict.fate is ProofOutcome.DROPPED:
+        if verdict.outcome is ProofOutcome.DROPPED:
             assert may_drop(name, config), verdict
         else:
-            assert verdict.fate is ProofOutcome.PASS, verdict
+            assert verdict.outcome is ProofOutcome.PASS, verdict
             done.append(config)
     assert done
 
@@ -46,7 +46,7 @@ def test_what_is_made_before_the_first_micro_batch_is_exact_too(name: str, monke
     configs = [config for config in plans_of(work.step.module, 2) if config.micro_batches > 1]
     for config in configs:
         verdict = work.verdict(config)
-        assert verdict.fate is ProofOutcome.PASS, verdict
+        assert verdict.outcome is ProofOutcome.PASS, verdict
     assert configs
 
 

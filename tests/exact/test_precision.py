@@ -136,9 +136,9 @@ def test_plans_differ_from_one_device_by_the_order_of_sums_alone(name: str, most
     step, expected = in_its_types(name)
     for config in sampled(plans_of(module, 2), most):
         verdict = proof(name).verdict(config, halves=most > 3)
-        assert verdict.fate is ProofOutcome.PASS, verdict
+        assert verdict.outcome is ProofOutcome.PASS, verdict
         rounded = compared(config, step.module.main, run(name, config), expected, ROUNDING)
-        assert rounded.fate is ProofOutcome.PASS, rounded
+        assert rounded.outcome is ProofOutcome.PASS, rounded
 
 
 @pytest.mark.parametrize("level", [pytest.param("step", marks=pytest.mark.exact), "use"])

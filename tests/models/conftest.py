@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from moaic.capture.trace_only import Taken, take_call
+from moaic.capture.trace_only import CapturedCall, take_call
 from moaic.check.proof import Proof, ProofOutcome, Verdict, step_of
 from tests.models.zoo import MODELS
 
@@ -20,12 +20,12 @@ from tests.models.zoo import MODELS
 class Zoo:
     """Models as captured, their proofs, and the pairs that passed so far."""
 
-    taken: dict[str, Taken] = field(default_factory=dict[str, Taken])
+    taken: dict[str, CapturedCall] = field(default_factory=dict[str, CapturedCall])
     proofs: dict[str, Proof] = field(default_factory=dict[str, Proof])
     passed: set[tuple[str, str, bool]] = field(default_factory=set[tuple[str, str, bool]])
     """Model, plan, and whether it ran on workers."""
 
-    def take(self, name: str) -> Taken:
+    def take(self, name: str) -> CapturedCall:
         """On the host other ops would be captured: what attention falls apart into is the device's own business."""
         if name not in self.taken:
             torch.compiler.reset()
@@ -39,7 +39,7 @@ class Zoo:
         return self.proofs[name]
 
     def count(self, name: str, verdict: Verdict, *, on_workers: bool = False) -> None:
-        if verdict.fate is ProofOutcome.PASS:
+        if verdict.outcome is ProofOutcome.PASS:
             self.passed.add((name, str(verdict.config), on_workers))
 
     def pairs(self, *, on_workers: bool) -> int:

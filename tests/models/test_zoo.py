@@ -89,7 +89,7 @@ def test_a_model_is_captured_whole_and_is_the_model(zoo: Zoo, name: str) -> None
     verdict = compared(
         Config(), main, [results[i] for i in grads], [wanted[roles[i].label] for i in grads], TOLERANCE.get(name, 1e-5)
     )
-    assert verdict.fate is ProofOutcome.PASS, verdict
+    assert verdict.outcome is ProofOutcome.PASS, verdict
     distinct = {id(gradient) for gradient in wanted.values()}
     assert len(grads) == len(distinct)
 
@@ -102,7 +102,7 @@ def test_some_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
     found = [proof.verdict(config, halves=config is configs[-1]) for config in configs]
     for verdict in found:
         check(zoo, name, verdict)
-    assert any(verdict.fate is ProofOutcome.PASS for verdict in found)
+    assert any(verdict.outcome is ProofOutcome.PASS for verdict in found)
 
 
 @pytest.mark.exact
@@ -116,7 +116,7 @@ def test_all_plans_are_exact(zoo: Zoo, name: str, ranks: int) -> None:
     found = [proof.verdict(config, halves=index % 4 == 0) for index, config in enumerate(configs)]
     for verdict in found:
         check(zoo, name, verdict)
-    assert any(verdict.fate is ProofOutcome.PASS for verdict in found)
+    assert any(verdict.outcome is ProofOutcome.PASS for verdict in found)
 
 
 @pytest.mark.exact
@@ -147,8 +147,8 @@ def all_plans(step: Module, ranks: int) -> list[Config]:
 def check(zoo: Zoo, name: str, verdict: Verdict, *, on_workers: bool = False) -> None:
     """Nothing fails, and only what is known to be impossible is dropped."""
     zoo.count(name, verdict, on_workers=on_workers)
-    assert verdict.fate is not ProofOutcome.FAIL, f"{verdict.config}: {verdict.reason}"
-    if verdict.fate is ProofOutcome.DROPPED:
+    assert verdict.outcome is not ProofOutcome.FAIL, f"{verdict.config}: {verdict.reason}"
+    if verdict.outcome is ProofOutcome.DROPPED:
         known = re.search(f"{IMPOSSIBLE.get(name, AMID)}|{AMID}", verdict.reason)
         assert known, f"{verdict.config}: {verdict.reason}"
 

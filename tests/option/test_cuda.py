@@ -211,7 +211,7 @@ def test_what_it_cannot_it_says(call: Callable[[], object], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "way_out"),
+    ("name", "advice"),
     [
         ("utilization", "`moai-smi` shows"),
         ("CUDAGraph", "leave it out"),
@@ -219,7 +219,7 @@ def test_what_it_cannot_it_says(call: Callable[[], object], message: str) -> Non
         ("memory.caching_allocator_alloc", "leave the call out"),
     ],
 )
-def test_what_is_refused_names_a_way_out(name: str, way_out: str) -> None:
+def test_what_is_refused_gives_advice(name: str, advice: str) -> None:
     with pytest.raises(Diagnostic, match=f"torch.cuda.{name.rpartition('.')[2]} is not available") as caught:
         attrgetter(name)(torch.cuda)()
-    assert caught.value.hint.startswith(way_out)
+    assert caught.value.hint.startswith(advice)

@@ -115,4 +115,4 @@ def without_tangents(step: CapturedStep) -> CapturedStep:
 
 def close(proof: Proof, results: Sequence[Tensor], config: Config) -> None:
     verdict = compared(config, proof.step.module.main, results, proof.expected, TOLERANCE)
-    assert verdict.fate is ProofOutcome.PASS, f"{config}: {verdict.reason}"
+    assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"

@@ -29,7 +29,7 @@ from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner import plan_cache, search
 from moaic.planner.dump import dump
 from moaic.planner.processes import ProcessPool
-from moaic.planner.worker import Compiled, Here, serve
+from moaic.planner.worker import Compiled, InProcessPool, serve
 from moaic.support.logging_setup import install
 from tests.passes.steps import dense, evaluation, machine, normalized
 
@@ -78,7 +78,7 @@ def test_a_planner_is_known_by_every_file_of_it(tmp_path: Path) -> None:
 
 def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "moaic"):
-        search.search(dense(), machine(), SMALL, pool=Here())
+        search.search(dense(), machine(), SMALL, pool=InProcessPool())
     lines = [record.getMessage() for record in caplog.records]
     numbers = [line for line in lines if line.startswith("Elapsed")]
     assert [line for line in lines if not line.startswith(("Elapsed", "Predicted", "Optimizer"))] == [
@@ -102,15 +102,15 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
 
 def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
     for step in (dense(), dense(rows=4096, width=64)):
-        here, there = (search.search(step, machine(), Request(), pool=each) for each in (Here(), pool))
+        here, there = (search.search(step, machine(), Request(), pool=each) for each in (InProcessPool(), pool))
         assert there.search_result == here.search_result
         assert render(there.plan.programs.joint) == render(here.plan.programs.joint)
 
 
 def test_arithmetic_is_shared_out_and_small_steps_stay_on_one_device() -> None:
-    large = search.search(dense(256, 256, 256), machine(), SMALL, pool=Here())
+    large = search.search(dense(256, 256, 256), machine(), SMALL, pool=InProcessPool())
     assert large.plan.config.ranks == 2
-    assert search.search(dense(), machine(), SMALL, pool=Here()).plan.config == Config()
+    assert search.search(dense(), machine(), SMALL, pool=InProcessPool()).plan.config == Config()
 
 
 def test_progress_counts_on_from_one_wave_to_the_next(pool: ProcessPool) -> None:
@@ -169,7 +169,7 @@ def test_what_cannot_be_faster_is_not_compiled() -> None:
 
 def test_what_cannot_fit_is_not_compiled() -> None:
     step, where = dense(4096, 256, 256), machine(memory=12 << 20)
-    found = search.search(step, where, SMALL, pool=Here())
+    found = search.search(step, where, SMALL, pool=InProcessPool())
     reasons = {each.config: each.dropped for each in found.search_result.candidates}
     assert reasons[Config()].startswith("needs at least ")
     assert not reasons[found.plan.config]
@@ -177,25 +177,25 @@ def test_what_cannot_fit_is_not_compiled() -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(Diagnostic, match=r"no plan fits: the smallest of 29, .*, needs 0 MiB per worker"):
-        search.search(dense(), machine(memory=100), SMALL, pool=Here())
+        search.search(dense(), machine(memory=100), SMALL, pool=InProcessPool())
 
 
 def test_the_op_in_the_way_of_micro_batches_is_named() -> None:
     with pytest.raises(Diagnostic, match="mb=4") as raised:
-        search.search(normalized(), machine(), Request(micro_batches=4), pool=Here())
+        search.search(normalized(), machine(), Request(micro_batches=4), pool=InProcessPool())
     assert "aten.amax" in raised.value.message or "body.norm" in str(raised.value)
 
 
 def test_micro_batches_are_dropped_silently_where_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "moaic"):
-        found = search.search(normalized(), machine(), Request(tp=1), pool=Here())
+        found = search.search(normalized(), machine(), Request(tp=1), pool=InProcessPool())
     assert found.plan.config.micro_batches == 1
     assert all(each.dropped for each in found.search_result.candidates if each.config.micro_batches > 1)
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
 def test_evaluation_of_an_odd_batch_is_relaxed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    found = search.search(evaluation(rows=3), machine(), Request(dp=2), pool=Here())
+    found = search.search(evaluation(rows=3), machine(), Request(dp=2), pool=InProcessPool())
     assert found.plan.config.dp == 1
     assert "a batch of 3 does not divide" in caplog.text.lower()
 
@@ -207,13 +207,13 @@ func @step(%x: f32[8, 512, 256] input "x") -> (f32[8, 512, 256] output "y") {
   return %y
 }
 """)
-    search.search(step, machine(), Request(), pool=Here())
+    search.search(step, machine(), Request(), pool=InProcessPool())
     assert "`other.thing` has no sharding rule: every worker runs it whole (1 uses, 8 [MiB]" in caplog.text
 
 
 def test_an_outcome_is_found_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     step, where = dense(), machine()
-    first = plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path)
+    first = plan_cache.search_cached(step, where, SMALL, pool=InProcessPool(), folder=tmp_path)
     with caplog.at_level(logging.INFO, "moaic"):
         second = plan_cache.search_cached(step, where, SMALL, pool=Scripted({}), folder=tmp_path)
     assert second.search_result == first.search_result
@@ -235,17 +235,18 @@ def test_everything_that_matters_is_in_the_fingerprint() -> None:
 
 def test_a_damaged_outcome_is_made_anew(tmp_path: Path) -> None:
     step, where = dense(), machine()
-    first = plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path)
+    first = plan_cache.search_cached(step, where, SMALL, pool=InProcessPool(), folder=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text(encoding="utf-8")[:50], encoding="utf-8")
     assert (
-        plan_cache.search_cached(step, where, SMALL, pool=Here(), folder=tmp_path).search_result == first.search_result
+        plan_cache.search_cached(step, where, SMALL, pool=InProcessPool(), folder=tmp_path).search_result
+        == first.search_result
     )
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = plan_cache.search_cached(dense(), machine(), SMALL, pool=Here(), folder=tmp_path / "file")
+    found = plan_cache.search_cached(dense(), machine(), SMALL, pool=InProcessPool(), folder=tmp_path / "file")
     assert found.plan.config == Config()
 
 
@@ -253,12 +254,12 @@ def test_a_dump_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     step = dense()
     with pytest.raises(Diagnostic, match="MOAI_DUMP="):
-        dump(tmp_path / "file", step, search.search(step, machine(), SMALL, pool=Here()))
+        dump(tmp_path / "file", step, search.search(step, machine(), SMALL, pool=InProcessPool()))
 
 
 def test_the_dump_can_be_read_and_parsed(tmp_path: Path) -> None:
     step = dense()
-    found = search.search(step, machine(), Request(), pool=Here())
+    found = search.search(step, machine(), Request(), pool=InProcessPool())
     folder = dump(tmp_path, step, found)
     for name in ("graph.moai", "plan.moai", "joint.moai", "forward.moai", "backward.moai"):
         parse((folder / name).read_text(encoding="utf-8"))
@@ -392,7 +393,7 @@ def test_a_level_that_is_none_is_refused() -> None:
 
 
 def test_outcomes_are_plain_json() -> None:
-    found = search.search(dense(), machine(), SMALL, pool=Here())
+    found = search.search(dense(), machine(), SMALL, pool=InProcessPool())
     text = plan_cache.to_text(found.search_result)
     assert json.loads(text)["selected"]["dp"] == found.plan.config.dp
     assert plan_cache.from_text(text) == found.search_result

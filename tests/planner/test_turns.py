@@ -14,7 +14,7 @@ from moaic.ir.printer import render
 from moaic.passes.config import Request
 from moaic.planner import search
 from moaic.planner.processes import ProcessPool
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from tests.passes.steps import dense, machine
 
 REQUEST = Request(recompute="saved")
@@ -30,7 +30,7 @@ def test_steps_planned_in_threads_get_the_plans_that_they_get_alone(monkeypatch:
         planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=_taken), accelerator=lambda: face)
     )
     steps = [dense(), dense(256, 256, 256), dense(rows=4096, width=64), dense(rows=16)]
-    alone = [search.search(step, machine(), REQUEST, pool=Here()).plan for step in steps]
+    alone = [search.search(step, machine(), REQUEST, pool=InProcessPool()).plan for step in steps]
     with ThreadPoolExecutor(len(steps)) as threads:
         found = list(threads.map(_planned, steps))
     pool.close()

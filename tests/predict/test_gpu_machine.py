@@ -16,7 +16,7 @@ from moaic.ir.verify import load
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import MadeKernel
 from moaic.planner.request import parse_request
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from moaic.predict.gpu_machine import machine_of, sources
 from moaic.predict.guide import Question, captured_step, planned
 from moaic.predict.kernel_cache import MadeKernels
@@ -124,8 +124,8 @@ def test_a_plan_is_priced_by_its_kernels(tmp_path: Path) -> None:
     kernels = MadeKernels(TARGET, None)
     machine = machine_of(TARGET, 2, {})
     asked = Question(ModelSource("llama", {}), (8,), 8, machine, (2,), parse_request("dp=2,micro_batches=1"))
-    before = planned(dense(), 8, machine, asked, Here())
-    after = planned(dense(), 8, machine, replace(asked, kernels=kernels, folder=tmp_path), Here())
+    before = planned(dense(), 8, machine, asked, InProcessPool())
+    after = planned(dense(), 8, machine, replace(asked, kernels=kernels, folder=tmp_path), InProcessPool())
     assert (before.known, after.known) == (0, before.functions)
     made = [kernel for each in kernels.known.values() for kernel in each]
     assert after.parts["launch"].value == pytest.approx(LAUNCH_SECONDS * sum(kernel.calls for kernel in made))

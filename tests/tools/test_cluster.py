@@ -9,8 +9,9 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster import listed_hosts
-from moaic.runtime.host.flavors import GIB, Flavor, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.flavors import Flavor, Host, asked_for, flavors, ladder, this_host
 from moaic.runtime.host.selection import AcceleratorSelection, current_flavor, keep
+from moaic.text.units import GIB
 from tests.docs.blocks import ROOT, blocks
 
 if TYPE_CHECKING:

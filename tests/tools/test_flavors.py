@@ -9,9 +9,10 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller.calibrate import memory_per_worker
-from moaic.runtime.host.flavors import GIB, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.flavors import Host, asked_for, flavors, ladder, this_host
 from moaic.runtime.host.memory import USABLE
 from moaic.runtime.host.selection import AcceleratorSelection, choice, current_flavor, keep, next_job
+from moaic.text.units import GIB
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person

@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from moaic.compile.oom_advice import Capacity, Need, ways_out
+from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.planner.search import NoPlanFits, search
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from moaic.runtime.host.flavors import Flavor, this_host
+from moaic.text.units import MIB
 from tests.passes.steps import dense, machine
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
 
-MIB = 1 << 20
 
-
-def advice(step: Module, where: Machine, request: Request, rooms: list[Capacity]) -> list[str]:
+def hints(step: Module, where: Machine, request: Request, rooms: list[Capacity]) -> list[str]:
     """The hints for a step of which no plan fits."""
     with pytest.raises(NoPlanFits) as raised:
-        search(step, where, request, pool=Here())
+        search(step, where, request, pool=InProcessPool())
     sized = [(each.config, each.memory) for each in raised.value.candidates if each.memory is not None]
-    return ways_out(Need(step, request, sized, tried=True), where, rooms, Here()).split("\nhint: ")
+    return advice(OversizedStep(step, request, sized, tried=True), where, rooms, InProcessPool()).split("\nhint: ")
 
 
 def room(workers: int, memory: int) -> Capacity:
@@ -39,21 +38,21 @@ def test_a_flavor_that_is_advised_fits() -> None:
     """Weights of 2 MiB with gradients and optimizer state: two workers' 6 MiB do not hold them, four workers' do."""
     step, where = dense(8, 512, 512), replace(machine(), workers=2, memory=6 * MIB)
     request = Request(tp=1, pp=1, cp=1, micro_batches=1)
-    *_, flavor, batch = advice(step, where, request, [room(2, 6 * MIB), room(4, 6 * MIB), room(8, 6 * MIB)])
+    *_, flavor, batch = hints(step, where, request, [room(2, 6 * MIB), room(4, 6 * MIB), room(8, 6 * MIB)])
     assert "`moai-switch-model -M Large.0.0GB`: on its 4 workers" in flavor
-    assert search(step, replace(where, workers=4), request, pool=Here()).plan.config.ranks == 4
+    assert search(step, replace(where, workers=4), request, pool=InProcessPool()).plan.config.ranks == 4
     assert batch.startswith("no smaller batch is expected to help: the model, ")
 
 
 def test_a_batch_that_is_advised_fits() -> None:
     where, request = replace(machine(), workers=1, memory=2 * MIB), Request(micro_batches=1)
-    options, flavor, batch = advice(dense(1 << 16), where, request, [])
+    options, flavor, batch = hints(dense(1 << 16), where, request, [])
     assert flavor == "no flavor of this machine is large enough"
     found = re.fullmatch(r"give batches of at most (\d+) instead of 65536", batch)
     assert found is not None, batch
-    assert search(dense(int(found[1])), where, request, pool=Here()).plan
+    assert search(dense(int(found[1])), where, request, pool=InProcessPool()).plan
     with pytest.raises(NoPlanFits):
-        search(dense(2 * int(found[1])), where, request, pool=Here())
+        search(dense(2 * int(found[1])), where, request, pool=InProcessPool())
     assert options.startswith('take a plan that needs less, MOAI_PLAN="')
 
 
@@ -106,7 +105,7 @@ memory = "4TB"
 """
 
 
-def test_a_worker_that_runs_out_of_memory_is_named_with_ways_out(person: Person) -> None:
+def test_a_worker_that_runs_out_of_memory_is_named_with_advice(person: Person) -> None:
     """A flavor of other hosts would do, and is none, since nothing can be started there."""
     person.cluster_file.write_text(CLUSTER.format(this_host({}).memory // MIB), encoding="utf-8")
     kind, first, plan, *hints, _ = tried(person, 1 << 19)

@@ -19,9 +19,9 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.jobs import begin, jobs
 from moaic.runtime.protocol.shared_memory import create_memory
+from moaic.text.tables import Column, bordered_table
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.smi import page
-from moaic.tools.table import Column, table
 from moaic.tools.usage import is_worker
 from tests.runtime.test_failures import gone
 from tests.tools.conftest import line
@@ -53,7 +53,7 @@ sys.stdin.read()
 
 
 def test_a_table_is_aligned() -> None:
-    made = table((Column("Device"), Column("Steps", ">")), [["* 0", "12"], ["  1", "1234567"]], "Version: 1")
+    made = bordered_table((Column("Device"), Column("Steps", ">")), [["* 0", "12"], ["  1", "1234567"]], "Version: 1")
     assert made.splitlines() == [
         "+----------------------+",
         "|          Version: 1  |",

@@ -23,7 +23,7 @@ from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import shard_tensors
 from moaic.planner.candidates import candidates
 from moaic.planner.search import Selection, search
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from tests.exact.models import IGNORED, Answer, Batch, llama, sizes
 from tests.passes.models import LENGTH, Proof, config, proof, tokens
 from tests.passes.sharding.test_tensor_parallel import attention, prove
@@ -252,4 +252,4 @@ def test_a_ring_is_selected_where_memory_is_short() -> None:
 
 def selected(memory: int) -> Selection:
     request = Request(dp=1, tp=1, pp=1, cp=4, micro_batches=1, recompute="saved")
-    return search(three_heads().step.module, machine(4, memory), request, pool=Here())
+    return search(three_heads().step.module, machine(4, memory), request, pool=InProcessPool())

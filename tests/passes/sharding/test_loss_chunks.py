@@ -17,7 +17,7 @@ from moaic.passes.sharding.loss_chunks import in_chunks, logits_of
 from moaic.passes.transforms.outline import outline
 from moaic.planner import candidates
 from moaic.planner.search import search
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from tests.exact.models import llama
 from tests.passes.models import LENGTH, MIXTURES, MODELS, ROWS, SIZES, VOCABULARY, WIDTH, Proof, close, config, proof
 from tests.passes.steps import dense, machine
@@ -117,7 +117,7 @@ def test_it_is_chosen_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, cap
     )
     alone = Request(dp=1, tp=1, pp=1, cp=1, micro_batches=1, recompute="saved")
     for memory, chunks in ((2 * whole, 1), ((whole + chunked) // 2, 8)):
-        selection = search(found.step.module, machine(workers=1, memory=memory), alone, pool=Here())
+        selection = search(found.step.module, machine(workers=1, memory=memory), alone, pool=InProcessPool())
         assert selection.plan.config == Config(loss_chunks=chunks)
     assert "loss_chunks : 8" in caplog.text
 
@@ -126,10 +126,10 @@ def test_outputs_that_would_not_fit_are_said(caplog: pytest.LogCaptureFixture) -
     found = proof("llama")
     peak = memory_of(found.builder.build(Config()), fused_functions()).peak
     request = Request(dp=1, tp=1, pp=1, cp=1, micro_batches=1, recompute="saved", loss_chunks=1)
-    search(found.step.module, machine(workers=1, memory=peak), request, pool=Here())
+    search(found.step.module, machine(workers=1, memory=peak), request, pool=InProcessPool())
     assert "fits if of a model's outputs only the loss is still held when backward() comes" in caplog.text
     caplog.clear()
-    search(found.step.module, machine(workers=1, memory=2 * peak), request, pool=Here())
+    search(found.step.module, machine(workers=1, memory=2 * peak), request, pool=InProcessPool())
     assert "only the loss" not in caplog.text
 
 

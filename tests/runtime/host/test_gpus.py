@@ -11,9 +11,10 @@ import torch
 
 from moaic.runtime.comm.device_backend import CpuBackend
 from moaic.runtime.host import flavors, gpus
-from moaic.runtime.host.flavors import GIB, Host, asked_for, ladder
+from moaic.runtime.host.flavors import Host, asked_for, ladder
 from moaic.runtime.host.gpus import Gpu, amd, narrowed, nvidia, usable
 from moaic.runtime.worker.oom import shortage_of
+from moaic.text.units import GIB
 
 LIBRARY = """
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Gives `transformers` the name `AdamW` back, whether it is imported already or will be."""
+"""An import hook that gives `transformers` the name `AdamW` back, which version 5 removed."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ LIBRARY: Final = "transformers"
 NAME: Final = "AdamW"
 
 
-class Supply(MetaPathFinder):
-    """While it is installed, `transformers.AdamW` exists; a transformers that has one of its own keeps it."""
+class AdamWImportHook(MetaPathFinder):
+    """Adds `transformers.AdamW` while it is installed; a library that has the name keeps its own."""
 
     def __init__(self) -> None:
-        self._given: list[ModuleType] = []
+        self._patched: list[ModuleType] = []
 
     def install(self) -> None:
-        """Harmless where it is installed."""
+        """Installs the hook; without effect if it is installed."""
         if self in sys.meta_path:
             return
         if LIBRARY in sys.modules:
-            self.give(sys.modules[LIBRARY])
+            self.patch(sys.modules[LIBRARY])
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Harmless where it is not installed."""
+        """Removes the hook and the names that it added; without effect if it is not installed."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        while self._given:
-            delattr(self._given.pop(), NAME)
+        while self._patched:
+            delattr(self._patched.pop(), NAME)
 
-    def give(self, library: ModuleType) -> None:
+    def patch(self, library: ModuleType) -> None:
         if hasattr(library, NAME):
             return
         from moaic.option.transformers_adamw import AdamW
 
         setattr(library, NAME, AdamW)
-        self._given.append(library)
+        self._patched.append(library)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, with a loader that gives the name once the module is there."""
+        """The spec of the other finders, with a loader that adds the name after loading."""
         if fullname != LIBRARY:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         for found in (finder.find_spec(fullname, path, target) for finder in others):
             if found is not None and found.loader is not None:
-                found.loader = _Giving(found.loader, self)
+                found.loader = _PatchingLoader(found.loader, self)
                 return found
         return None
 
 
-class _Giving(Loader):
-    """A loader that steps back once it has loaded."""
+class _PatchingLoader(Loader):
+    """A loader that delegates to the real one, restores it on the module, and adds the name."""
 
-    def __init__(self, real: Loader, supply: Supply) -> None:
+    def __init__(self, real: Loader, hook: AdamWImportHook) -> None:
         self._real = real
-        self._supply = supply
+        self._hook = hook
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -74,8 +74,8 @@ class _Giving(Loader):
             if held is not None:
                 vars(held)["__loader__" if held is module else "loader"] = self._real
         self._real.exec_module(module)
-        # Such a library may have put another module in its own place.
-        self._supply.give(sys.modules.get(LIBRARY, module))
+        # The library may have replaced itself in sys.modules.
+        self._hook.patch(sys.modules.get(LIBRARY, module))
 
 
-SUPPLY: Final = Supply()
+ADAMW_IMPORT_HOOK: Final = AdamWImportHook()

@@ -1,4 +1,4 @@
-"""A plan that was asked for bends for a batch or a piece of a model that cannot follow it; the result is exact."""
+"""A plan that was asked for is relaxed for a batch or a piece of a model that cannot follow it; the result is exact."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_model_in_pieces_takes_of_a_plan_what_each_can(asked: str, caplog: pyt
     """The picture's graph has one row; the others have four, and then three."""
     in_pieces(Joined, ASKED[asked], (4,))
     (line,) = warnings(caplog)
-    assert line.startswith("The graph at test_bending.py:")
+    assert line.startswith("The graph at test_relaxed_plans.py:")
     assert line.endswith("with the same result: the first tensor that it is given has 1 rows")
     assert f"cannot follow {asked} and" in line
 
@@ -178,7 +178,7 @@ def test_what_is_called_by_a_function_that_broke_is_a_piece(caplog: pytest.LogCa
 
 
 @pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
-def test_no_piece_bends_what_no_batch_could_follow() -> None:
+def test_no_piece_relaxes_what_no_batch_could_follow() -> None:
     torch.compiler.reset()
     model = joined(Joined).to("moai")
     with pytest.raises(Exception, match="dp=3 needs 3 workers, there are 2"):

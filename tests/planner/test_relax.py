@@ -15,9 +15,9 @@ from moaic.compile import planning
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Location, Module
 from moaic.passes.config import Config
-from moaic.planner.bend import followed, let_go
+from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request
-from moaic.planner.worker import Here
+from moaic.planner.worker import InProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
 
 
@@ -40,15 +40,15 @@ from tests.passes.steps import dense, evaluation, machine, normalized
     ],
 )
 def test_what_is_possible_is_kept(step: Module, asked: str, kept: str) -> None:
-    assert followed(step, machine(4), parse_request(asked)) == parse_request(kept)
+    assert relax(step, machine(4), parse_request(asked)) == parse_request(kept)
 
 
-def test_what_is_let_go_is_said_as_it_was_asked_for() -> None:
+def test_what_is_dropped_is_said_as_it_was_asked_for() -> None:
     asked = parse_request("micro_batches=2,dp=2,distribute_low_prec_param=true")
-    assert let_go(asked, parse_request("dp=2")) == "micro_batches=2,distribute_low_prec_param=true"
+    assert dropped_decisions(asked, parse_request("dp=2")) == "micro_batches=2,distribute_low_prec_param=true"
 
 
-class Alone(Here):
+class Alone(InProcessPool):
     """The planner's processes, of which there are none."""
 
     turn = nullcontext()
@@ -89,7 +89,7 @@ def test_the_first_whole_graph_is_refused_what_it_cannot_follow(caplog: pytest.L
     assert not said(caplog)
 
 
-def test_later_batches_bend_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_later_batches_relax_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     piece = Piece()
     assert [planned(dense(rows), "dp=2", piece).dp for rows in (8, 5, 4, 3)] == [2, 1, 2, 1]
     (line,) = said(caplog)
@@ -104,7 +104,7 @@ def test_an_evaluation_is_no_proof_that_training_can_follow() -> None:
         planned(dense(rows=5), "dp=2", piece)
 
 
-def test_a_piece_bends_and_names_its_place_and_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_piece_relaxes_and_names_its_place_and_no_batch(caplog: pytest.LogCaptureFixture) -> None:
     piece = Piece(is_whole=False)
     assert [planned(_at("eyes.py", 7, dense(1)), "dp=2", piece).dp for _ in range(2)] == [1, 1]
     assert planned(_at("eyes.py", 9, dense(1)), "dp=2", piece).dp == 1
@@ -122,7 +122,7 @@ def test_what_no_batch_can_follow_is_refused_to_pieces_too() -> None:
             planned(dense(rows=1), "dp=3", piece)
 
 
-def test_a_variant_that_cannot_have_the_first_ones_plan_bends(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variant_that_cannot_have_the_first_ones_plan_relaxes(caplog: pytest.LogCaptureFixture) -> None:
     steps = planning.Planning(parse_request("dp=2"), Piece())
     assert [steps.plan(dense(rows)).config.dp for rows in (8, 5, 8)] == [2, 1, 2]
     assert len(said(caplog)) == 1

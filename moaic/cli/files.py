@@ -1,0 +1,25 @@
+"""Input of the commands: IR files, and text in general."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.verify import load
+
+
+def read_module(path: str) -> Module:
+    """The verified module in a file, or in standard input for `-`. Raises Diagnostic."""
+    return load(read_text(path), "<stdin>" if path == "-" else path)
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of standard input for `-`. Raises Diagnostic."""
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise Diagnostic(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise Diagnostic(f"cannot read {path}: it is no text ({error.reason} at byte {error.start})") from None

@@ -1,0 +1,106 @@
+"""Commands on IR text: verify, show, run, opt and kernels. Each returns its exit code and raises Diagnostic."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from moaic.cli.exit_codes import WRONG
+from moaic.cli.files import read_module
+from moaic.cli.random_inputs import check_runnable, random_inputs
+from moaic.cli.render import as_comment, op_table, result_table, sizes, summary
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Function, Module
+from moaic.ir.ops import declaration_of
+from moaic.ir.printer import render, render_function
+from moaic.support.cache_folder import cache_folder
+from moaic.text.tables import aligned_row, fitted, left
+
+TOLERANCE: Final = 1e-4
+"""Largest distance of ranks from one device, relative to the largest element: they sum float32 in another order."""
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    """`moaic verify`: prints the size of every file that is well formed."""
+    for path in chosen.files:
+        print(f"{path}: {sizes(read_module(path))}: well formed")
+    return 0
+
+
+def show(chosen: argparse.Namespace) -> int:
+    """`moaic show`: prints a summary and the text, statistics of the ops, or one function."""
+    module = read_module(chosen.file)
+    if chosen.func is not None:
+        print(render_function(_function(module, chosen.func), module.mesh), end="")
+        return 0
+    print(as_comment(summary(module)), end="")
+    print(as_comment(op_table(module)) if chosen.stats else render(module), end="")
+    return 0
+
+
+def _function(module: Module, name: str) -> Function:
+    wanted = name.removeprefix("@")
+    for function in module.functions:
+        if function.name == wanted:
+            return function
+    names = ", ".join(f"@{function.name}" for function in module.functions)
+    raise Diagnostic(f"there is no function `@{wanted}`", hint=f"the file has {names or 'none'}")
+
+
+def opt(chosen: argparse.Namespace) -> int:
+    """`moaic opt`: prints the text after passes, or the list of passes."""
+    from moaic.passes.pass_options import usage
+    from moaic.passes.registry import PASSES, run_passes
+
+    if chosen.list:
+        rows = [(usage(each), each.summary) for each in PASSES.values()]
+        columns = fitted(left("", ""), rows)
+        print("\n".join(aligned_row(columns, row) for row in rows))
+    elif chosen.file is None:
+        raise Diagnostic("no file is given", hint="`moaic opt FILE -p outline,dp=2`; --list describes the passes")
+    else:
+        print(render(run_passes(read_module(chosen.file), chosen.passes)), end="")
+    return 0
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """`moaic run`: prints type and spread of each result; with --ranks also its distance from one device."""
+    module = read_module(chosen.file)
+    if not module.functions:
+        raise Diagnostic(f"{chosen.file} has no function to run")
+    check_runnable(module)
+    from moaic.check.distance import distance
+    from moaic.runtime.interpreter import run_function, run_ranks
+
+    inputs = random_inputs(module.main, chosen.seed)
+    if not chosen.ranks:
+        print("\n".join(result_table(module, run_function(module, module.main.name, inputs))))
+        return 0
+    results = run_ranks(module, inputs)
+    if any(declaration_of(op).rank_local for function in module.functions for op in function.ops):
+        print("\n".join(result_table(module, results)))
+        return 0
+    distances = list(map(distance, results, run_function(module, module.main.name, inputs)))
+    print("\n".join(result_table(module, results, distances)))
+    if max(distances, default=0) <= TOLERANCE:
+        return 0
+    print("error: the ranks do not compute what the function says", file=sys.stderr)
+    return WRONG
+
+
+def kernels(chosen: argparse.Namespace) -> int:
+    """`moaic kernels`: compiles a plan's functions for a GPU, remembers the kernels for the planner and prints them."""
+    from moaic.predict import kernel_report
+    from moaic.predict.kernel_cache import MadeKernels
+    from moaic.runtime.host.gpu_specs import target_of
+
+    target = target_of(chosen.target)
+    made = list(kernel_report.made_of(kernel_report.program_of(read_module(chosen.file)), target))
+    MadeKernels(target, cache_folder(os.environ)).remember(each.row for each in made)
+    if chosen.output is not None:
+        kernel_report.save(Path(chosen.output), made, target)
+    print("\n".join(kernel_report.lines([each.row for each in made])))
+    return 0
