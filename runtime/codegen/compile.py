@@ -20,6 +20,8 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.sums import overwritten
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
+from moaic.runtime.kernels.dispatch import with_measured_kernels
+from moaic.runtime.kernels.launch import target_of
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
 """What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
@@ -112,13 +114,8 @@ def _as_of_an_op(error: RuntimeError) -> Exception | None:
 
 
 def _with_kernels(function: Function, device: torch.device) -> Function:
-    """With kernels of our own where they were measured to win on this GPU."""
-    if device.type != "cuda":
-        return function
-    from moaic.runtime.kernels.operators import target_of
-    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
-
-    return with_measured_kernels(function, target_of(device))
+    """`function` with the kernels that were measured to win on this GPU."""
+    return with_measured_kernels(function, target_of(device)) if device.type == "cuda" else function
 
 
 def _inductor(function: Function, device: torch.device) -> Any:

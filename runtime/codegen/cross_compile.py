@@ -27,6 +27,7 @@ from moaic.ir.types import FLOAT8
 from moaic.runtime.codegen.lower_to_fx import trace
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.host.gpu_specs import Target
+from moaic.runtime.kernels.dispatch import with_measured_kernels
 
 GPU: Final = torch.device("cuda", 0)
 """What PyTorch calls the device, AMD's too."""
@@ -88,8 +89,6 @@ def generated(function: Function, target: Target) -> list[Generated]:
             f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
             hint="take another --target, or the plan of a step in bfloat16",
         )
-    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
-
     with _answering(target) as kernels:
         return _counted(_lowered(with_measured_kernels(function, target.name), kernels))
 
