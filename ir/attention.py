@@ -15,6 +15,11 @@ def is_causal(op: Op) -> bool:
     return bool(op.attrs.get("is_causal", False))
 
 
+def causal_divisor(causal: bool) -> int:
+    """What the causal flag divides the FLOPs of attention by: it leaves half of all pairs of a query and a key."""
+    return 2 if causal else 1
+
+
 def query_at(op: Op) -> int:
     """Which operand the query is, in either direction, in a ring or not: key and value come next."""
     return 1 if op.name.endswith("_backward") else 0
