@@ -1,7 +1,7 @@
 """A part of `bench/gpu.py`: the tests of our own kernels, on the GPU instead of in Triton's interpreter.
 
-They are those of `tests/kernels/interpreted`: drawn shapes, types and strides beside float64. Kernels that were spoiled
-on purpose are left to the interpreter, where a wild write harms nobody.
+They are those of `tests/kernels/interpreted` and `bench/parked_kernels`: drawn shapes, types and strides beside
+float64. Tests that damage a kernel on purpose run in the interpreter alone, where a stray write does no harm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 from gpu_findings import Check, LeftOut, Task, parser, task_of
 
-from tests.kernels.test_interpreter import CHECKS, FOLDER
+from tests.kernels.test_interpreter import CHECKS, FOLDER, PARKED
 
 DETAIL = 400
 """Characters of a failure that are kept; the rest is in the part's log."""
@@ -49,7 +49,7 @@ def main() -> int:
     # Their own folder has all that they need; those above it want packages of other tests.
     options += [f"--confcutdir={FOLDER}"]
     with contextlib.redirect_stdout(sys.stderr):
-        code = pytest.main([FOLDER, *options], plugins=[Reporter(task)])
+        code = pytest.main([FOLDER, PARKED, *options], plugins=[Reporter(task)])
     # Failed tests are findings; anything else that went wrong is an end of this part.
     return 0 if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) else int(code)
 

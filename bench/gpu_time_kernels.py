@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
+from parked_kernels.catalogue import ALL_KERNELS, table_of, tile_of
 from test_kernels import PEERS, agree, peak, runs_of, seconds
 
-from moaic.runtime.kernels.operators import target_of
-from moaic.runtime.kernels.registry import KERNELS, KernelShape
-from moaic.runtime.kernels.tiles import tile_of
+from moaic.runtime.kernels.gains import KernelShape
+from moaic.runtime.kernels.launch import target_of
 from tests.kernels.interpreted.mended import mend_interpreter
 
 ROUNDS = 3
@@ -36,8 +36,9 @@ def shapes(*, here: bool) -> Iterator[tuple[str, KernelShape]]:
     if here:
         yield from HERE.items()
         return
-    for place in range(max(len(kernel.shapes) for kernel in KERNELS.values())):
-        yield from ((kernel.name, kernel.shapes[place]) for kernel in KERNELS.values() if place < len(kernel.shapes))
+    kernels = ALL_KERNELS.values()
+    for place in range(max(len(kernel.shapes) for kernel in kernels)):
+        yield from ((kernel.name, kernel.shapes[place]) for kernel in kernels if place < len(kernel.shapes))
 
 
 def timed_here(run: Callable[[], Any]) -> float:
@@ -53,7 +54,7 @@ def time_kernel(task: Task, name: str, shape: KernelShape) -> None:
     target = TARGET_HERE if task.here else target_of(torch.device(task.device))
     tile = tile_of(name, target, shape, torch.bfloat16)
     if tile is None:
-        task.say(LeftOut(subject, "it is not cut for this GPU: runtime/kernels/tiles.py says for what it is"))
+        task.say(LeftOut(subject, f"it has no tile for this GPU: {table_of(name)} lists its tiles"))
         return
     # Of sizes that were seen before, Dynamo would make symbols.
     torch.compiler.reset()

@@ -1,6 +1,6 @@
-"""Each kernel of our own on this machine's GPU, beside Inductor's version and Liger-Kernel's where it is installed.
+"""Each kernel of our own, parked ones too, on this machine's GPU, beside Inductor's version and Liger-Kernel's.
 
-What it prints under `gains` is what `runtime/kernels/registry.py` is told. Times are of forward and backward together.
+What it prints under `gains` is what `runtime/kernels/gains.py` records. Times are of forward and backward together.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from parked_kernels import adamw, bucket, dropout
+from parked_kernels.catalogue import ALL_KERNELS, table_of, tile_of
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from moaic.runtime.kernels.fused import adamw, bucket, cross_entropy, dropout, exchange, gated, merge, norm, rotary
-from moaic.runtime.kernels.launch import Tile
-from moaic.runtime.kernels.operators import target_of
-from moaic.runtime.kernels.registry import KERNELS, KernelShape
-from moaic.runtime.kernels.tiles import tile_of
+from moaic.runtime.kernels.fused import cross_entropy, exchange, gated, merge, norm, rotary
+from moaic.runtime.kernels.gains import KernelShape
+from moaic.runtime.kernels.launch import Tile, target_of
 
 Results = tuple[Tensor, ...]
 Run = Callable[[], Results]
@@ -295,7 +295,7 @@ def compare(name: str, shape: KernelShape, tile: Tile) -> dict[str, dict[str, fl
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("name", "shape"), [(kernel.name, shape) for kernel in KERNELS.values() for shape in kernel.shapes]
+    ("name", "shape"), [(kernel.name, shape) for kernel in ALL_KERNELS.values() for shape in kernel.shapes]
 )
 def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], name: str, shape: KernelShape) -> None:
     if not torch.cuda.is_available():
@@ -303,7 +303,7 @@ def test_kernel(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str],
     target = target_of(torch.device("cuda", 0))
     tile = tile_of(name, target, shape, torch.bfloat16)
     if tile is None:
-        pytest.skip(f"{name} is not cut for {target} at {shape}: runtime/kernels/tiles.py says for what it is")
+        pytest.skip(f"{name} is not cut for {target} at {shape}: {table_of(name)} lists its tiles")
     found = cast(
         "dict[str, dict[str, float]]", benchmark.pedantic(compare, args=(name, shape, tile), rounds=1, iterations=1)
     )

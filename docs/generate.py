@@ -165,33 +165,53 @@ What nobody has measured on a GPU is off there. `pytest bench/test_kernels.py` m
 
 `runtime/kernels/patterns/rewrite.py` puts kernels where the ops of a function are what they stand for, forward and
 backward: in the loss of a plan and in its layers, whose backward makes again what is cheap to make. `merge` and
-`exchange` do what stands between functions. Three kernels have no place yet. PyTorch's own AdamW takes many tensors in
-one launch, and so does its packing, which keeps their type as our sums do; the numbers of our dropout are made by
-Inductor in the kernels around them. A loss over a vocabulary that ranks share stays ops, too: what ranks tell each
-other lies between functions.
+`exchange` do what stands between functions. Patterns and kernels are loaded by a worker only if a kernel has a measured
+gain on its GPU. A loss over a vocabulary that ranks share stays ops: what ranks tell each other lies between functions.
 
 Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
 shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
 """
 
+PARKED_HEAD = """\
+## Parked kernels
+
+These have no caller, and stand in `bench/parked_kernels/`, outside the package: what they would replace is as good or
+better so far. `bench/test_kernels.py` and `bench/gpu.py` check and time them with the others. One that shows a gain
+there moves to `runtime/kernels/fused/`, into the table above, and gets a caller.
+"""
+
 
 def kernels_page() -> str:
     from moaic.runtime.host.gpu_specs import TARGETS
-    from moaic.runtime.kernels.registry import KERNELS, measured
+    from moaic.runtime.kernels.gains import GAINS, in_words
+    from moaic.runtime.kernels.registry import KERNELS
 
     gpus = [f"{target.device} (`{target.name}`)" for target in TARGETS.values()]
     rows = [
         (
             f"`{each.name}`",
             each.summary,
-            each.place or "nothing yet",
+            each.place,
             each.dims,
-            *(measured(each, target) for target in TARGETS),
+            *(in_words(each.name, target) for target in TARGETS),
         )
         for each in KERNELS.values()
     ]
-    used = "" if any(each.gains for each in KERNELS.values()) else "\nNone is measured yet, and no plan uses one.\n"
-    return f"{KERNELS_HEAD}{used}\n{_table(('kernel', 'what it computes', 'in the place of', 'sizes', *gpus), rows)}\n"
+    used = "" if GAINS else "\nNone is measured yet, and no plan uses one.\n"
+    table = _table(("kernel", "what it computes", "in the place of", "sizes", *gpus), rows)
+    return f"{KERNELS_HEAD}{used}\n{table}\n\n{PARKED_HEAD}\n{_parked()}\n"
+
+
+def _parked() -> str:
+    """The kernels of `bench/parked_kernels`, with the reason for each."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    from parked_kernels.catalogue import PARKED
+
+    rows = [
+        (f"`{name}`", parked.kernel.summary, parked.kernel.place, parked.kernel.dims, parked.reason)
+        for name, parked in PARKED.items()
+    ]
+    return _table(("kernel", "what it computes", "it could replace", "sizes", "why it is parked"), rows)
 
 
 # What was measured on GPUs

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from moaic.device import torch_private
+from moaic.runtime.codegen import attention_math
 
 aten: Final[Any] = torch.ops.aten
 
@@ -28,12 +29,8 @@ _SCHEMAS: Final = (
 def _like_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
     """Geometry of the results: they lie in memory as the CPU's do."""
     batch, heads, length, _ = query.shape
-    logsumexp = query.new_empty((batch, length, heads), dtype=_accumulator(query.dtype)).transpose(1, 2)
+    logsumexp = query.new_empty((batch, length, heads), dtype=attention_math.accumulator(query.dtype)).transpose(1, 2)
     return torch.empty_like(query), logsumexp
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _like_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Any:
@@ -43,31 +40,11 @@ def _like_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: 
     )
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """What the softmax is taken of, in the accumulator's type."""
-    wide = _accumulator(query.dtype)
-    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * scale
-    if is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        return scores.masked_fill(~seen, -math.inf)
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-
-
-def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
-    """The softmax; rows that see nothing are zeros."""
-    finite = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
-    return (scores - finite.unsqueeze(-1)).exp()
-
-
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
     """Eager attention, op by op; in captured graphs the op stays whole and is the workers' business."""
     out, saved = _like_sdpa(query, key, value, mask, is_causal, scale)
-    scores = _scores(query, key, mask, is_causal, scale)
-    logsumexp = scores.logsumexp(-1)
-    weights = _weights(scores, logsumexp)
-    return out.copy_(weights @ value.to(weights.dtype)), saved.copy_(logsumexp)
+    result, logsumexp = attention_math.forward(query, key, value, mask, is_causal, scale)
+    return out.copy_(result), saved.copy_(logsumexp)
 
 
 def _sdpa_backward(
@@ -81,16 +58,8 @@ def _sdpa_backward(
     is_causal: bool,
     scale: float,
 ) -> Any:
-    wide = _accumulator(query.dtype)
-    grads = _like_backward(grad, query, key, value)
-    weights = _weights(_scores(query, key, mask, is_causal, scale), logsumexp)
-    wide_grad = grad.to(wide)
-    delta = (wide_grad * out.to(wide)).sum(-1, keepdim=True)
-    grad_scores = weights * (wide_grad @ value.to(wide).transpose(-1, -2) - delta) * scale
-    grads[0].copy_(grad_scores @ key.to(wide))
-    grads[1].copy_(grad_scores.transpose(-1, -2) @ query.to(wide))
-    grads[2].copy_(weights.transpose(-1, -2) @ wide_grad)
-    return grads
+    grads = attention_math.backward(grad, query, key, value, out, logsumexp, mask, is_causal, scale)
+    return tuple(like.copy_(found) for like, found in zip(_like_backward(grad, query, key, value), grads, strict=True))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -130,9 +99,9 @@ def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ..
 
 
 def _composed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    scores = _scores(query, key, mask, is_causal, scale)
-    weights = _weights(scores, scores.logsumexp(-1))
-    return (weights @ value.to(weights.dtype)).to(query.dtype)
+    """Attention that autograd differentiates op by op."""
+    out, _ = attention_math.forward(query, key, value, mask, is_causal, scale)
+    return out.to(query.dtype)
 
 
 def attend(

@@ -19,9 +19,14 @@ from moaic.runtime.host.folders import write_whole
 from moaic.runtime.host.gpu_specs import Target
 
 MAKERS = (
+    "codegen/attention_math.py",
     "codegen/cross_compile.py",
     "codegen/gpu_attention.py",
     "codegen/grouped_mm.py",
+    "codegen/lower_attention.py",
+    "codegen/lower_experts.py",
+    "codegen/lower_float8.py",
+    "codegen/lower_random.py",
     "codegen/lower_to_fx.py",
     "protocol/aten_schema.py",
     "dtypes.py",

@@ -1,7 +1,7 @@
-"""A compute function made ready to run: op by op through torch, or compiled by Inductor.
+"""Compute functions made ready to run: interpreted op by op through torch, or compiled by Inductor.
 
-Inductor keeps its results on disk, found again by what the graph says: another process that compiles an equal function
-of equal local shapes with as many threads pays for the look-up alone.
+Inductor keeps its results on disk under a hash of the graph: another process that compiles an equal function of equal
+local shapes with as many threads pays for the look-up alone.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from moaic.ir.accumulation import overwritten
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
+from moaic.runtime.kernels.dispatch import with_measured_kernels
+from moaic.runtime.kernels.launch import target_of
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
-"""What Inductor must not be asked otherwise: parameters are arguments, results are kept."""
+"""Inductor's settings on which correctness depends: parameters are arguments, and results are cached."""
 
 _OUTSIDE: Final = re.compile(r"index out of bounds: 0 <= .* < (\d+)")
-"""In the words of a kernel of Inductor's for CPUs: an index, and how many there are."""
+"""The assertion of a CPU kernel of Inductor's: an index, and the size it must be below."""
 
 
 def compile_function(function: Function, *, compiled: bool, device: torch.device = CPU) -> ComputeFunction:
     """A callable for `function`, whose types are local: from the parameters' tensors to the results', in order.
 
     Parameters may have any strides; results of a compiled function are contiguous. A result may be (a view of) a
-    parameter or of another result, so whoever overwrites tensors in place must own them. Threads and the device are
-    those at the time of the call. No gradients are recorded.
+    parameter or of another result, so a caller that overwrites tensors in place must own them. Threads and the device
+    are those at the time of the call. No gradients are recorded.
     """
     (run,) = compile_functions([function], compiled=compiled, device=device)
     return run
@@ -55,10 +57,10 @@ def compile_functions(
 
 
 def import_compiler() -> None:
-    """Imports what compiling needs."""
+    """Imports the modules that compiling needs."""
     from torch import hub
 
-    # Else its progress bars start a thread, and whoever forks must have one alone.
+    # Otherwise its progress bars start a thread, and a process that forks must have one thread alone.
     hub.tqdm.monitor_interval = 0  # pyright: ignore[reportPrivateImportUsage]
     for name in ("torch._inductor.compile_fx", "torch.fx.experimental.proxy_tensor"):
         import_module(name)
@@ -74,7 +76,7 @@ def warm_compiler() -> None:
 
 
 def precompile_headers() -> None:
-    """In a thread of its own: has the C++ compiler read once what all kernels include, which can take seconds."""
+    """Has the C++ compiler precompile the headers of all kernels, in a thread: it can take seconds."""
     from moaic.runtime.codegen import inductor_cpp
 
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -92,7 +94,7 @@ def _interpreted(function: Function, device: torch.device) -> ComputeFunction:
 def _compiled(kernel: Any) -> ComputeFunction:
     def run(inputs: list[Tensor]) -> list[Tensor]:
         arguments = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
-        # The kernel lets go of each argument after its last use, if nobody else holds it.
+        # The kernel releases each argument after its last use, if nothing else holds it.
         inputs.clear()
         try:
             return list(kernel(arguments))
@@ -105,20 +107,15 @@ def _compiled(kernel: Any) -> ComputeFunction:
 
 
 def _as_of_an_op(error: RuntimeError) -> Exception | None:
-    """What an assertion of a compiled kernel says, as the op says it: without lines of generated code."""
+    """The exception of the op behind an assertion of a compiled kernel, without lines of generated code."""
     if outside := _OUTSIDE.search(str(error)):
         return IndexError(f"index out of range: one is negative, or not below {outside[1]}")
     return RuntimeError("ZeroDivisionError") if "ZeroDivisionError" in str(error) else None
 
 
 def _with_kernels(function: Function, device: torch.device) -> Function:
-    """With kernels of our own where they were measured to win on this GPU."""
-    if device.type != "cuda":
-        return function
-    from moaic.runtime.kernels.operators import target_of
-    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
-
-    return with_measured_kernels(function, target_of(device))
+    """`function` with the kernels that were measured to win on this GPU."""
+    return with_measured_kernels(function, target_of(device)) if device.type == "cuda" else function
 
 
 def _inductor(function: Function, device: torch.device) -> Any:

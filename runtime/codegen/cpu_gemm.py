@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LEAST_FLOPS: Final = 1 << 25
-"""Of a product for which oneDNN's longer way to its kernel (15 us) does not matter."""
+"""FLOPs from which oneDNN's longer way to its kernel (15 us) does not matter."""
 
 _LIBRARY: Final[Any] = torch.library.Library("moai", "FRAGMENT")
 
@@ -35,7 +35,7 @@ def _is_for_onednn(left: Tensor, right: Tensor) -> bool:
 
 @cache
 def _mkl_is_slower() -> bool:
-    """All workers must say the same: what several of them compute alike stays alike to the last bit."""
+    """All workers must choose alike: what several of them compute must be equal to the last bit."""
     path = Path("/proc/cpuinfo")
     makers = path.read_text(encoding="utf-8") if path.exists() else ""
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()

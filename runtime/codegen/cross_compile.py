@@ -1,8 +1,8 @@
-"""Has Inductor write the kernels of a function for a GPU that is not here.
+"""Inductor's kernels of a function for a GPU that is not present.
 
-The only file that knows how: tensors are fake, Inductor's questions about the device are answered from a table, and
-what it would do on the device itself (folding constants, benchmarking, loading) is left out. All of this is private to
-PyTorch, so what is relied on is looked for first, and a version that lacks it is named.
+This is the only file that makes them: tensors are fake, Inductor's questions about the device are answered from a
+table, and its work on the device itself (folding constants, benchmarking, loading) is left out. All of this is private
+to PyTorch, so the names relied on are looked up first, and a version that lacks one is reported.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from moaic.ir.attention import causal_divisor
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.types import FLOAT8
 from moaic.runtime.codegen.lower_to_fx import trace
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.host.gpu_specs import Target
+from moaic.runtime.kernels.dispatch import with_measured_kernels
 
 GPU: Final = torch.device("cuda", 0)
-"""What PyTorch calls the device, AMD's too."""
+"""PyTorch's name of the device, for AMD's GPUs too."""
 
 NEEDED: Final = (
     "torch._inductor.compile_fx:_recursive_post_grad_passes",
@@ -51,7 +53,7 @@ NEEDED: Final = (
     "torch.cuda:current_device",
     "torch._decomp:decomposition_table",
 )
-"""Everything private that is used here, and by `gpu_binary` on what is made here, as `module:name`."""
+"""Every private name used here, and by `triton_aot` on the kernels made here, as `module:name`."""
 
 ATTENTION: Final = frozenset(
     f"_scaled_dot_product_{kind}_attention{way}" for kind in ("flash", "efficient") for way in ("", "_backward")
@@ -69,13 +71,13 @@ class Generated:
     name: str
     source: str | None
     calls: int
-    """In one run of the function."""
+    """Calls in one run of the function."""
     ops: tuple[str, ...]
     """The aten ops that it computes, each once."""
     nbytes: float
     """Read and written by one call."""
     flops: float
-    """Of one call."""
+    """FLOPs of one call."""
     heavy: str | None
     """The element type of the matrix product that it is, if it is one."""
 
@@ -88,8 +90,6 @@ def generated(function: Function, target: Target) -> list[Generated]:
             f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
             hint="take another --target, or the plan of a step in bfloat16",
         )
-    from moaic.runtime.kernels.patterns.rewrite import with_measured_kernels
-
     with _answering(target) as kernels:
         return _counted(_lowered(with_measured_kernels(function, target.name), kernels))
 
@@ -201,7 +201,7 @@ def _masked_put(x: Any, mask: Any, indices: Any, values: Any) -> Any:
 
 
 def _lowered(function: Function, kernels: Mapping[Any, tuple[str, str]]) -> list[Generated]:
-    """What the nodes of Inductor's schedule became, in order; it writes into `kernels` as it goes."""
+    """The kernels of Inductor's schedule, in order; the kernels' sources are added to `kernels` on the way."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
     from torch._inductor.debug import DebugContext
@@ -227,7 +227,7 @@ def _lowered(function: Function, kernels: Mapping[Any, tuple[str, str]]) -> list
 
 
 def _kernel(node: Any, kernels: Mapping[Any, tuple[str, str]]) -> Generated | None:
-    """What one node of the schedule became; None for one that runs nothing."""
+    """The kernel of one node of the schedule; None for a node that runs nothing."""
     from torch._inductor.ir import MultiOutput
     from torch._inductor.scheduler import ExternKernelSchedulerNode
 
@@ -270,7 +270,7 @@ def _packet(node: Any) -> str:
 
 
 def _dtype(node: Any) -> str:
-    """Of what it multiplies."""
+    """The element type of a matrix product's operands."""
     return DTYPE_NAMES[node.args[0].meta["val"].dtype]
 
 
@@ -282,7 +282,7 @@ def _is_causal(node: Any) -> bool:
 
 
 def _example(value: Any) -> Any:
-    """The tensor that a node stands for; what is no node as it is."""
+    """The fake tensor of a node; any other value as it is."""
     return value.meta["val"] if hasattr(value, "meta") else value
 
 
@@ -294,7 +294,7 @@ def _flops(node: Any) -> float:
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is not None:
         given, named = tree_map(_example, (node.args, node.kwargs))
-        # Causal attention does half of the work; the registry counts all of it.
-        return float(count(*given, **named, out_val=value)) / (2 if _is_causal(node) else 1)
+        # The registry counts all pairs of a query and a key.
+        return float(count(*given, **named, out_val=value)) / causal_divisor(_is_causal(node))
     values: list[Any] = [each.meta["val"] for each in (*node.all_input_nodes, node)]
     return float(max(prod(each.shape) for each in tree_leaves(values) if isinstance(each, Tensor)))

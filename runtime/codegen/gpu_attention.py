@@ -1,10 +1,10 @@
-"""Attention by the kernels that PyTorch brings for GPUs: one call forward, one backward, and no scores in memory.
+"""Attention by the kernels of PyTorch for GPUs: one call forward, one backward, and no scores in memory.
 
-Two are asked in turn. Flash attention takes elements of 16 bits and no mask; memory-efficient attention takes float32
-and numbers that are added to the scores too. What they take, and where they give something other than `moai.sdpa`, is
-from PyTorch's sources, alike in 2.11 and 2.13 (aten/src/ATen/native/transformers: `attention.cpp`,
-`cuda/sdp_utils.cpp`, `cuda/attention_backward.cu`, `cuda/mem_eff_attention/kernel_forward.h`). Sums over rows of
-queries come in any order in their backwards, unless `torch.use_deterministic_algorithms` asks otherwise.
+There are two. Flash attention takes elements of 16 bits and no mask; memory-efficient attention takes float32 and
+additive masks too. The operands that they take, and the results that differ from `moai.sdpa`, are taken from PyTorch's
+sources, equal in 2.11 and 2.13 (aten/src/ATen/native/transformers: `attention.cpp`, `cuda/sdp_utils.cpp`,
+`cuda/attention_backward.cu`, `cuda/mem_eff_attention/kernel_forward.h`). The order of sums over rows of queries is
+undefined in their backwards, unless `torch.use_deterministic_algorithms` is on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOADED: Final = 16
 """Bytes that the kernels load at once: where rows must begin."""
 
 COLUMNS: Final = 8
-"""Of numbers that are added: rows of them begin at multiples."""
+"""Alignment of the rows of an additive mask, in elements."""
 
 ROWS: Final = 32
 """The memory-efficient backward of NVIDIA reads the logsumexp of as many rows at once, past the last one too."""
@@ -58,7 +58,7 @@ class Library:
 
 
 def library_for(asked: Attention, device: torch.device) -> Library | None:
-    """What computes it on a GPU of PyTorch's; None where neither takes the operands."""
+    """The library for these operands on a GPU; None if neither takes them."""
     if device.type != "cuda" or not _is_plain(asked):
         return None
     element, width = asked.query.dtype, asked.query.shape[-1]
@@ -142,14 +142,14 @@ EFFICIENT: Final = Library(_efficient, _efficient_backward)
 
 
 def _loadable(x: Tensor) -> Tensor:
-    """`x` with rows that lie whole in memory and begin where the kernels load; a copy only if it has none."""
+    """`x` with contiguous rows that begin where the kernels load; copied only if it has none."""
     starts = (x.storage_offset(), *x.stride()[:-1])
     is_loadable = x.stride(-1) == 1 and not any(start * x.itemsize % LOADED for start in starts)
     return x if is_loadable else aten.contiguous(x)
 
 
 def _row_by_row(x: Tensor) -> Tensor:
-    """[B, H, M, D] that lies as [B, M, H, D], which the backward takes for granted."""
+    """[B, H, M, D] in the memory order [B, M, H, D], which the backward assumes."""
     return aten.contiguous(x.transpose(1, 2)).transpose(1, 2)
 
 
@@ -170,6 +170,6 @@ def _whole_rows(logsumexp: Tensor) -> Tensor:
 
 
 def _no_seed(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the dropout that there is none of: nobody reads them, and to make nothing takes no kernel."""
+    """The seed and offset of a dropout that is off: never read, and empty, so that no kernel fills them."""
     nothing = torch.empty((0,), dtype=torch.int64, device=like.device)
     return nothing, nothing

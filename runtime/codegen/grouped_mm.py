@@ -1,8 +1,8 @@
-"""Products in which every row has a matrix of its own, one of a few: what the experts of a mixture are.
+"""Grouped matrix products, for mixtures of experts: each row is multiplied by one of a few matrices.
 
 `moai::grouped_mm(x, weight, ids)` multiplies row s of `x` by `weight[ids[s]]` transposed, and gives zero where `ids[s]`
-names none of the matrices; `moai::grouped_outer` is the gradient of the matrices. Rows of one matrix are multiplied
-together, so nothing is done twice and no matrix is copied per row.
+is the index of no matrix; `moai::grouped_outer` is the gradient of the matrices. Rows of one matrix are multiplied
+together, so nothing is computed twice and no matrix is copied per row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How Inductor builds C++ here: kernels of many graphs by one run of the compiler on each thread, and no trial runs.
+"""Inductor's C++ kernels built in batches: kernels of many graphs by one run of the compiler on each thread.
 
-Starting the compiler, reading headers (precompiled ones too) and linking cost several times what a usual kernel does.
+Starting the compiler, reading headers (precompiled ones too) and linking cost several times as much as a usual kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 NAME: Final = CppPythonBindingsCodeCache.entry_function
-"""What Inductor calls every kernel, and what it looks for in a library."""
+"""Inductor's name of every kernel, and the symbol that it looks up in a library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Batch:
 
     @contextmanager
     def collecting(self) -> Generator[None]:
-        """What Inductor compiles inside has its C++ kernels once they are built."""
+        """Collects the C++ kernels of all graphs that Inductor compiles inside, for `build`."""
         add = self._add
 
         class Together(AsyncCompile):
@@ -55,7 +55,7 @@ class Batch:
             async_compile.AsyncCompile = AsyncCompile
 
     def _add(self, scope: dict[str, Any]) -> None:
-        """Has the kernels in a module's namespace replaced by what is built of them."""
+        """Replaces the kernels in a module's namespace by the built ones."""
         self._kernels += [(scope, name, value) for name, value in scope.items() if isinstance(value, CppKernel)]
 
     def build(self) -> None:
@@ -74,12 +74,12 @@ class Batch:
 
 
 def precompile_headers() -> None:
-    """Does of a build what depends on no kernel."""
+    """The part of a build that depends on no kernel."""
     CppPythonBindingsCodeCache.load_async("")
 
 
 def _text(kernels: Sequence[CppKernel]) -> str:
-    """One source file: each kernel under a name of its own, in a namespace for what it brings along."""
+    """One source file: each kernel under its own name, in a namespace for its definitions."""
     lines = [line for number, kernel in enumerate(kernels) for line in _section(number, kernel).splitlines()]
     includes = dict.fromkeys(line.strip() for line in lines if line.lstrip().startswith("#include"))
     return "\n".join([*includes, *(line for line in lines if line.strip() not in includes)])
@@ -129,7 +129,7 @@ _search: Final = cpu_vec_isa.valid_vec_isa_list
 
 @cache
 def _instruction_sets() -> list[cpu_vec_isa.VecISA]:
-    """What PyTorch's own kernels run on, where it says so; else what Inductor finds out by building programs."""
+    """The instruction set of PyTorch's own kernels if it is known; else those that Inductor detects by trial builds."""
     known = {"AVX512": _Avx512, "AVX2": _Avx2}.get(torch.backends.cpu.get_cpu_capability())
     return [known()] if known else _search()
 

@@ -1,7 +1,7 @@
-"""Kernels of the CPU that read their operands in one memory order without asking which they have.
+"""CPU kernels of PyTorch that assume one memory order of their operands without a check.
 
-PyTorch lays the operands out before it calls them. Here nobody did: what a worker holds may lie in another order than
-the controller counts on, and the IR has no strides at all.
+PyTorch lays the operands out before it calls them. Here the op is called directly: a worker's tensor may have another
+memory order than the controller assumes, and the IR has no strides at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Inductor's order of a scatter and what reads its result, kept where its scheduler forgets it.
+"""A fix of Inductor's scheduler: a reader of a scattered buffer stays behind the scatter.
 
-To fuse loops of other ranges the scheduler works out anew what a node reads. PyTorch up to 2.13 then takes names of
-buffers as they were before a scatter wrote to them, so that the reader may run before the scatter (mended upstream by
+To fuse loops of different ranges the scheduler recomputes the reads of a node. PyTorch up to 2.13 then takes the names
+of buffers before a scatter wrote to them, so that the reader may run before the scatter (fixed upstream by
 pytorch/pytorch#177816 and #185873). The gradients of `interpolate` and `max_pool2d` below a convolution were zeros.
 """
 

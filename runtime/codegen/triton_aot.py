@@ -1,4 +1,4 @@
-"""Triton kernels, Inductor's or our own, compiled for a GPU that need not be here; what the compiler says of them."""
+"""Triton kernels, Inductor's or our own, compiled ahead of time for a GPU, and the compiler's figures of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Binary:
     code: bytes
     """A cubin or an hsaco."""
     registers: int
-    """Of each thread."""
+    """Registers of each thread."""
     shared: int
     """Bytes of a block."""
     spills: int
@@ -38,7 +38,7 @@ def compiled(name: str, source: str, target: Target) -> Binary:
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
-    # Neither asks for a driver then, nor loads what was compiled.
+    # With both replaced, Triton neither looks for a driver nor loads the binary.
     launcher = triton_heuristics.StaticTritonCompileResult
     with (
         mock.patch.object(triton_helpers, "set_driver_to_gpu"),
@@ -60,7 +60,7 @@ def ahead(
 ) -> Binary:
     """Compiles a Triton function for one launch, whose pointers and integers are multiples of 16, as most are.
 
-    `types` are by parameter, in Triton's words (`*bf16`, `i32`); what is not among them is a constant.
+    `types` are by parameter, in Triton's words (`*bf16`, `i32`); a parameter without a type is a constant.
     """
     compiler: Any = importlib.import_module("triton.compiler")
     backends: Any = importlib.import_module("triton.backends.compiler")
@@ -79,7 +79,7 @@ def _binary(made: Any, target: Target) -> Binary:
 
 
 def _nvidia(ptx: str, arch: Any) -> tuple[int, int]:
-    """What the assembler that Triton brings for this GPU says: `Used 32 registers`, `8 bytes spill stores`."""
+    """The output of the assembler that Triton brings for this GPU: `Used 32 registers`, `8 bytes spill stores`."""
     maker: Any = importlib.import_module("triton.backends.nvidia.compiler")
     wanted = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert wanted is not None, "PTX names its target"
@@ -92,7 +92,7 @@ def _nvidia(ptx: str, arch: Any) -> tuple[int, int]:
 
 
 def _amd(assembly: str) -> tuple[int, int]:
-    """What the assembly says of itself."""
+    """The figures in the comments of the assembly."""
     registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
     return registers, _number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
 

@@ -1,6 +1,6 @@
-"""The backend device of a worker: what is done otherwise on a GPU than on a CPU, in one place.
+"""The device of a worker, CPU or GPU, behind one interface: every difference between the two is here.
 
-It is handed to whoever makes tensors or asks for memory. No GPU has run this yet.
+Code that makes tensors or asks for memory is given a backend.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 Run = Callable[[list[Tensor]], Result]
 
 BEHIND: Final = 2
-"""How many collectives a GPU may be behind what it computes: each keeps the memory of its operands."""
+"""Most collectives in flight on a GPU: each keeps the memory of its operands."""
 
 
 class DeviceBackend(Protocol):
@@ -45,26 +45,27 @@ class DeviceBackend(Protocol):
         ...
 
     def run_async(self, run: Run[Result], operands: list[Tensor]) -> Callable[[], Result]:
-        """Begins what runs beside all that the device is told to compute from now on, and after all that it was told.
+        """Starts `run` on the side stream, after all work enqueued so far and concurrent with all work enqueued later.
 
-        What comes back gives the result, and is called before anybody reads it.
+        Returns a function that gives the result, to be called before the result is read.
         """
         ...
 
     @property
     def records(self) -> bool:
-        """Whether it can do again what it was told once."""
+        """Whether the device can replay recorded work (a CUDA graph)."""
         ...
 
     @property
     def is_recording(self) -> bool:
-        """Whether what it is told is written down and not done."""
+        """Whether enqueued work is being recorded instead of executed."""
         ...
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        """Does nothing of what `run` tells it; each call of what comes back does, on the memory of `run`'s result.
+        """Captures `run` into a CUDA graph without executing it; gives a replay function and the result of `run`.
 
-        Raises RuntimeError where something cannot be recorded, or memory is short.
+        Each replay writes into the memory of that result. Raises RuntimeError if an op cannot be captured, or memory is
+        short.
         """
         ...
 
@@ -93,7 +94,7 @@ class DeviceBackend(Protocol):
         ...
 
     def forget_peak(self) -> None:
-        """The peak is what is taken now."""
+        """Resets the peak to the bytes in use now."""
         ...
 
 
@@ -154,11 +155,11 @@ class CpuBackend:
 class GpuBackend:
     """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
 
-    Memory is what its allocator has given to tensors; what it keeps beside that it can give again.
+    Memory in use is what its allocator has given to tensors; the rest of what it reserves counts as free.
     """
 
     def __init__(self, device: torch.device, sight: Mapping[str, str]) -> None:
-        """`sight` is what the environment has to say before the GPU is touched."""
+        """`sight` are the environment variables to set before the GPU is initialised."""
         self.device = device
         self._sight = sight
         self.is_recording = False
@@ -168,9 +169,9 @@ class GpuBackend:
     def begin(self) -> None:
         os.environ.update(self._sight)
         torch.cuda.set_device(self.device)
-        # float32 is float32: PyTorch rounds it in convolutions, unless told, and in nothing else.
+        # float32 is not rounded to TF32: convolutions are the only ops that PyTorch would round by default.
         torch.backends.cudnn.allow_tf32 = False
-        # What is short and waited for goes before what the GPU computes.
+        # Collectives are short and waited for: the side stream has priority over computation.
         self._side = torch.cuda.Stream(self.device, priority=-1)
         self._behind: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
@@ -178,7 +179,7 @@ class GpuBackend:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        # From pinned memory the copy runs beside what the host does; the allocator keeps that memory until it is done.
+        # From pinned memory the copy is asynchronous; the allocator keeps that memory until the copy is done.
         staged = tensor if tensor.is_pinned() else tensor.pin_memory()
         return staged.to(self.device, non_blocking=True)
 
@@ -190,7 +191,8 @@ class GpuBackend:
             result = run([*operands])
             done = torch.cuda.Event()
             done.record(self._side)
-        # Kept from the stream that computes, to which this memory belongs; and shared, so that nobody overwrites it.
+        # Keeps the operands' memory, which belongs to the computing stream, and marks it as shared: it is not
+        # overwritten.
         self._behind.append((done, [operand.detach() for operand in operands]))
         return partial(self._finished, done, result)
 
@@ -200,7 +202,7 @@ class GpuBackend:
         return result
 
     def _wait_for(self, done: torch.cuda.Event) -> None:
-        """Has what is computed from now on wait for one end, and so for all before it."""
+        """Has all work enqueued from now on wait for one event, and so for all earlier ones."""
         torch.cuda.current_stream(self.device).wait_event(done)
         while done in [each for each, _ in self._behind]:
             self._behind.popleft()
@@ -257,6 +259,6 @@ def backend_of(name: str) -> DeviceBackend:
     if name == CPU:
         return CpuBackend()
     index = int(name.removeprefix("cuda:"))
-    # Where each worker sees its own GPU alone, as the first, what one of them compiles is found by all.
+    # If each worker sees only its own GPU, as the first, kernels compiled by one worker are found in the cache by all.
     sight = narrowed(index, os.environ)
     return GpuBackend(torch.device("cuda", 0 if sight else index), sight)

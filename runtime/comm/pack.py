@@ -28,7 +28,7 @@ def gathered_digits(shape: Sequence[int], digit: SubAxis, count: int) -> tuple[t
 
 
 def in_parts(tensor: Tensor, digit: SubAxis, count: int) -> Tensor:
-    """The parts [count, ...] along the digit; a view where they lie so already."""
+    """The parts [count, ...] along the digit; a view where memory is already in that order."""
     shape, rows, columns = digits(tensor.shape, digit, count)
     tile = tile_where_it_wins("exchange", tensor, (count, rows, columns)) if rows > 1 else None
     if tile is None:

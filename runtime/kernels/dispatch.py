@@ -1,29 +1,50 @@
-"""Whether work outside compiled functions is a kernel's: between their calls, such as in a ring of attention."""
+"""The choice between a kernel of our own and plain PyTorch or Inductor, by the measured gains.
+
+Everything that runs a kernel asks here. Patterns and Triton are imported only for a GPU on which a kernel has a gain.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.ir.graph import Function
+from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
+from moaic.runtime.kernels.gains import GAINS, Gains, KernelShape, Wins, measured_kernels, worth_using
+from moaic.runtime.kernels.launch import Tile, target_of
+from moaic.runtime.kernels.tiles import tile_of
 
-if TYPE_CHECKING:
-    from moaic.runtime.kernels.launch import Tile
+
+def measured_on(target: str, gains: Gains = GAINS) -> Wins:
+    """The choice on one GPU. Gains are measured on elements of 16 bits, and decide for no others."""
+
+    def wins(kernel: str, shape: KernelShape, element: str) -> bool:
+        dtype = DTYPES[element]
+        is_known = dtype.itemsize == torch.bfloat16.itemsize and worth_using(kernel, target, shape, gains)
+        return is_known and tile_of(kernel, target, shape, dtype) is not None
+
+    return wins
+
+
+def with_measured_kernels(function: Function, target: str, gains: Gains = GAINS) -> Function:
+    """`function`, of local types, with the kernels that were measured to win on this GPU; no others are looked for."""
+    names = measured_kernels(target, gains)
+    if not names:
+        return function
+    from moaic.runtime.kernels.patterns.rewrite import with_kernels
+
+    return with_kernels(function, measured_on(target, gains), names)
 
 
 def tile_where_it_wins(kernel: str, tensor: Tensor, shape: Sequence[int] | None = None) -> Tile | None:
-    """How a kernel is cut for tensors like this one; None where it was not measured to win on their device.
+    """The tile of a kernel between compiled functions; None where it was not measured to win on the tensor's device.
 
-    `shape` is what the kernel's table calls one, where that is not the tensor's.
+    `shape` is the one that the table of gains has for this kernel, where that is not the tensor's.
     """
     if tensor.device.type != "cuda":
         return None
-    from moaic.runtime.kernels.operators import target_of
-    from moaic.runtime.kernels.patterns.rewrite import measured_on
-    from moaic.runtime.kernels.tiles import tile_of
-
     target = target_of(tensor.device)
     shape = tuple(tensor.shape if shape is None else shape)
     wins = measured_on(target)(kernel, shape, DTYPE_NAMES[tensor.dtype])

@@ -43,6 +43,15 @@ class TritonProgram:
     constants: Mapping[str, Any]
 
 
+def target_of(device: torch.device) -> str:
+    """The name of a GPU of this host in the tables: `sm_90`, `gfx942`."""
+    if torch.version.hip:
+        properties: Any = torch.cuda.get_device_properties(device)
+        return str(properties.gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 def launch(function: Any, grid: tuple[int, ...], tile: Tile, *operands: Any, **constants: Any) -> None:
     """Starts one program for each point of the grid; none for an empty one."""
     if prod(grid):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.kernels.fused import cross_entropy, gated, norm, rotary
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.launch import Tile, target_of
 from moaic.runtime.kernels.tiles import tile_of
 
 Results = tuple[Tensor, ...]
@@ -50,15 +50,6 @@ def _whole(tensor: Tensor) -> Tensor:
         # As an op: the method looks for a GPU that is not here where a graph is made for one.
         tensor = torch.ops.aten.clone(tensor, memory_format=torch.contiguous_format)
     return tensor.view(-1).view(tensor.shape)
-
-
-def target_of(device: torch.device) -> str:
-    """A GPU that is here, as the tables call it."""
-    if torch.version.hip:
-        properties: Any = torch.cuda.get_device_properties(device)
-        return str(properties.gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
 
 
 def _one_or_more(results: Results) -> Results | Tensor:

@@ -1,7 +1,7 @@
-"""How each kernel is cut, by GPU and shape: a table, so that what a GPU teaches is one line of data.
+"""Tile sizes of each kernel by GPU and shape: a table, so that a measurement changes one line of data.
 
-No entry has been timed on a GPU yet. Each spills no register and fits into shared memory, which the tests hold; beyond
-that it is judgment.
+Every entry spills no register and fits into shared memory, which the tests check; beyond that it is an estimate.
+`docs/gpus.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moaic.runtime.kernels.launch import Tile
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A tile, and what it is for: the longest last dim, and the widest element in bits."""
+    """A tile, with the longest last dim and the widest element (in bits) that it is for."""
 
     tile: Tile
     longest: int = 1 << 31
@@ -49,8 +49,8 @@ _NORM_AMD: Final[Cuts] = (
 )
 _HEADS: Final[Cuts] = tuple(Tiling(Tile(rows=4096 // width, columns=width), width) for width in (64, 128, 256))
 _HALVES: Final[Cuts] = tuple(Tiling(Tile(rows=1024 // half, columns=half), 2 * half) for half in (32, 64, 128))
-_STREAM: Final[Cuts] = (Tiling(Tile(columns=1024)),)
-"""Of what reads each element once and needs no neighbor."""
+STREAM: Final[Cuts] = (Tiling(Tile(columns=1024)),)
+"""For elementwise kernels: each element is read once, without its neighbors."""
 
 _RUNS: Final[Cuts] = (
     *(Tiling(Tile(rows=1024 // run, columns=run), run) for run in (16, 128)),
@@ -58,26 +58,30 @@ _RUNS: Final[Cuts] = (
 )
 
 
-def _by_maker(nvidia: Cuts, amd: Cuts) -> Mapping[str, Cuts]:
+def by_maker(nvidia: Cuts, amd: Cuts) -> Mapping[str, Cuts]:
+    """The tiles of a kernel by target, equal for all GPUs of one maker."""
     return {"sm_90": nvidia, "sm_80": nvidia, "gfx942": amd, "gfx90a": amd}
 
 
 TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
-    "linear_cross_entropy": _by_maker(_LOSS_NVIDIA, _LOSS_AMD),
-    "adamw": _by_maker(_STREAM, _STREAM),
-    "norm": _by_maker(_NORM_NVIDIA, _NORM_AMD),
-    "bucket": _by_maker((Tiling(Tile(columns=2048)),), (Tiling(Tile(columns=2048)),)),
-    "gated": _by_maker(_STREAM, _STREAM),
-    "rotary": _by_maker(_HALVES, _HALVES),
-    "dropout": _by_maker(_STREAM, _STREAM),
-    "merge": _by_maker(_HEADS, _HEADS),
-    "exchange": _by_maker(_RUNS, _RUNS),
+    "linear_cross_entropy": by_maker(_LOSS_NVIDIA, _LOSS_AMD),
+    "norm": by_maker(_NORM_NVIDIA, _NORM_AMD),
+    "gated": by_maker(STREAM, STREAM),
+    "rotary": by_maker(_HALVES, _HALVES),
+    "merge": by_maker(_HEADS, _HEADS),
+    "exchange": by_maker(_RUNS, _RUNS),
 }
 """By kernel and target."""
 
 
-def tile_of(kernel: str, target: str, shape: Sequence[int], element: torch.dtype) -> Tile | None:
-    """The first tile that is for a last dim and an element of these sizes; None where there is none."""
+def tile_of(
+    kernel: str,
+    target: str,
+    shape: Sequence[int],
+    element: torch.dtype,
+    tiles: Mapping[str, Mapping[str, Cuts]] = TILES,
+) -> Tile | None:
+    """The first tile for a last dim and an element of these sizes; None if the table has none."""
     bits = 8 * element.itemsize
-    cuts = TILES[kernel].get(target, ())
+    cuts = tiles[kernel].get(target, ())
     return next((cut.tile for cut in cuts if shape[-1] <= cut.longest and bits <= cut.bits), None)

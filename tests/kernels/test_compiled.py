@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from parked_kernels.catalogue import ALL_KERNELS, ALL_TILES
 
 from moaic.runtime.codegen.triton_aot import Binary, ahead
 from moaic.runtime.host.gpu_specs import TARGETS, Target
 from moaic.runtime.kernels.launch import Tile, TritonProgram
-from moaic.runtime.kernels.registry import KERNELS
-from moaic.runtime.kernels.tiles import TILES, Tiling
+from moaic.runtime.kernels.tiles import Tiling
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """The compiler imports what warns of itself."""
@@ -23,7 +23,7 @@ def compiled(program: TritonProgram, target: Target, tile: Tile) -> Binary:
 
 def fits(kernel: str, target: Target, cut: Tiling, element: str) -> Iterator[str]:
     """What is wrong with a kernel's functions on a GPU."""
-    for program in KERNELS[kernel].programs(element, cut.tile):
+    for program in ALL_KERNELS[kernel].programs(element, cut.tile):
         made, name = compiled(program, target, cut.tile), f"{program.function.__name__} of {element} in {cut.tile}"
         if made.spills:
             yield f"{name} spills {made.spills}"
@@ -34,17 +34,17 @@ def fits(kernel: str, target: Target, cut: Tiling, element: str) -> Iterator[str
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
 def test_compiles(kernel: str, target: str) -> None:
-    first, *_ = TILES[kernel][target]
+    first, *_ = ALL_TILES[kernel][target]
     assert not list(fits(kernel, TARGETS[target], first, "bf16"))
 
 
 @pytest.mark.exact
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
 def test_every_cut_compiles(kernel: str, target: str) -> None:
-    cuts = TILES[kernel][target]
+    cuts = ALL_TILES[kernel][target]
     elements = {16: ("bf16", "fp16"), 32: ("bf16", "fp16", "fp32")}
     wrong = [
         fault for cut in cuts for element in elements[cut.bits] for fault in fits(kernel, TARGETS[target], cut, element)
@@ -53,11 +53,11 @@ def test_every_cut_compiles(kernel: str, target: str) -> None:
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
 def test_compiles_without_what_is_optional(kernel: str) -> None:
     """Without a residual, a bias, a copy, a cap: what is on in `programs` is switched off, one at a time."""
-    tile = TILES[kernel]["sm_80"][0].tile
-    for program in KERNELS[kernel].programs("bf16", tile):
+    tile = ALL_TILES[kernel]["sm_80"][0].tile
+    for program in ALL_KERNELS[kernel].programs("bf16", tile):
         for name, value in program.constants.items():
             if isinstance(value, bool | float) and value:
                 without = replace(program, constants={**program.constants, name: type(value)(0)})

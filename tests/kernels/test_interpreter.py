@@ -11,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = "tests/kernels/interpreted"
+PARKED = "bench/parked_kernels"
+"""Run together with the first, whose conftest prepares the process."""
 CHECKS = ["-o", "python_files=check_*.py", "-o", "python_functions=check_*", "-p", "no:cacheprovider", "-q"]
 
 
 def interpreted(*options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", FOLDER, *CHECKS, *options],
+        [sys.executable, "-m", "pytest", FOLDER, PARKED, *CHECKS, *options],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
+from parked_kernels.catalogue import ALL_KERNELS, ALL_TILES, PARKED, tile_of
 
 from moaic.runtime.host.gpu_specs import TARGETS
-from moaic.runtime.kernels.registry import KERNELS, measured, worth_using
-from moaic.runtime.kernels.tiles import TILES, tile_of
+from moaic.runtime.kernels.gains import GAINS, in_words, worth_using
+from moaic.runtime.kernels.registry import KERNELS
+from moaic.runtime.kernels.tiles import TILES
 
-MEASURED = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 0.8, (4096, 4096): 1.3}})
+MEASURED = {"norm": {"sm_90": {(1024, 1024): 0.8, (4096, 4096): 1.3}}}
 
 
 @pytest.mark.parametrize(
@@ -27,32 +28,33 @@ MEASURED = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 0.8, (4096, 4
     ],
 )
 def test_worth_is_what_was_measured(target: str, shape: tuple[int, ...], worth: bool) -> None:
-    assert worth_using(MEASURED, target, shape) is worth
+    assert worth_using("norm", target, shape, MEASURED) is worth
 
 
 def test_what_nobody_measured_is_never_used() -> None:
-    for kernel in KERNELS.values():
-        if not kernel.gains:
-            assert not any(worth_using(kernel, target, shape) for target in TARGETS for shape in kernel.shapes)
+    for kernel in ALL_KERNELS.values():
+        if not GAINS.get(kernel.name):
+            assert not any(worth_using(kernel.name, target, shape) for target in TARGETS for shape in kernel.shapes)
 
 
 def test_what_was_measured_to_win_has_a_place() -> None:
-    assert all(kernel.place for kernel in KERNELS.values() if kernel.gains)
+    assert {*GAINS} <= {*KERNELS}
+    assert all(kernel.place for kernel in KERNELS.values())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
 def test_every_shape_has_a_tile_on_every_target(kernel: str) -> None:
     for target in TARGETS:
-        for shape in KERNELS[kernel].shapes:
-            assert len(shape) == len(KERNELS[kernel].dims.split(", "))
+        for shape in ALL_KERNELS[kernel].shapes:
+            assert len(shape) == len(ALL_KERNELS[kernel].dims.split(", "))
             for element in (torch.float32, torch.bfloat16, torch.float16):
                 assert tile_of(kernel, target, shape, element) is not None
 
 
-@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("kernel", ALL_TILES)
 def test_cuts_are_in_order(kernel: str) -> None:
     """The first that fits is taken, so a later one must be for more."""
-    for cuts in TILES[kernel].values():
+    for cuts in ALL_TILES[kernel].values():
         for before, after in itertools.pairwise(cuts):
             assert (before.longest, before.bits) < (after.longest, after.bits)
 
@@ -70,9 +72,12 @@ def test_a_tile_is_found_by_size_and_element() -> None:
 def test_the_page_says_what_was_measured() -> None:
     import generate
 
-    assert measured(MEASURED, "sm_90") == "0.80x at 1024 x 1024, 1.30x at 4096 x 4096"
-    assert measured(MEASURED, "gfx942") == "unmeasured, off by default"
+    assert in_words("norm", "sm_90", MEASURED) == "0.80x at 1024 x 1024, 1.30x at 4096 x 4096"
+    assert in_words("norm", "gfx942", MEASURED) == "unmeasured, off by default"
     page = generate.kernels_page()
     for kernel in KERNELS.values():
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{kernel.name}` |"))
-        assert all(measured(kernel, target) in row for target in TARGETS)
+        assert all(in_words(kernel.name, target) in row for target in TARGETS)
+    for parked in PARKED.values():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{parked.kernel.name}` |"))
+        assert parked.reason in row

@@ -18,10 +18,11 @@ from moaic.runtime.codegen.cross_compile import generated
 from moaic.runtime.codegen.lower_to_fx import run_ops
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.gpu_specs import TARGETS
+from moaic.runtime.kernels.dispatch import measured_on, with_measured_kernels
+from moaic.runtime.kernels.gains import KernelShape, measured_kernels
 from moaic.runtime.kernels.patterns.match import Sight
-from moaic.runtime.kernels.patterns.rewrite import RULES, measured_on, with_kernels, with_measured_kernels
+from moaic.runtime.kernels.patterns.rewrite import RULES, with_kernels
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
-from moaic.runtime.kernels.registry import KERNELS, KernelShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
@@ -75,6 +76,9 @@ EXPECTED = {
 
 
 COUNTED = 7
+
+NORM_WINS = {"norm": {"sm_90": {(1024, 1024): 1.2}}}
+"""Gains of one kernel on one GPU."""
 
 
 def always(name: str, shape: KernelShape, element: str) -> bool:
@@ -207,18 +211,17 @@ def test_a_kernel_is_used_where_it_was_measured_to_win(llama: Function) -> None:
 
 
 def test_the_table_is_of_16_bits_on_one_gpu_and_of_shapes_that_a_tile_is_for() -> None:
-    norm = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 1.2}})
-    wins = measured_on("sm_90", {"norm": norm})
+    wins = measured_on("sm_90", NORM_WINS)
     assert wins("norm", (2048, 4096), "bf16")
     assert not wins("norm", (2048, 4096), "f32")
     assert not wins("norm", (512, 4096), "bf16")
     assert not wins("norm", (2048, 1 << 20), "bf16")
-    assert not measured_on("sm_80", {"norm": norm})("norm", (2048, 4096), "bf16")
+    assert not measured_on("sm_80", NORM_WINS)("norm", (2048, 4096), "bf16")
 
 
 def test_nothing_is_used_that_nobody_measured(llama: Function) -> None:
     for target in TARGETS:
-        if not any(target in kernel.gains for kernel in KERNELS.values()):
+        if not measured_kernels(target):
             assert with_measured_kernels(llama, target) is llama
 
 
@@ -233,10 +236,9 @@ def test_what_nobody_measured_is_not_looked_for(llama: Function, monkeypatch: py
         return look
 
     monkeypatch.setattr("moaic.runtime.kernels.patterns.rewrite.RULES", {name: (rule(name),) for name in RULES})
-    norm = replace(KERNELS["norm"], gains={"sm_90": {(1024, 1024): 1.2}})
-    assert with_measured_kernels(llama, "sm_80", {**KERNELS, "norm": norm}) is llama
+    assert with_measured_kernels(llama, "sm_80", NORM_WINS) is llama
     assert not looked
-    assert with_measured_kernels(llama, "sm_90", {**KERNELS, "norm": norm}) is llama
+    assert with_measured_kernels(llama, "sm_90", NORM_WINS) is llama
     assert {*looked} == {"norm"}
 
 

@@ -6,24 +6,17 @@ and if what the kernel is there to avoid is needed by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
-
-import torch
 
 from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function
 from moaic.ir.topological_sort import sort_ops
-from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.kernels.gains import Wins
 from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.patterns.match import Sight
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
-from moaic.runtime.kernels.registry import KERNELS, Kernel, KernelShape, worth_using
-from moaic.runtime.kernels.tiles import tile_of
-
-Wins = Callable[[str, KernelShape, str], bool]
-"""Whether a kernel is worth using at a shape, for an element type in the IR's names."""
 
 RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
     "linear_cross_entropy": (loss_rule.forward_and_backward,),
@@ -32,23 +25,6 @@ RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
     "gated": (gated_rule.backward, gated_rule.forward),
 }
 """By kernel, in this order: the gradient of what a gate lets pass is itself something that a gate lets pass."""
-
-
-def measured_on(target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Wins:
-    """What the table of measured gains says of a GPU. They are of elements of 16 bits, and say nothing of others."""
-
-    def wins(name: str, shape: KernelShape, element: str) -> bool:
-        dtype = DTYPES[element]
-        is_known = dtype.itemsize == torch.bfloat16.itemsize and worth_using(kernels[name], target, shape)
-        return is_known and tile_of(name, target, shape, dtype) is not None
-
-    return wins
-
-
-def with_measured_kernels(function: Function, target: str, kernels: Mapping[str, Kernel] = KERNELS) -> Function:
-    """`function`, of local types, with kernels that were measured to win on this GPU; no others are looked for."""
-    known = [name for name in RULES if kernels[name].gains.get(target)]
-    return with_kernels(function, measured_on(target, kernels), known)
 
 
 def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(RULES)) -> Function:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from moaic.ir.builder import OpBuilder
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.types import TensorType
+from moaic.runtime.kernels.gains import KernelShape
 from moaic.runtime.kernels.operators import NAMESPACE
 from moaic.runtime.kernels.patterns.match import CAST, Found, OpPattern, Sight
-from moaic.runtime.kernels.registry import KernelShape
 
 
 @dataclass(frozen=True, slots=True)

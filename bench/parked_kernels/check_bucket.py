@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moaic.runtime.kernels.fused import bucket
 from moaic.runtime.kernels.launch import Tile
+from parked_kernels import bucket
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, shapes, spoiled
 
 TILE = Tile(columns=16)

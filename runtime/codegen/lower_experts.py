@@ -1,0 +1,43 @@
+"""Products of a mixture of experts, `moai.grouped_mm` and `moai.grouped_outer`, as torch calls.
+
+With a leading dim the matrices fall into as many blocks, and a row is zero in all blocks but its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moaic.ir.graph import Op
+from moaic.runtime.codegen import grouped_mm as ops
+
+
+def grouped_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """[s, f] or [blocks, s, f], from rows [s, d] or [1 or blocks, s, d], matrices [e, f, d] and ids [s]."""
+    x, weight, ids = operands
+    shape = op.results[0].type.shape
+    if len(shape) == 2:
+        return ops.grouped_mm(x, weight, ids)
+    blocks, size = shape[0], weight.shape[0] // shape[0]
+    products = [
+        ops.grouped_mm(x[min(i, len(x) - 1)], weight[i * size : (i + 1) * size], ids - i * size) for i in range(blocks)
+    ]
+    return torch.stack(products)
+
+
+def grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    """The gradient [count, f, d] of the matrices."""
+    grad, x, ids = operands
+    count: Any = op.attrs["count"]
+    if grad.dim() == 2:
+        return ops.grouped_outer(grad, x, ids, count)
+    blocks = max(len(grad), len(x))
+    size = count // blocks
+    gradients = [
+        ops.grouped_outer(grad[min(i, len(grad) - 1)], x[min(i, len(x) - 1)], ids - i * size, size)
+        for i in range(blocks)
+    ]
+    return torch.cat(gradients)
