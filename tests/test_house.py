@@ -99,7 +99,7 @@ def test_one_file_reads_fx_and_one_writes_it() -> None:
         if any(each.startswith("torch.fx") for each in imports(path))
     }
     assert users == {
-        "moaic/capture/from_fx.py",
+        "moaic/capture/fx/reader.py",
         "moaic/capture/float8.py",
         "moaic/capture/before_autograd.py",
         "moaic/capture/op_by_op.py",

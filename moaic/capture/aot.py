@@ -19,7 +19,7 @@ from torch._guards import TracingContext
 
 from moaic.capture.before_autograd import say_otherwise
 from moaic.capture.decompositions import decompositions
-from moaic.capture.from_fx import (
+from moaic.capture.fx.reader import (
     TICKET_WORDS,
     Captured,
     FxProgram,

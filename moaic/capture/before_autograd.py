@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moaic.capture.from_fx import UNSAID
+from moaic.capture.fx.reader import UNSAID
 from moaic.capture.masked_writes import assign
 from moaic.capture.windows import as_strided
 

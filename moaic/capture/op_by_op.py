@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, fx
 from torch._functorch.partitioners import default_partition
 
-from moaic.capture.from_fx import FxProgram
+from moaic.capture.fx.reader import FxProgram
 from moaic.capture.saved_tensors import Saved
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.dynamo_patches import captures_whole
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.reader import Captured, FxProgram
 from moaic.capture.trace_only import Taken
 from moaic.check.proof import KEY, Proof, ProofOutcome, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic
