@@ -91,8 +91,11 @@ def test_answers_without_torch(module: str) -> None:
 
 
 def test_few_files_read_fx_and_one_writes_it() -> None:
-    """In capture/fx four files know FX, the rewrites of its ops do not. Two others put other layers and other writes into
-    Dynamo's graph before it is read, one cuts a graph that cannot be read, one writes the IR out as FX."""
+    """In capture/fx four files know FX; the rewrites of single ops do not.
+
+    Two others put other layers and other writes into Dynamo's graph before it is read, one cuts a graph that cannot be
+    read, and one writes the IR out as FX.
+    """
     users = {
         str(path.relative_to(ROOT))
         for folder in FOLDERS

@@ -1,4 +1,4 @@
-"""The two graphs that AOTAutograd takes in place of a partition: it looks at their inputs and outputs, and runs neither.
+"""The two graphs that AOTAutograd takes in place of a partition: it reads their inputs and outputs, runs neither.
 
 A partition would hand saved tensors from the forward to the backward. The stubs hand over one call token: which call
 this backward belongs to, and the sizes of that call.
