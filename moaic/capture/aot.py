@@ -1,6 +1,6 @@
 """The seam to AOTAutograd: whole training steps in, one forward and one backward callable out.
 
-A training graph is not partitioned. Its forward hands out, beside the outputs, one small ticket that AOTAutograd
+A training graph is not partitioned. Its forward hands out, beside the outputs, one small call token that AOTAutograd
 saves for the backward: the number of the call, and the sizes that it was called with. What runs when is the engine's
 business.
 """
@@ -19,15 +19,10 @@ from torch._guards import TracingContext
 
 from moaic.capture.before_autograd import say_otherwise
 from moaic.capture.decompositions import decompositions
-from moaic.capture.from_fx import (
-    TICKET_WORDS,
-    Captured,
-    FxProgram,
-    Slot,
-    backward_stub,
-    forward_stub,
-    names_of,
-)
+from moaic.capture.fx.captured import CALL_TOKEN_WORDS, Captured, Slot
+from moaic.capture.fx.program import FxProgram
+from moaic.capture.fx.stubs import backward_stub, forward_stub
+from moaic.capture.fx.traced_graph import NameSupply, TracedGraph, names_of
 from moaic.capture.op_by_op import EagerHalves, Kept
 from moaic.capture.output_aliases import Seen, placed
 from moaic.capture.saved_tensors import Saved
@@ -82,15 +77,16 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
 class _Capture:
     """One graph on its way through AOTAutograd."""
 
-    def __init__(self, names: Any, make_engine: MakeEngine) -> None:
+    def __init__(self, names: NameSupply, make_engine: MakeEngine) -> None:
         self.names = names
         self.make_engine = make_engine
         self.training: _Training | None = None
 
     def partition(self, joint: Any, inputs: Any, *, num_fwd_outputs: int, **settings: Any) -> tuple[Any, Any]:
-        program = FxProgram(joint, num_fwd_outputs, self.names)
+        traced = TracedGraph(joint, num_fwd_outputs, self.names)
+        program = FxProgram(traced)
         self.training = _Training(program, self.make_engine(program))
-        return forward_stub(joint, program), backward_stub(joint, program)
+        return forward_stub(traced), backward_stub(traced)
 
     def compile_forward(self, graph_module: Any, inputs: Any) -> Boxed:
         assert self.training is not None
@@ -103,12 +99,12 @@ class _Capture:
 
     def compile_inference(self, graph_module: Any, inputs: Any) -> Boxed:
         (returned,) = graph_module.graph.output_node().args
-        program = FxProgram(graph_module, len(returned), self.names)
+        program = FxProgram(TracedGraph(graph_module, len(returned), self.names))
         return boxed(_Inference(program, self.make_engine(program)).run)
 
 
 def _serve_many_backwards() -> None:
-    """PyTorch donates what nothing aliases, the ticket, to the first backward, and would then forbid a second."""
+    """PyTorch donates what nothing aliases, the call token, to the first backward, and would then forbid a second."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
@@ -148,7 +144,7 @@ class _Inference(_Graph):
     def run(self, args: list[Any]) -> Sequence[Any]:
         captured = self.captured(self.program.sizes(args))
         if captured is None:
-            return self.program.graph(*args)
+            return self.program.traced.graph(*args)
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         args.clear()
@@ -160,14 +156,14 @@ class _Training(_Graph):
     def __init__(self, program: FxProgram, engine: Engine) -> None:
         super().__init__(program, engine)
         self.calls: Iterator[int] = itertools.count()
-        self._read = program.read_by_backward()
+        self._read = program.traced.read_by_backward()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         sizes = self.program.sizes(args)
         captured = self.captured(sizes)
         if captured is None:
             outputs, kept = self._halves.forward(args)
-            return (*outputs, _ticket([], kept))
+            return (*outputs, _call_token([], kept))
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         written = {captured.arguments[position] for position in captured.updates}
@@ -176,16 +172,16 @@ class _Training(_Graph):
         call = next(self.calls)
         outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
         weakref.finalize(read, self.engine.forget, call).atexit = False
-        return (*outputs, _ticket([call, *sizes], read))
+        return (*outputs, _call_token([call, *sizes], read))
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
-        ticket, *tangents = args
+        token, *tangents = args
         args.clear()
-        noted = ticket.untyped_storage().moai_call
+        noted = token.untyped_storage().moai_call
         noted.check()
         if isinstance(noted, Kept):
             return self._halves.backward(noted, tangents)
-        words = ticket.tolist()
+        words = token.tolist()
         captured = self.program.instantiate(tuple(words[1 : 1 + self.program.symbols]))
         given = [tangents[position] for position in captured.tangents]
         grads = self.engine.backward(captured, words[0], given)
@@ -193,15 +189,15 @@ class _Training(_Graph):
 
     @cached_property
     def _halves(self) -> EagerHalves:
-        return EagerHalves(self.program)
+        return EagerHalves(self.program.traced)
 
 
-def _ticket(words: Sequence[int], noted: Saved) -> Tensor:
+def _call_token(words: Sequence[int], noted: Saved) -> Tensor:
     """Numbers for the backward, and `noted`, which lives as long as autograd's graph does."""
-    ticket = torch.tensor([*words, *([0] * (TICKET_WORDS - len(words)))])
+    token = torch.tensor([*words, *([0] * (CALL_TOKEN_WORDS - len(words)))])
     # The storage does, whatever becomes of the tensor that we see.
-    ticket.untyped_storage().moai_call = noted  # pyright: ignore[reportAttributeAccessIssue]
-    return ticket
+    token.untyped_storage().moai_call = noted  # pyright: ignore[reportAttributeAccessIssue]
+    return token
 
 
 def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:

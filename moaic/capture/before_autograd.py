@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from moaic.capture.from_fx import UNSAID
 from moaic.capture.masked_writes import assign
+from moaic.capture.value_checks import DEFAULT_MESSAGE
 from moaic.capture.windows import as_strided
 
 _VIEWS = """view reshape transpose permute unsqueeze squeeze expand getitem flatten unflatten as_strided narrow select
@@ -19,7 +19,7 @@ VIEWS = frozenset(_VIEWS.split())
 """What may share its operand's memory, by name; a function and the method that is called so."""
 
 
-def asserted(said: torch.Tensor, message: str = UNSAID) -> None:
+def asserted(said: torch.Tensor, message: str = DEFAULT_MESSAGE) -> None:
     """`torch._assert_async`: a call that gives nothing is dropped, unless it has a message."""
     torch.ops.aten._assert_async.msg(said, message)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, fx
 from torch._functorch.partitioners import default_partition
 
-from moaic.capture.from_fx import FxProgram
+from moaic.capture.fx.traced_graph import TracedGraph
 from moaic.capture.saved_tensors import Saved
 
 
@@ -23,12 +23,12 @@ class Kept(Saved):
 class EagerHalves:
     """A joint graph cut where PyTorch cuts it by default: a forward, and a backward that reads what the first keeps."""
 
-    def __init__(self, program: FxProgram) -> None:
-        self._outputs = program.forward_outputs
-        self._forward, self._backward = default_partition(program.graph, (), num_fwd_outputs=self._outputs)
+    def __init__(self, traced: TracedGraph) -> None:
+        self._outputs = traced.forward_outputs
+        self._forward, self._backward = default_partition(traced.graph, (), num_fwd_outputs=self._outputs)
         self._kept = _names_returned(self._forward)[self._outputs :]
         self._read = [node.name for node in self._backward.graph.find_nodes(op="placeholder")]
-        self._written = program.written()
+        self._written = traced.written()
 
     def forward(self, args: Sequence[Any]) -> tuple[list[Any], Kept]:
         """The outputs, and what the backward will read: arguments that are written afterwards as they are now."""

@@ -59,3 +59,9 @@ def _frame(trace: str) -> tuple[str, int]:
 
 def _module(stack: Mapping[str, Any]) -> str:
     return path_of(list(stack.values())[-1][0]) if stack else ""
+
+
+def described(loc: Location) -> str:
+    """` at "train.py":12 in model.layers.3`, to be appended to a message; as much of it as is known."""
+    module = f" in {loc.module}" if loc.module else ""
+    return f' at "{loc.file}":{loc.line}{module}' if loc.file else module

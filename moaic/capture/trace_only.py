@@ -17,7 +17,8 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.precision import PRECISION, float8_recipe
 

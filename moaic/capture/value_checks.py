@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from moaic.ir.backward_slice import backward_slice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Function, Op, Value
 from moaic.ir.op_names import CHECKED
 from moaic.ir.types import TensorType
+
+DEFAULT_MESSAGE: Final = "Expected Tensor with single nonzero value, but got zero"
+"""The message of an assertion without one, as PyTorch words it."""
 
 Makers = Mapping[Value, Op]
 

@@ -13,7 +13,8 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
 from moaic.compile.step import Key, Step, StepCall

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.dynamo_patches import captures_whole
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.capture.trace_only import CapturedCall
 from moaic.check.proof import KEY, Proof, ProofOutcome, crashed, one_of_each_kind, plans_of, step_of
 from moaic.ir.errors import Diagnostic

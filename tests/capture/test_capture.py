@@ -12,7 +12,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role
 from moaic.ir.ops import OPS

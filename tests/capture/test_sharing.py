@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.runtime.dtypes import DTYPES

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
-from moaic.capture.from_fx import Captured, FxProgram
+from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.program import FxProgram
 from moaic.compile.backend import GraphEngine
 from moaic.compile.planning import prepare, request_of
 from moaic.ir.errors import Diagnostic
