@@ -33,6 +33,9 @@ DTYPE_BYTES: dict[str, int] = {
 FLOATING = frozenset({"f64", "f32", "f16", "bf16"})
 """Types in which ops compute; eight-bit floats are only operands of products."""
 
+HALF = frozenset({"f16", "bf16"})
+"""Sixteen-bit floats, in which long sums lose terms: sums are made in f32."""
+
 FLOAT8 = frozenset({"f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 """Named by their bits of exponent and mantissa; `fn` has no infinities, `fnuz` (AMD's MI300) no minus zero either."""
 

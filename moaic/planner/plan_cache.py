@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -21,6 +20,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.planner import log
 from moaic.planner.search import Candidate, SearchResult, Selection, again, search
 from moaic.planner.worker import CompilerPool, config_in, config_out, prediction_in, prediction_out
+from moaic.runtime.host.folders import write_whole
 
 
 def search_cached(
@@ -99,11 +99,5 @@ def _read(path: Path) -> SearchResult | None:
 
 def _write(path: Path, text: str) -> None:
     """Writes the file atomically; a folder that is not writable is ignored."""
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    with contextlib.suppress(OSError):
+        write_whole(path, text)

@@ -14,11 +14,9 @@ from moaic.ir.builder import OpBuilder
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Sharded
 from moaic.ir.ops import reduced_dims
-from moaic.ir.types import TensorType
+from moaic.ir.types import HALF, TensorType
 from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.solver.strategy_sets import StrategySets
-
-NARROW = frozenset({"f16", "bf16"})
 
 _EXTREMES = ("aten.amax", "aten.amin")
 
@@ -89,7 +87,7 @@ class _Decomposition(OpBuilder):
 
     def wide(self) -> Value:
         (x,) = self.old.inputs()
-        if x.type.dtype not in NARROW:
+        if x.type.dtype not in HALF:
             return x
         return self.emit("aten._to_copy", [x], replace(x.type, dtype="f32"), dtype="f32")
 

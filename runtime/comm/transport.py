@@ -14,10 +14,13 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from moaic.ir.types import HALF
+from moaic.runtime.dtypes import DTYPES
+
 ONE_TURN: Final = 1 << 15
 """Bytes up to which every rank simply reads every other rank's tensor and adds all up itself."""
 
-NARROW: Final = frozenset({torch.float16, torch.bfloat16})
+_HALF: Final = frozenset(DTYPES[name] for name in HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Transport(Protocol):
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """The sum in order. `out` must not be one of the terms."""
     first, second, *rest = terms
-    if rest and first.dtype in NARROW:
+    if rest and first.dtype in _HALF:
         wide = first.float()
         for term in terms[1:]:
             wide += term

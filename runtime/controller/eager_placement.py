@@ -17,14 +17,13 @@ import torch
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split
+from moaic.ir.types import HALF
 from moaic.runtime.controller.buffer import Buffer, View
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import signature
 from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination
 from moaic.runtime.protocol.operation import ArgSpec, ViewGeometry, positions
 from moaic.runtime.protocol.placement import Placement, alike, everywhere, sharing, tiles
-
-NARROW: Final = frozenset({"f16", "bf16"})
 
 NOT_ELEMENTWISE: Final = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
 """List ops that reduce each of their tensors, by packet."""
@@ -293,7 +292,7 @@ def _reduced(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[
 def _widening(call: EagerCall, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
     """Has an op that rounds to 16 bits not do so before its parts are put together."""
     names = [argument.name for argument in signature(call.op).arguments]
-    is_narrow = combination.by in WIDENED and any(dtype in NARROW for dtype in combination.dtypes)
+    is_narrow = combination.by in WIDENED and any(dtype in HALF for dtype in combination.dtypes)
     if not is_narrow or "dtype" in names[: len(call.args)]:
         return ()
     return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
