@@ -20,7 +20,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.planner import log
 from moaic.planner.search import Candidate, SearchResult, Selection, again, search
 from moaic.planner.worker import CompilerPool, config_in, config_out, prediction_in, prediction_out
-from moaic.runtime.host.folders import write_whole
+from moaic.text.files import write_whole
 
 
 def search_cached(

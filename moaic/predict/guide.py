@@ -24,7 +24,7 @@ from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
 from moaic.runtime.host.flavors import Host
-from moaic.runtime.host.folders import write_whole
+from moaic.text.files import write_whole
 from moaic.text.tables import markdown_head, markdown_row
 from moaic.text.units import duration, gib
 

@@ -15,8 +15,8 @@ from moaic.passes.perf.machine import MadeKernel
 from moaic.passes.perf.structural_hash import key_of
 from moaic.predict.kernel_report import Row, called_in
 from moaic.runtime.codegen.cross_compile import generated
-from moaic.runtime.host.folders import write_whole
 from moaic.runtime.host.gpu_specs import Target
+from moaic.text.files import write_whole
 
 MAKERS = (
     "codegen/attention_math.py",

@@ -1,1 +1,1 @@
-"""Numbers and tables as text, in one form everywhere. Imports nothing of moaic, so that every folder may use it."""
+"""Numbers, tables and files of text, in one form everywhere. Imports nothing of moaic: every folder may use it."""

@@ -29,10 +29,10 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.launch import carrier_for
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.flavors import Flavor
-from moaic.runtime.host.folders import write_whole
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.protocol.carrier import Carrier
+from moaic.text.files import write_whole
 
 VERSION: Final = 4
 """Of what is measured and how."""

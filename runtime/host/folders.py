@@ -45,17 +45,6 @@ def runtime_folder(environment: Mapping[str, str]) -> Path:
     return folder
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file at once or not at all; its folder is made where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _below(environment: Mapping[str, str], variable: str, usual: str) -> Path:
     """The folder that the variable names, else the usual one in the person's home, else one of the runtime folder."""
     if base := environment.get(variable):

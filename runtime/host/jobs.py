@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from moaic.runtime.host.flavors import Flavor
-from moaic.runtime.host.folders import runtime_folder, write_whole
+from moaic.runtime.host.folders import runtime_folder
 from moaic.runtime.host.selection import next_job
 from moaic.runtime.host.status import Status
+from moaic.text.files import write_whole
 
 LONGEST: Final = 1000
 """Characters of a command line that are kept."""

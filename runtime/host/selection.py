@@ -12,7 +12,8 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.flavors import Flavor, asked_for, flavors, hosts, named, startable
-from moaic.runtime.host.folders import state_folder, write_whole
+from moaic.runtime.host.folders import state_folder
+from moaic.text.files import write_whole
 
 MOST_ACCELERATORS: Final = 5
 
