@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final, TextIO
 
 from moaic.runtime.host.status import IDLE
-from moaic.runtime.protocol.commands import Code
+from moaic.runtime.protocol.commands import CODES, Load, Put, Restore, Store
 
 CLEAR: Final = "\r\x1b[2K"
 
@@ -21,10 +21,10 @@ REDRAW_SECONDS: Final = 0.1
 
 WAITS: Final[Mapping[int, str]] = {
     IDLE.code: "Starting",
-    Code.LOAD: "Compiling",
-    Code.PUT: "Loading",
-    Code.RESTORE: "Loading",
-    Code.STORE: "Saving",
+    CODES[Load]: "Compiling",
+    CODES[Put]: "Loading",
+    CODES[Restore]: "Loading",
+    CODES[Store]: "Saving",
 }
 """Words for the commands of workers that take long."""
 

@@ -186,7 +186,7 @@ class EagerPlacement:
     """What the op is told beside its arguments."""
 
 
-def births(op: str, given: Sequence[PlacedOperand], workers: int) -> tuple[Placement | None, ...]:
+def initial_placements(op: str, given: Sequence[PlacedOperand], workers: int) -> tuple[Placement | None, ...]:
     """Where operands that lie nowhere yet are to be born, beside those that do; None for the others."""
     decision = _decide([each for each in given if each.place is not None], op, given, workers, (None,))
     return tuple(

@@ -15,7 +15,7 @@ from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
-from moaic.runtime.protocol.commands import AnswerCode, Code
+from moaic.runtime.protocol.commands import AnswerCode, Command, Put, Request, Settle, Told, to_wire
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import (
     Connection,
@@ -131,15 +131,15 @@ class WorkerPool:
         if self.closed:
             raise WorkerError("the accelerator has been closed")
 
-    def push(self, command: Sequence[Any]) -> None:
+    def push(self, command: Command) -> None:
         """Queues a command."""
-        self._queue.append(command)
+        self._queue.append(to_wire(command))
         if len(self._queue) >= LONG_QUEUE:
             self.flush()
 
-    def put(self, command: Sequence[Any], parts: Sequence[Tensor | None]) -> None:
-        """Queues a command with a block for each worker; its last argument becomes the block's number."""
-        self._queue.append([*command, len(self._blocks)])
+    def put(self, command: Put, parts: Sequence[Tensor | None]) -> None:
+        """Queues a command with a block for each worker."""
+        self._queue.append(to_wire(command._replace(block=len(self._blocks))))
         self._blocks.append(parts)
         self._queued_bytes += sum(part.numel() for part in parts if part is not None)
         if self._queued_bytes >= LARGE_QUEUE:
@@ -151,30 +151,30 @@ class WorkerPool:
         if self._queue:
             self._send_queue(None, ())
 
-    def ask(self, code: Code, line: int, arguments: Sequence[Any], ranks: Sequence[int]) -> dict[int, Any]:
+    def ask(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
         """Sends all that is queued and, to `ranks`, a request; waits for their answers.
 
         An answer is plain data, or a tensor for a request of one. Raises WorkerError for a worker that is lost, and
         what a command raised for which there is no answer: from then on all goes on.
         """
-        answers = self._asked(code, line, arguments, ranks)
+        answers = self._asked(request, ranks)
         roots = [answer.root for answer in answers.values() if isinstance(answer, SpoiltAnswer)]
         if roots:
             self._tell(min(roots))
         return answers
 
-    def _asked(self, code: Code, line: int, arguments: Sequence[Any], ranks: Sequence[int]) -> dict[int, Any]:
+    def _asked(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
         self.check()
         self._requests += 1
         self._answers = {}
-        self._send_queue([code, line, self._requests, *arguments], ranks)
+        self._send_queue(to_wire(request._replace(request=self._requests)), ranks)
         self._await(ranks)
         return self._answers
 
     def _tell(self, root: int) -> NoReturn:
         """Has the workers write again what they withhold, and raises what went wrong in a command."""
-        reports = self._asked(Code.SETTLE, -1, (), range(self.size))
-        self.push([Code.TOLD, -1, root, lying_apart(list(reports.values()))])
+        reports = self._asked(Settle(-1), range(self.size))
+        self.push(Told(-1, root, lying_apart(list(reports.values()))))
         self._untold = None
         raise self._told(self._raised[root])
 

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing of all that is made here is garbage, and to find that out again and again takes a fifth of the time.
     gc.disable()
-    from moaic.runtime.worker import worker
+    from moaic.runtime.worker import serve
 
     prepare = _nothing
     if may_compile(os.environ):
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # What is here now is for good: no worker's collector has to touch these pages, which all of them share.
     gc.freeze()
     ranks = range(len(options.sockets))
-    pids = {_fork(lambda rank=rank: _start(worker.work, options, rank, prepare)): rank for rank in ranks}
+    pids = {_fork(lambda rank=rank: _start(serve.work, options, rank, prepare)): rank for rank in ranks}
     for descriptor in (options.memory, options.store, *options.sockets, *options.lifelines):
         os.close(descriptor)
     with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:

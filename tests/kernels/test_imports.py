@@ -20,7 +20,7 @@ LIGHT = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("dispatch", "gains", "launc
 HEAD = """
 from moaic.ir.verify import load
 from moaic.runtime.codegen import compile
-from moaic.runtime.worker import worker
+from moaic.runtime.worker import serve
 import torch
 function = load("func @f(%x: f32[4]) -> (f32[4]) { %y = aten.neg %x : f32[4] return %y }").main
 """

@@ -9,7 +9,7 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.command_log import Log, replay
 from moaic.runtime.controller.launch import launch
-from moaic.runtime.protocol.commands import Code
+from moaic.runtime.protocol.commands import CODES, Free, Run
 
 PROGRAM = """// moai 1
 mesh [dp=2]
@@ -84,7 +84,8 @@ def test_what_nobody_holds_makes_room_for_the_next_run() -> None:
         codes = [command[0] for entry in device.log().entries for command in entry.commands]
     finally:
         device.close()
-    assert [code for code in codes if code in (Code.RUN, Code.FREE)] == [Code.RUN, Code.FREE] * 3
+    both = [CODES[Run], CODES[Free]]
+    assert [code for code in codes if code in both] == both * 3
 
 
 def test_what_is_not_recorded_has_no_log(two: Accelerator) -> None:

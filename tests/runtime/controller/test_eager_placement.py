@@ -367,7 +367,7 @@ def test_results_that_nobody_holds_end_while_promised(device: Device) -> None:
 
 
 def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moaic.runtime.controller.accelerator.MOST_PREPARED", 8)
+    monkeypatch.setattr("moaic.runtime.controller.eager_ops.MOST_PREPARED", 8)
     x = torch.randn(4, 6)
     a = device.up(x, ROWS)
     for row in range(4):

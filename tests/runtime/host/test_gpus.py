@@ -117,7 +117,7 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda._lazy_init = started
 
-from moaic.runtime.worker import worker
+from moaic.runtime.worker import serve
 from moaic.runtime.worker.fork_server import _compiler, _nothing
 
 assert _compiler(["cuda:0"]) is _nothing

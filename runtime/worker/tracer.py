@@ -1,4 +1,4 @@
-"""What a worker did, and when: noted only while somebody wants to know."""
+"""Spans of what a worker does, recorded only while they are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from moaic.runtime.protocol.span import TraceSpan
 
 
-class Trace:
+class Tracer:
     """The spans of one worker; nothing is kept while `on` is false."""
 
     def __init__(self, settle: Callable[[], None]) -> None:

@@ -1,0 +1,149 @@
+"""Buffers and where they lie: made, given values, brought to other placements, fetched, let go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.ir.layout import Layout, Mesh
+from moaic.runtime.controller.buffer import Buffer, View, row_major
+from moaic.runtime.controller.eager_placement import geometry_of
+from moaic.runtime.controller.source_lines import SourceLines
+from moaic.runtime.controller.worker_pool import WorkerPool
+from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.protocol.commands import DefineResharding, Fetch, Fill, Free, Put, Request, Reshard
+from moaic.runtime.protocol.conversion import Resharding
+from moaic.runtime.protocol.operation import read_as
+from moaic.runtime.protocol.placement import Placement, owners
+from moaic.runtime.protocol.tensor_parts import assemble, local_part
+from moaic.runtime.protocol.wire import as_block
+
+
+class Buffers:
+    """All buffers of an accelerator, and what has been said of them to the workers. Not thread-safe."""
+
+    def __init__(self, pool: WorkerPool, lines: SourceLines) -> None:
+        self.pool: Final = pool
+        self.lines: Final = lines
+        self._places: dict[Placement, Placement] = {}
+        self._geometries: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
+        self._reshardings: dict[Resharding, int] = {}
+        self._dead: deque[int] = deque()
+        self._last_id = 0
+
+    def make(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
+        """A buffer without a value, row-major without strides."""
+        sizes = tuple(shape)
+        steps = row_major(sizes) if strides is None else tuple(strides)
+        geometry = self._geometries.setdefault((dtype, sizes, steps), len(self._geometries))
+        return Buffer(self.new_id(), dtype, sizes, steps, geometry, self._dead.append)
+
+    def new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def place(self, mesh: Mesh, layout: Layout) -> Placement:
+        return self.interned(Placement(mesh, layout))
+
+    def interned(self, place: Placement) -> Placement:
+        """The one object for all equal placements."""
+        return self._places.setdefault(place, place)
+
+    def materialize(self, buffer: Buffer, place: Placement) -> None:
+        """Brings a buffer that lies nowhere yet to the workers."""
+        buffer.place = self.interned(place)
+        self.send_value(buffer, buffer.place)
+
+    def send_value(self, buffer: Buffer, place: Placement) -> None:
+        """Sends the value that a buffer has on the host, each worker its part."""
+        shape = list(place.layout.local_shape(buffer.shape, place.mesh))
+        line = self.lines.here()
+        if buffer.host is None:
+            self.pool.push(Fill(line, buffer.id, buffer.dtype, shape, place.holders, buffer.fill))
+        else:
+            self.pool.put(Put(line, buffer.id, buffer.dtype, shape, 0), self._parts(buffer.host, place))
+        buffer.host, buffer.fill = None, None
+
+    def _parts(self, host: Tensor, place: Placement) -> list[Tensor | None]:
+        """Per worker the bytes of its part; workers with equal parts get the same memory."""
+        parts: list[Tensor | None] = [None] * self.pool.size
+        whole = as_block(host) if place.is_uncut else None
+        for rank in place.holders:
+            parts[rank] = as_block(local_part(host, place.mesh, place.layout, rank)) if whole is None else whole
+        return parts
+
+    def resharded(self, buffer: Buffer, place: Placement) -> Buffer:
+        """A temporary copy of a buffer that lies as `place` says."""
+        copy = self.make(buffer.dtype, buffer.shape, buffer.strides)
+        self.reshard(buffer, copy.id, place)
+        copy.place = self.interned(place)
+        return copy
+
+    def reshard(self, buffer: Buffer, target: int, place: Placement) -> None:
+        """Has the buffer of id `target` become the value of `buffer`, lying as `place` says."""
+        assert buffer.place is not None
+        number = self.resharding(Resharding(buffer.dtype, buffer.shape, buffer.place, place))
+        self.pool.push(Reshard(self.lines.here(), number, buffer.id, target))
+
+    def resharding(self, resharding: Resharding) -> int:
+        """The number of a resharding, which the workers know from now on."""
+        number = self._reshardings.get(resharding)
+        if number is None:
+            number = self._reshardings[resharding] = len(self._reshardings)
+            self.pool.push(DefineResharding(self.lines.here(), number, resharding.encoded()))
+        return number
+
+    def fetch(self, view: View) -> Tensor:
+        """The value of a view, row-major, from the workers or from the host."""
+        buffer = view.buffer
+        if buffer.place is None:
+            return _on_host(view)
+        place = buffer.place
+        if place.layout.partial:
+            place = place.whole()
+            buffer = self.resharded(buffer, place)
+        return self._fetched(view, buffer, place)
+
+    def _fetched(self, view: View, buffer: Buffer, place: Placement) -> Tensor:
+        line = self.lines.here()
+        self.free_dead()
+        if place.is_uncut:
+            first = place.holders[0]
+            return self.pool.ask(Fetch(line, buffer.id, geometry_of(view), [first]), [first])[first]
+        ranks = owners(place)
+        parts = self.pool.ask(Fetch(line, buffer.id, None, ranks), ranks)
+        value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
+        return value if view.is_whole else _seen(value, view)
+
+    def free_dead(self) -> None:
+        """Queues the end of buffers that nothing refers to any more."""
+        if self._dead:
+            self.pool.push(Free(-1, [self._dead.popleft() for _ in range(len(self._dead))]))
+
+    def flush(self) -> None:
+        self.free_dead()
+        self.pool.flush()
+
+    def ask_all(self, request: Request) -> dict[int, Any]:
+        """The answers of all workers, once they have done all that was asked for before."""
+        self.free_dead()
+        return self.pool.ask(request, range(self.pool.size))
+
+
+def _seen(value: Tensor, view: View) -> Tensor:
+    """A view into a buffer whose value is at hand."""
+    base = torch.empty_strided(view.buffer.shape, view.buffer.strides, dtype=value.dtype).copy_(value)
+    return read_as(base, view.dtype, view.shape, view.strides, view.offset).contiguous()
+
+
+def _on_host(view: View) -> Tensor:
+    """The value of a buffer that has not been sent yet."""
+    buffer = view.buffer
+    host = buffer.host
+    if host is None:
+        host = torch.full(buffer.shape, 0 if buffer.fill is None else buffer.fill, dtype=DTYPES[buffer.dtype])
+    return _seen(host, view).clone()

@@ -1,0 +1,132 @@
+"""Deferred forwards, and the readers of buffers between a forward and its backward: both come before a write.
+
+A forward is deferred until its backward comes, and both run as one program; reading a value of it before forces it.
+Where forward and backward run as two programs, the backward reads buffers that are copied before they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from moaic.runtime.controller.buffer import Buffer, whole
+from moaic.runtime.controller.buffers import Buffers
+from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.controller.eager_ops import EagerOps
+from moaic.runtime.controller.eager_placement import EagerCall, operands, take_apart
+
+
+class ForwardReader(Protocol):
+    """Who may still read buffers that the person is free to overwrite: a forward whose backward has not come."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any reading can still come; asked from any thread."""
+        ...
+
+    def reads(self, buffer: Buffer) -> bool: ...
+
+    def replace(self, buffer: Buffer, copy: Buffer) -> None:
+        """Read `copy` instead of `buffer` from now on."""
+        ...
+
+
+class Deferral:
+    """The pending forward of an accelerator, and the readers of its buffers."""
+
+    def __init__(self, buffers: Buffers, eager: EagerOps) -> None:
+        self._buffers = buffers
+        self._eager = eager
+        self._readers: list[ForwardReader] = []
+        self.pending: DeferredForward | None = None
+
+    def defer(self, forward: DeferredForward) -> None:
+        """Registers a pending forward; one that is still pending is run first."""
+        self.force_pending()
+        self.pending = forward
+        forward.register(self._withdraw)
+
+    def add_reader(self, reader: ForwardReader) -> None:
+        self._live_readers().append(reader)
+
+    def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        """Launches an eager op, behind the pending forward where it reads what that makes."""
+        if self.pending is None or not self._deferred(call, outputs):
+            self._launch(call, outputs)
+
+    def _launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        if self._readers and self._live_readers():
+            pairs = zip(call.views, operands(call), strict=True)
+            self._save_kept([view.buffer for view, each in pairs if each.written])
+        self._eager.launch(call, outputs)
+
+    def _withdraw(self) -> None:
+        self.pending = None
+
+    def force_pending(self) -> None:
+        if self.pending is not None:
+            self.pending.force()
+
+    def force(self, buffer: Buffer) -> None:
+        """Runs the forward that makes the value of `buffer`, if it is deferred."""
+        if buffer.promise is not None:
+            buffer.promise.force()
+
+    def about_to_write(self, buffer: Buffer) -> None:
+        """Runs the pending forward if it would miss, or overwrite, what `buffer` is about to be given."""
+        pending = self.pending
+        if pending is not None and not pending.running and (pending.reads(buffer) or pending.makes(buffer)):
+            pending.force()
+        self._save_kept([buffer])
+
+    def _live_readers(self) -> list[ForwardReader]:
+        self._readers = [each for each in self._readers if each.is_live]
+        return self._readers
+
+    def _save_kept(self, written: Iterable[Buffer]) -> None:
+        """Copies what is about to be overwritten for those who still read the value that it has."""
+        for buffer in written if self._live_readers() else ():
+            readers = [each for each in self._readers if each.reads(buffer)]
+            if readers:
+                copy = self._copied(buffer)
+                for each in readers:
+                    each.replace(buffer, copy)
+
+    def _copied(self, buffer: Buffer) -> Buffer:
+        copy = self._buffers.make(buffer.dtype, buffer.shape, buffer.strides)
+        if buffer.place is None:
+            copy.host, copy.fill = buffer.host, buffer.fill
+        else:
+            self._launch(take_apart("aten.clone", (whole(buffer),), {}), (copy,))
+        return copy
+
+    def clear_the_way(
+        self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: DeferredForward | None
+    ) -> None:
+        """Forces the pending forward if a run needs its values or would overwrite what it still reads."""
+        pending = self.pending
+        if pending is None or fulfils is pending:
+            # What is deferred behind the pending forward will overwrite some of its inputs, but has not yet.
+            return
+        written = [buffer for buffer in outputs if buffer is not None]
+        if any(buffer.promise is not None for buffer in inputs):
+            pending.force()
+        elif pending.running or any(pending.makes(buffer) for buffer in written):
+            return
+        elif any(pending.reads(buffer) for buffer in written):
+            pending.force()
+
+    def _deferred(self, call: EagerCall, outputs: Sequence[Buffer]) -> bool:
+        """Defers an op that reads what is promised; forces the promise if the op would overwrite what it needs."""
+        pending = self.pending
+        assert pending is not None
+        if pending.running:
+            return False
+        written = [view.buffer for view, each in zip(call.views, operands(call), strict=True) if each.written]
+        if any(view.buffer.promise is not None for view in call.views):
+            reads = [view.buffer for view in call.views]
+            pending.defer(lambda: self._launch(call, outputs), reads, (*written, *outputs))
+            return True
+        if any(pending.reads(buffer) for buffer in (*written, *outputs)):
+            pending.force()
+        return False

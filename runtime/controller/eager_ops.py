@@ -1,0 +1,139 @@
+"""Eager ops: decided on once, defined on the workers, then called by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moaic.runtime.controller.buffer import Buffer
+from moaic.runtime.controller.buffers import Buffers
+from moaic.runtime.controller.eager_placement import EagerCall, decide, initial_placements, operands, serves
+from moaic.runtime.protocol.commands import Define, Forget, Free, Operate, Reshard
+from moaic.runtime.protocol.conversion import Resharding
+from moaic.runtime.protocol.operation import Operation
+from moaic.runtime.protocol.placement import Placement
+
+MOST_PREPARED: Final = 10_000
+"""Eager ops that are remembered at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An eager op, decided on and defined on the workers."""
+
+    number: int
+    outputs: tuple[Placement, ...]
+    moved: tuple[tuple[int, int], ...]
+    """Operands that must be brought elsewhere first, and the number of the conversion."""
+    returned: tuple[tuple[int, int], ...]
+    """Operands whose new value must be brought back to where its buffer rests, and the number of the conversion."""
+    places: tuple[Placement | None, ...]
+    """The operands' placements, kept so that none that the key names by its identity is ever another."""
+
+
+class EagerOps:
+    """Launches eager ops, and remembers what was decided for each kind of call."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._prepared: dict[Any, Prepared] = {}
+        self._operations: dict[Operation, int] = {}
+
+    def name(self, number: int) -> str:
+        """The op that was defined by this number."""
+        return next((each.op for each, other in self._operations.items() if other == number), "an op")
+
+    def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        key, ids, is_placed = _key(call, outputs)
+        if not is_placed:
+            self._materialize_all(call)
+            key, ids, _ = _key(call, outputs)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            self._forget_if_many()
+            prepared = self._prepared[key] = self._prepare(call, outputs)
+        line = self._buffers.lines.here()
+        temporary = self._gather(ids, prepared, line)
+        self._buffers.pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
+        for index, path in prepared.returned:
+            self._buffers.pool.push(Reshard(line, path, ids[index], call.views[index].buffer.id))
+        if temporary:
+            self._buffers.pool.push(Free(line, temporary))
+        for buffer, place in zip(outputs, prepared.outputs, strict=False):
+            buffer.place, buffer.host, buffer.fill = place, None, None
+
+    def _forget_if_many(self) -> None:
+        """Forgets all eager ops once there are too many: a loop over slices makes a new one at each step."""
+        if len(self._prepared) >= MOST_PREPARED:
+            self._prepared.clear()
+            self._operations.clear()
+            self._buffers.pool.push(Forget(-1))
+
+    def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
+        """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""
+        temporary: dict[tuple[int, int], int] = {}
+        for index, path in prepared.moved:
+            source = ids[index]
+            target = temporary.get((source, path))
+            if target is None:
+                target = temporary[source, path] = self._buffers.new_id()
+                self._buffers.pool.push(Reshard(line, path, source, target))
+            ids[index] = target
+        return list(temporary.values())
+
+    def _materialize_all(self, call: EagerCall) -> None:
+        """Brings the operands that lie nowhere yet to where the op would have them."""
+        places = initial_placements(call.op, operands(call), self._buffers.pool.size)
+        for view, place in zip(call.views, places, strict=True):
+            if place is not None and view.buffer.place is None:
+                self._buffers.materialize(view.buffer, place)
+
+    def _prepare(self, call: EagerCall, outputs: Sequence[Buffer]) -> Prepared:
+        given = operands(call)
+        decision = decide(call, given, outputs, self._buffers.pool.size)
+        moved: list[tuple[int, int]] = []
+        returned: list[tuple[int, int]] = []
+        for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
+            assert each.place is not None
+            if not serves(each.place, needed):
+                moved.append(
+                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, each.place, needed)))
+                )
+            elif not each.written or set(needed.holders) == set(each.place.holders):
+                continue
+            if each.written:
+                returned.append(
+                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, needed, each.place)))
+                )
+        geometries = tuple(each.geometry for each in given)
+        combination = decision.combination
+        ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
+        kwargs = (*call.kwargs, *decision.kwargs)
+        number = self._defined(Operation(call.op, call.args, kwargs, geometries, ranks, combination))
+        outputs_places = tuple(self._buffers.interned(place) for place in decision.outputs)
+        return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
+
+    def _defined(self, operation: Operation) -> int:
+        number = self._operations.get(operation)
+        if number is None:
+            number = self._operations[operation] = len(self._operations)
+            self._buffers.pool.push(Define(self._buffers.lines.here(), number, operation.encoded()))
+        return number
+
+
+def _key(call: EagerCall, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
+    """What a decision depends on, the operands' ids, and whether every operand lies somewhere."""
+    ids: list[int] = []
+    items: list[Any] = []
+    is_placed = True
+    for buffer, shape, strides, offset, dtype in call.views:
+        place = buffer.place
+        if place is None:
+            is_placed = False
+        ids.append(buffer.id)
+        items += (id(place), buffer.geometry, dtype)
+        if offset or shape != buffer.shape or strides != buffer.strides:
+            items.append((shape, strides, offset))
+    shapes = tuple([buffer.geometry for buffer in outputs])
+    return (call.op, call.args, call.kwargs, shapes, tuple(items)), ids, is_placed

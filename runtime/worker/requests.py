@@ -1,0 +1,117 @@
+"""Requests: commands that a worker answers and that change none of its buffers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from moaic.runtime.comm.worker_context import WorkerContext
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.protocol.commands import Fetch, List, Report, Request, Settle, Store, Synchronize, Trace
+from moaic.runtime.protocol.operation import ViewGeometry
+from moaic.runtime.protocol.wire import as_block, memory
+from moaic.runtime.worker import checkpoint_io
+from moaic.runtime.worker.eager_op import view
+from moaic.runtime.worker.program import Program
+from moaic.runtime.worker.tracer import Tracer
+from moaic.runtime.worker.trouble import Spoilt, Trouble
+
+
+class Answer(NamedTuple):
+    """Plain data, and perhaps a block of bytes."""
+
+    data: Any
+    block: Tensor | None = None
+
+
+class Requests:
+    """Answers requests about the buffers and programs of one worker."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        table: dict[int, Tensor],
+        programs: Mapping[int, Program],
+        trouble: Trouble,
+        tracer: Tracer,
+    ) -> None:
+        self._context: Final = context
+        self._table: Final = table
+        self._programs: Final = programs
+        self._trouble: Final = trouble
+        self._tracer: Final = tracer
+        self.handlers: Final[Mapping[type[Request], Callable[[Any], Answer | None]]] = {
+            Fetch: self._fetch,
+            Synchronize: self._synchronize,
+            Report: self._report,
+            List: self._list,
+            Store: self._store,
+            Trace: self._take_trace,
+            Settle: self._settle,
+        }
+
+    def answer(self, request: Request) -> Answer | None:
+        """None for a request that other workers answer. Raises Spoilt for a value that a failed command left out."""
+        return self.handlers[type(request)](request)
+
+    def _fetch(self, request: Fetch) -> Answer | None:
+        if self._context.rank not in request.ranks:
+            return None
+        self._trouble.check((request.buffer,))
+        tensor = self._seen(request.buffer, request.geometry)
+        return Answer([DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg()))
+
+    def _seen(self, buffer: int, geometry: Sequence[Any] | None) -> Tensor:
+        if geometry is None:
+            return self._table[buffer]
+        base, shape, strides, offset, dtype = geometry
+        return view(self._table, buffer, ViewGeometry(tuple(base), tuple(shape), tuple(strides), offset, dtype))
+
+    def _store(self, request: Store) -> Answer:
+        rank = self._context.rank
+        boxes = request.boxes[rank]
+        self._trouble.check(box[0] for box in boxes)
+        return Answer(checkpoint_io.write(request.paths[rank], boxes, self._table))
+
+    def _synchronize(self, request: Synchronize) -> Answer:
+        self._context.backend.synchronize()
+        if self._trouble.first is not None:
+            raise Spoilt(self._trouble.first)
+        return Answer(None)
+
+    def _report(self, request: Report) -> Answer:
+        backend = self._context.backend
+        records = {number: program.record.encoded() for number, program in self._programs.items() if program.takes_part}
+        report = {
+            "pid": os.getpid(),
+            "pss": backend.resident_bytes(),
+            "buffers": len(self._table),
+            "bytes": sum(tensor.numel() * tensor.element_size() for tensor in self._table.values()),
+            "programs": records,
+            "peak": backend.peak(),
+        }
+        if request.forget_peak:
+            backend.forget_peak()
+        return Answer(report)
+
+    def _list(self, request: List) -> Answer:
+        return Answer(
+            [
+                [buffer, DTYPE_NAMES[tensor.dtype], list(tensor.shape), _digest(tensor)]
+                for buffer, tensor in sorted(self._table.items())
+            ]
+        )
+
+    def _take_trace(self, request: Trace) -> Answer:
+        return Answer(self._tracer.take(on=request.on))
+
+    def _settle(self, request: Settle) -> Answer:
+        return Answer(self._trouble.report())
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(memory(as_block(tensor))).hexdigest()

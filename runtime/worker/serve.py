@@ -1,0 +1,159 @@
+"""A worker's process: receives messages, runs their commands, answers requests, and ends with its socket."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moaic.runtime.comm.device_backend import DeviceBackend, backend_of
+from moaic.runtime.comm.process_group_transport import group_transport
+from moaic.runtime.comm.shm_slots import SPINS, Mailbox
+from moaic.runtime.comm.shm_transport import SharedMemoryTransport
+from moaic.runtime.comm.transport import Transport
+from moaic.runtime.comm.worker_context import WorkerContext
+from moaic.runtime.host.cores import cores
+from moaic.runtime.protocol.carrier import Carrier
+from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
+from moaic.runtime.protocol.wire import Closed, Connection, Message
+from moaic.runtime.worker.worker import Worker
+
+BEAT_MILLISECONDS: Final = 1000
+
+MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
+"""What PyTorch raises where it gets no memory."""
+
+
+def work(
+    rank: int,
+    descriptor: int,
+    memory: int,
+    lifeline: int,
+    peers: Sequence[int],
+    threads: int,
+    device: str,
+    carrier: str,
+    store: int,
+    prepare: Callable[[], None],
+) -> None:
+    """Is worker `rank` until the socket ends.
+
+    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`. At `store` they
+    find each other. What `prepare` does takes a while and is worth doing before the first program comes.
+    """
+    for inherited in (descriptor, memory, lifeline, store, *peers):
+        os.set_inheritable(inherited, False)
+    ranks = len(peers) + 1
+    mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
+    backend = backend_of(device)
+    threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    backend.begin()
+    connection = Connection(socket.socket(fileno=descriptor), backend.staging)
+    try:
+        connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
+        threading.Thread(target=prepare, name="prepare", daemon=True).start()
+        transport = _transport(Carrier(carrier), mailbox, store, backend)
+        worker = Worker(WorkerContext(rank, backend, transport), mailbox, partial(_raised, connection))
+        serve(worker, mailbox, connection)
+    except Closed:
+        end()
+
+
+def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:
+    """Ends this process when the other end of its socket is gone, whatever it is busy with; gives signs of life."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    while not poll.poll(BEAT_MILLISECONDS):
+        mailbox.beat(backend.device_bytes())
+    end()
+
+
+def end() -> None:
+    """Ends this process at once, and with it every process that it started."""
+    if os.getpid() == os.getpgrp():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBackend) -> Transport:
+    if carrier is Carrier.MEMORY:
+        return SharedMemoryTransport(mailbox)
+    return group_transport(carrier, store, mailbox.agree, backend)
+
+
+def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
+    """Serves messages until the connection ends. After an error that lasts it only receives."""
+    failure: list[Any] | None = None
+    while True:
+        try:
+            message = connection.receive()
+        except MEMORY_ERRORS as error:
+            # The rest of the message has no place to go, so there is no next one.
+            _tell(worker.failure(error), mailbox, connection)
+            threading.Event().wait()
+            return
+        if failure is None:
+            failure = _serve_message(worker, connection, message)
+            if failure is not None:
+                _tell(failure, mailbox, connection)
+
+
+def _tell(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
+    mailbox.fail()
+    connection.send([NO_REQUEST, AnswerCode.FAILED, *failure])
+
+
+def _raised(connection: Connection, failure: list[Any]) -> None:
+    connection.send([NO_REQUEST, AnswerCode.RAISED, *failure])
+
+
+def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
+    """Runs a message's commands; the failure of one after which the worker is of no more use."""
+    first, commands = message.body
+    try:
+        for number, data in enumerate(commands, first):
+            command = from_wire(data)
+            if is_request(command):
+                _answer(worker, connection, command)
+            else:
+                _do(worker, number, command, message.blocks)
+    except Closed:
+        raise
+    except BaseException as error:
+        return worker.failure(error)
+    worker.rest()
+    return None
+
+
+def _do(worker: Worker, number: int, command: Command, blocks: Sequence[Tensor | None]) -> None:
+    """Runs a command; what it fails to make is spoilt, and the worker goes on. Raises errors that last."""
+    try:
+        worker.do(number, command, blocks)
+    except Exception as error:
+        if not worker.outlives(error):
+            raise
+        worker.give_up(error)
+
+
+def _answer(worker: Worker, connection: Connection, request: Request) -> None:
+    try:
+        answer = worker.answer(request)
+    except Exception as error:
+        if not worker.outlives(error):
+            raise
+        connection.send([request.request, AnswerCode.SPOILT, worker.failed(error)])
+        return
+    if answer is not None:
+        data, block = answer
+        kind = AnswerCode.DONE if block is None else AnswerCode.VALUE
+        connection.send([request.request, kind, data], [block])

@@ -1,0 +1,52 @@
+"""A worker runs each command with the one handler for its class."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from moaic.runtime.comm.device_backend import CpuBackend
+from moaic.runtime.comm.shm_slots import Mailbox
+from moaic.runtime.comm.shm_transport import SharedMemoryTransport
+from moaic.runtime.comm.worker_context import WorkerContext
+from moaic.runtime.protocol.commands import Command, Fetch, Fill, Free, List, Put, Request
+from moaic.runtime.protocol.shared_memory import create_memory
+from moaic.runtime.protocol.wire import as_block
+from moaic.runtime.worker.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Worker:
+    memory = create_memory(1)
+    mailbox = Mailbox(memory, 0, 1, ())
+    os.close(memory)
+    return Worker(WorkerContext(0, CpuBackend(), SharedMemoryTransport(mailbox)), mailbox, _unexpected)
+
+
+def _unexpected(failure: list[Any]) -> None:
+    raise AssertionError(failure)
+
+
+def test_every_command_has_one_handler(worker: Worker) -> None:
+    requests = set(get_args(Request))
+    assert set(worker.requests.handlers) == requests
+    assert set(worker.handlers) == set(get_args(Command)) - requests
+
+
+def test_a_worker_keeps_what_it_is_given_until_it_is_freed(worker: Worker) -> None:
+    blocks: list[Tensor | None] = [None, as_block(torch.arange(3.0))]
+    worker.do(0, Put(line=0, buffer=1, dtype="f32", shape=[3], block=1), blocks)
+    worker.do(1, Put(line=0, buffer=2, dtype="f32", shape=[3], block=0), blocks)
+    worker.do(2, Fill(line=0, buffer=3, dtype="f32", shape=[2], ranks=[0], value=7.0), blocks)
+    assert sorted(worker.table) == [1, 3]
+    answer = worker.answer(Fetch(line=0, buffer=1, geometry=None, ranks=[0], request=1))
+    assert answer is not None
+    assert answer.block is not None
+    assert answer.data == ["f32", [3]]
+    assert answer.block.view(torch.float32).tolist() == [0.0, 1.0, 2.0]
+    worker.do(3, Free(line=0, buffers=[1, 3]), ())
+    assert worker.answer(List(line=0, request=2)) == ([], None)
