@@ -104,7 +104,7 @@ def _agreed(members: list[Tensor]) -> Tensor:
     first = members[0]
     for index, other in enumerate(members[1:], 1):
         if not _same(first, other):
-            raise AssertionError(f"ranks 0 and {index} of an axis hold different replicas of one value")
+            raise AssertionError(f"the replicas of ranks 0 and {index} of an axis differ")
     return first
 
 
