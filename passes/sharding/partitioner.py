@@ -23,6 +23,7 @@ from moaic.ir.backward_slice import backward_slice
 from moaic.ir.exact import rounds
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import State
+from moaic.ir.op_names import SHARD
 from moaic.passes.sharding.axis import Axis, ParamStates, ResultStates, StrategySelector
 from moaic.passes.sharding.function_partitioner import FunctionPartitioner, Insertion
 from moaic.passes.transforms.dce import without_dead_ops
@@ -121,7 +122,7 @@ class _ModulePartitioner:
     def _state_sharded_to(self, op: Op) -> State | None:
         """The state into which `op` shards its operand on this axis; None for any other op."""
         axis = self.insertion.axis.name
-        is_shard = op.name == "moai.shard" and op.attrs["axis"] == axis
+        is_shard = op.name == SHARD and op.attrs["axis"] == axis
         return op.results[0].type.layout.state(axis) if is_shard else None
 
     def partitioned(self, function: Function, states: tuple[State, ...], results: ResultStates | None) -> Function:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moaic.ir.graph import Attr, Function, Module, Op, Value
+from moaic.ir.op_names import RAND
 from moaic.ir.types import FLOATING, TensorType
 
 
@@ -52,7 +53,7 @@ def _ops(op: Op, mapping: Mapping[Value, Value], dtype: str) -> Iterator[Op]:
 
 def _divides(op: Op) -> bool:
     """Whether an op makes floats from integers or booleans in the default type: no cast, no random number."""
-    if op.name in ("call", "moai.rand") or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
+    if op.name in ("call", RAND) or "dtype" in op.attrs or all(r.type.dtype not in FLOATING for r in op.results):
         return False
     kinds = {value.type.dtype for value in op.inputs()}
     return bool(kinds) and kinds.isdisjoint({*FLOATING, *COMPLEX.values()})

@@ -100,7 +100,7 @@ UNSOUND = [
     (body('%y = moai.part %x {axis = "mb", index = 2, count = 2, dim = 0, stride = 1} : f32[4, 16]'), "no part 2 of 2"),
     (
         body('%y = moai.part %x {axis = "mb", index = 0, count = 3, dim = 0, stride = 1} : f32[4, 16]'),
-        "fall into 3 parts",
+        "divide into 3 parts",
     ),
     (
         body('%y = moai.part %x {axis = "mb", index = 0, count = 2, dim = 0, stride = 1} : f32[2, 16]'),
