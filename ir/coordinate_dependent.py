@@ -1,8 +1,8 @@
-"""Building the ops that one rank runs for an op whose part depends on the rank's coordinates.
+"""A builder of the ops that one rank runs for an op whose part depends on the rank's coordinates.
 
-A look-up in a split dim finds what the rank holds and zero for the rest, so that the ranks' results are a partial sum;
-a write into a split dim is done where the element lies and nowhere else; ranges and causal masks begin at the rank's
-part. `ir/ops` declares which ops these are and emits them with the builder below.
+A look-up in a split dim returns zero for elements of other ranks, so that the ranks' results are a partial sum. A write
+into a split dim is done by the rank that holds the element. Ranges and causal masks begin at the rank's part. `ir/ops`
+declares which ops these are and emits their parts by this builder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PartBuilder(OpBuilder):
     """The ops written so far in place of one op."""
 
     new: Op
-    """The op on local types, whose results the written ops make."""
+    """The op on local types; the last written op defines its results."""
     coordinates: Mapping[str, Value]
     """The rank's coordinate, i64[], by axis."""
     mesh: Mesh

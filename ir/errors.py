@@ -24,7 +24,7 @@ class TextSpan:
 class Diagnostic(Exception):
     """A mistake of the user: what is wrong, where, and what to do about it.
 
-    `context` is shown below the message as it is: the ops around the mistake where there is no source text.
+    `context` is printed below the message: the neighboring ops, if there is no source text.
     """
 
     def __init__(self, message: str, span: TextSpan | None = None, context: str = "", hint: str = "") -> None:

@@ -1,9 +1,9 @@
 """Layouts: the state of one value on each axis of a mesh.
 
-On every axis a value is replicated, sharded along one dim, or partial: a sum whose terms the ranks hold. A shard of a
-dim of size N over an axis of n ranks takes one mixed-radix digit: N = outer * n * stride, and index i lies on rank
-(i // stride) % n. `stride = N / n` is the ordinary contiguous chunk; a smaller stride is what remains of a split
-when dims are merged (`(b s)` with s split) or when an outer digit is already taken by another axis.
+On every axis a value is replicated, sharded along one dim, or partial: the sum of one term per rank. An axis of n ranks
+that shards a dim of size N takes one factor of it: N = outer * n * stride, and index i is on rank (i // stride) % n.
+`stride = N / n` is the contiguous chunk. A smaller stride results from merging dims (`(b s)` with s split), or if
+another axis shards the outer part of the dim.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """State of a value on an axis: it is the sum of what the ranks hold."""
+    """State of a value on an axis: it is the sum of one term per rank."""
 
     def __str__(self) -> str:
         return "partial"
 
 
 class Sharded(NamedTuple):
-    """State of a value on an axis: index i of `dim` lies on rank (i // stride) % n. As quick to hash as a tuple."""
+    """State of a value on an axis: index i of `dim` is on rank (i // stride) % n. A tuple, for a fast hash."""
 
     dim: int
     stride: int
@@ -110,7 +110,7 @@ def splits_dim(state: State, dim: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One axis along one dim: index i of the dim lies on rank (i // stride) % size(axis)."""
+    """One axis along one dim: index i of the dim is on rank (i // stride) % size(axis)."""
 
     axis: str
     dim: int

@@ -1,4 +1,4 @@
-"""From a function with layouts to what one rank runs: local shapes, no layouts, and attributes that fit them.
+"""Localization of a function with layouts to the function that one rank runs: local shapes, and attributes for them.
 
 The same text serves every rank. The coordinates on which a part depends, as of random numbers and look-ups, come in as
 parameters.
@@ -63,7 +63,7 @@ def coordinate_dims(op: Op) -> Iterator[tuple[Value, int]]:
 
 
 def asked_axes(op: Op, axes: Collection[str]) -> set[str]:
-    """Those of `axes` whose coordinate the parts of `op` depend on."""
+    """The axes among `axes` on whose coordinate the parts of `op` depend."""
     return {split.axis for value, dim in coordinate_dims(op) for split in value.type.layout.on_dim(dim)} & {*axes}
 
 
@@ -87,6 +87,6 @@ def _local_op(op: Op, local: Mapping[Value, Value], coordinates: Mapping[str, Va
 
 
 def refit(old: Op, new: Op) -> Op:
-    """`new`, whose types are parts of those of `old`, with the attributes that follow from its shapes."""
+    """`new`, the op on local types, with the attributes of `old` changed to fit its shapes."""
     rewrite = declaration_of(old).refit
     return new if rewrite is None else rewrite(old, new)

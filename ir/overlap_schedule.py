@@ -11,7 +11,7 @@ from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER
 
 
 def overlap_order(main: Function) -> list[int]:
-    """Positions of the instructions in that order: gathers and scatters are in flight while a function runs.
+    """Positions of the instructions in an order in which gathers and scatters are in flight while a function runs.
 
     A gather moves one function up; legal where its operand exists before that function, as parameters and their casts
     do. A sum over micro-batches adds the result of a scatter one function later; legal where no instruction reads the
@@ -41,25 +41,25 @@ def overlap_order(main: Function) -> list[int]:
 
 def _one_function_earlier(main: Function, order: Sequence[int], op: Op) -> int:
     """Position of the last call by the ranks of `op`; the end if it or a later instruction makes an operand."""
-    home, operands = op.results[0].type.layout.owner, set(op.inputs())
+    owner, operands = op.results[0].type.layout.owner, set(op.inputs())
     for at in reversed(range(len(order))):
         before = main.ops[order[at]]
         if not operands.isdisjoint(before.results):
             break
-        if before.name == "call" and meet(home, before):
+        if before.name == "call" and meet(owner, before):
             return at
     return len(order)
 
 
 def overlap_schedule(program: Module) -> Module:
-    """`program` with its instructions in that order."""
+    """`program` with its instructions in the order of `overlap_order`."""
     *others, main = program.functions
     ops = tuple(main.ops[position] for position in overlap_order(main))
     return replace(program, functions=(*others, replace(main, ops=ops)))
 
 
-def meet(home: Owner, op: Op) -> bool:
-    """Whether some rank of owner `home` takes part in an op."""
-    here = dict(home)
-    homes = [value.type.layout.owner for value in (*op.inputs(), *op.results)]
-    return any(all(here.get(axis, at) == at for axis, at in other) for other in homes)
+def meet(owner: Owner, op: Op) -> bool:
+    """Whether a rank of `owner` takes part in an op."""
+    here = dict(owner)
+    owners = [value.type.layout.owner for value in (*op.inputs(), *op.results)]
+    return any(all(here.get(axis, at) == at for axis, at in other) for other in owners)

@@ -1,6 +1,6 @@
-"""Parses text into a module, by the grammar beside this file; an error points at its place in the text.
+"""Parses text into a module: looks up the names and types of what `ir/syntax.py` reads.
 
-Longer than 400 lines: raw tuples of the grammar, lookup and error messages all work on the tokens of one text.
+An error points at its place in the text.
 """
 
 from __future__ import annotations
@@ -10,18 +10,32 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import NoReturn, cast
 
-from lark import Lark, Token, Transformer
-from lark.exceptions import UnexpectedInput, UnexpectedToken
+from lark import Token
+from lark.exceptions import UnexpectedInput
 
 from moaic.ir.errors import Diagnostic, TextSpan
 from moaic.ir.graph import NO_ATTRS, NO_ROLE, NOWHERE, Attr, Function, Location, Module, Op, Operand, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.printer import VERSION, render_type
+from moaic.ir.syntax import (
+    RawAttr,
+    RawComplex,
+    RawDim,
+    RawFunction,
+    RawModule,
+    RawOp,
+    RawRole,
+    RawTensor,
+    advice,
+    bad_token,
+    expected,
+    grammar,
+    is_end,
+    token_before,
+)
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
 
@@ -44,129 +58,6 @@ def parse_with_places(text: str, filename: str = "<text>") -> Parsed:
     return Parsed(reader.module(), lambda what: reader.span(reader.heads[what]))
 
 
-# Results of the grammar: tokens with their places, before names are looked up.
-
-
-class _RawOp(NamedTuple):
-    targets: list[Token]
-    name: Token
-    callee: Token | None
-    operands: list[Token | list[Token]]
-    attrs: Token | None
-    types: list[Token]
-    location: list[Token]
-
-
-class _RawRole(NamedTuple):
-    kind: Token | None = None
-    label: Token | None = None
-
-
-class _RawFunction(NamedTuple):
-    name: Token
-    params: list[tuple[Token, Token, _RawRole]]
-    outcomes: list[tuple[Token, _RawRole]]
-    ops: list[_RawOp]
-    returned: list[Token]
-
-
-class _RawModule(NamedTuple):
-    axes: list[tuple[Token, Token]]
-    schedule: _RawSchedule
-    functions: list[_RawFunction]
-
-
-class _RawSchedule(NamedTuple):
-    rows: tuple[Token, ...] = ()
-
-
-class _RawSplit(NamedTuple):
-    axis: Token
-    stride: Token | None = None
-
-
-class _RawDim(NamedTuple):
-    size: Token
-    splits: list[_RawSplit]
-
-
-class _RawTensor(NamedTuple):
-    dtype: Token
-    dims: list[_RawDim]
-    partial: list[Token]
-    owner: list[tuple[Token, Token]]
-
-
-class _RawComplex(NamedTuple):
-    word: Token
-    real: Token
-    imaginary: Token
-
-
-_RawAttr = Token | _RawComplex | list["_RawAttr"]
-
-
-class _Shapes(Transformer[Token, Any]):
-    """Turns each rule of the grammar into a raw tuple as it is reduced, so that no tree is built."""
-
-    def module(self, found: list[Any]) -> _RawModule:
-        functions = [each for each in found if isinstance(each, _RawFunction)]
-        lists = [cast("list[tuple[Token, Token]]", each) for each in found if isinstance(each, list)]
-        schedule = next((each for each in found if isinstance(each, _RawSchedule)), _RawSchedule())
-        return _RawModule(lists[0] if lists else [], schedule, functions)
-
-    def schedule(self, found: list[Any]) -> _RawSchedule:
-        return _RawSchedule(tuple(found))
-
-    def function(self, found: list[Any]) -> _RawFunction:
-        name, params, outcomes, *ops, returned = found
-        return _RawFunction(name, params, outcomes, ops, returned)
-
-    def op(self, found: list[Any]) -> _RawOp:
-        if found[1].type != "CALL":
-            found.insert(2, None)
-        if len(found) == 6:
-            found.insert(4, None)
-        return _RawOp(*found)
-
-    def role(self, found: list[Any]) -> _RawRole:
-        return _RawRole(*found)
-
-    def complex(self, found: list[Any]) -> _RawComplex:
-        return _RawComplex(*found)
-
-    def tensor(self, found: list[Any]) -> _RawTensor:
-        return _RawTensor(found[0], found[1:-2], *found[-2:])
-
-    def dim(self, found: list[Any]) -> _RawDim:
-        return _RawDim(found[0], found[1:])
-
-    def split(self, found: list[Any]) -> _RawSplit:
-        return _RawSplit(*found)
-
-    def as_list(self, found: list[Any]) -> list[Any]:
-        return found
-
-    def as_tuple(self, found: list[Any]) -> tuple[Any, ...]:
-        return tuple(found)
-
-    mesh = params = outcomes = returned = as_list
-    targets = operands = values = types = location = partial = owner = attrs = sequence = as_list
-    axis = param = outcome = attr = as_tuple
-
-
-@cache
-def _grammar() -> Lark:
-    return Lark(
-        Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8"),
-        start=["module", "tensor", "attrs"],
-        parser="lalr",
-        lexer="contextual",
-        transformer=_Shapes(),
-        maybe_placeholders=False,
-    )
-
-
 class _Reader:
     """One reading of one text: looks names up, and reads each distinct type and attribute list once."""
 
@@ -180,7 +71,7 @@ class _Reader:
 
     def module(self) -> Module:
         self._check_version()
-        raw = cast("_RawModule", self._raw("module", self.text))
+        raw = cast("RawModule", self._raw("module", self.text))
         self.mesh = self._mesh(raw.axes)
         functions: dict[str, Function] = {}
         for each in raw.functions:
@@ -215,26 +106,26 @@ class _Reader:
     def _raw(self, start: str, text: str, at: Token | None = None) -> object:
         """Parses `text`, which is the token `at` of the file, or the whole file where `at` is None."""
         try:
-            return _grammar().parse(text, start=start)
+            return grammar().parse(text, start=start)
         except UnexpectedInput as error:
             self._explain_token_before(error)
             offset, width = self._offset(error, at)
             found = self.text[offset : offset + width]
             what = f"`{found}`" if found.strip() else "the end of the line" if found else "the end"
-            message = f"expected {_expected(error)}, found {what}"
-            raise Diagnostic(message, self._span(offset, width), hint=_advice(error, found)) from None
+            message = f"expected {expected(error)}, found {what}"
+            raise Diagnostic(message, self._span(offset, width), hint=advice(error, found)) from None
 
     def _explain_token_before(self, error: UnexpectedInput) -> None:
         """A type or attribute list without its end is still lexed as one: the mistake is inside it, not behind it."""
-        before = _token_before(error)
+        before = token_before(error)
         if before is not None and before.type in _STARTS:
             self._raw(_STARTS[before.type], before, before)
 
     def _offset(self, error: UnexpectedInput, at: Token | None) -> tuple[int, int]:
         """Offset of the mistake in the file, and its length."""
-        if not _is_end(error):
+        if not is_end(error):
             offset = (at.start_pos or 0) if at is not None else 0
-            return offset + (error.pos_in_stream or 0), len(_bad_token(error) or " ")
+            return offset + (error.pos_in_stream or 0), len(bad_token(error) or " ")
         if at is None:
             return len(self.text.rstrip()), 1
         offset = at.end_pos or 0
@@ -264,7 +155,7 @@ class _Reader:
         return found
 
     def _read_tensor(self, token: Token) -> TensorType:
-        raw = cast("_RawTensor", self._raw("tensor", token, token))
+        raw = cast("RawTensor", self._raw("tensor", token, token))
         if raw.dtype not in DTYPE_BYTES:
             names = ", ".join(f"`{name}`" for name in DTYPE_BYTES)
             self.fail(self._inside(raw.dtype, token), f"`{raw.dtype}` is no element type", f"there are {names}")
@@ -274,7 +165,7 @@ class _Reader:
         layout = Layout(tuple(splits), partial, owner)
         return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), layout)
 
-    def _splits(self, dim: _RawDim, index: int, token: Token) -> Iterable[Split]:
+    def _splits(self, dim: RawDim, index: int, token: Token) -> Iterable[Split]:
         span = int(dim.size)
         for raw in dim.splits:
             axis = self._axis(raw.axis, token)
@@ -304,14 +195,14 @@ class _Reader:
 
     def _read_attributes(self, token: Token) -> Mapping[str, Attr]:
         attrs: dict[str, Attr] = {}
-        for name, value in cast("list[tuple[Token, _RawAttr]]", self._raw("attrs", token, token)):
+        for name, value in cast("list[tuple[Token, RawAttr]]", self._raw("attrs", token, token)):
             if name in attrs:
                 self.fail(self._inside(name, token), f"attribute `{name}` is given twice")
             attrs[str(name)] = self._attr(value, token)
         return MappingProxyType(attrs)
 
-    def _attr(self, raw: _RawAttr, token: Token) -> Attr:
-        if isinstance(raw, _RawComplex):
+    def _attr(self, raw: RawAttr, token: Token) -> Attr:
+        if isinstance(raw, RawComplex):
             return complex(cast("float", self._attr(raw.real, token)), cast("float", self._attr(raw.imaginary, token)))
         if not isinstance(raw, Token):
             return tuple(self._attr(each, token) for each in raw)
@@ -331,7 +222,7 @@ class _Reader:
     def _symbol(self, token: Token) -> str:
         return self._string(token) if '"' in token else token[1:]
 
-    def _function(self, raw: _RawFunction) -> Function:
+    def _function(self, raw: RawFunction) -> Function:
         values: dict[str, Value] = {}
         params = tuple(self._define(name, tensor, values) for name, tensor, _ in raw.params)
         ops = tuple(self._op(each, values) for each in raw.ops)
@@ -346,7 +237,7 @@ class _Reader:
             self._roles(role for _, role in raw.outcomes),
         )
 
-    def _roles(self, raw: Iterable[_RawRole]) -> tuple[Role, ...]:
+    def _roles(self, raw: Iterable[RawRole]) -> tuple[Role, ...]:
         """No roles at all where none says anything."""
         roles = tuple(
             NO_ROLE if kind is None else Role(str(kind), "" if label is None else self._string(label))
@@ -354,7 +245,7 @@ class _Reader:
         )
         return roles if any(role != NO_ROLE for role in roles) else ()
 
-    def _check_outcomes(self, raw: _RawFunction, results: tuple[Value, ...]) -> None:
+    def _check_outcomes(self, raw: RawFunction, results: tuple[Value, ...]) -> None:
         if len(raw.outcomes) != len(results):
             place = raw.returned[0] if raw.returned else raw.name
             said = _count(len(raw.outcomes), "result")
@@ -378,7 +269,7 @@ class _Reader:
             self.fail(name, f"`{name}` is not defined above", f"did you mean `{near[0]}`?" if near else "")
         return found
 
-    def _op(self, raw: _RawOp, values: dict[str, Value]) -> Op:
+    def _op(self, raw: RawOp, values: dict[str, Value]) -> Op:
         operands = tuple(self._operand(each, values) for each in raw.operands)
         attrs = self._attributes(raw.attrs)
         if raw.callee is not None:
@@ -426,61 +317,7 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-_MEANING: Mapping[str, str] = {
-    "VALUE": "a value such as `%x`",
-    "SYMBOL": "a function name such as `@step`",
-    "NAME": "a name",
-    "OP": "an op such as `aten.mm`",
-    "TYPE": "a type such as `f32[8, 384]`",
-    "ATTRS": "`{`",
-    "STRING": "a string in double quotes",
-    "INT": "a whole number",
-    "NUMBER": "a number",
-    "CONSTANT": "a word such as `true`",
-    "$END": "the end",
-}
-"""Names of terminals in messages to the user; the others are shown as their own text."""
-
-
 _STARTS: Mapping[str, str] = {"TYPE": "tensor", "ATTRS": "attrs"}
 """The rule that reads the inside of a token."""
 
 _VERSION_LINE = re.compile(r"^// moai (\S+)[ \t\r]*$", re.MULTILINE)
-
-
-def _expected(error: UnexpectedInput) -> str:
-    meanings = sorted((_meaning(each) for each in _allowed(error)), key=lambda text: (text[0] != "`", text))
-    return " or ".join([", ".join(meanings[:-1]), meanings[-1]] if len(meanings) > 1 else meanings)
-
-
-def _meaning(terminal: str) -> str:
-    return _MEANING.get(terminal) or f"`{_grammar().get_terminal(terminal).pattern.value}`"
-
-
-def _allowed(error: UnexpectedInput) -> set[str]:
-    """The terminals expected at the mistake, comments and blanks left out."""
-    accepts = cast("set[str]", error.interactive_parser.accepts() if error.interactive_parser else set())
-    seen = cast("set[str] | None", getattr(error, "allowed", None) or getattr(error, "expected", None))
-    return (accepts or seen or set[str]()) - {"COMMENT", "BLANK"}
-
-
-def _bad_token(error: UnexpectedInput) -> Token | None:
-    """The token that does not fit; None where the text is no token at all."""
-    return cast("Token", error.token) if isinstance(error, UnexpectedToken) else None
-
-
-def _is_end(error: UnexpectedInput) -> bool:
-    token = _bad_token(error)
-    return token is not None and token.type == "$END"
-
-
-def _token_before(error: UnexpectedInput) -> Token | None:
-    if _is_end(error) and error.interactive_parser:
-        return cast("Token | None", getattr(error.interactive_parser.lexer_thread.state, "last_token", None))
-    history = cast("Iterable[Token]", getattr(error, "token_history", None) or ())
-    return next(iter(history), None)
-
-
-def _advice(error: UnexpectedInput, found: str) -> str:
-    unclosed = found.startswith('"') and "STRING" in _allowed(error)
-    return "the string is not closed on its line" if unclosed else ""

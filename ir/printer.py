@@ -90,13 +90,13 @@ def type_printer(mesh: Mesh) -> Callable[[TensorType], str]:
 
 def _type(tensor: TensorType, mesh: Mesh) -> str:
     dims = ", ".join(_dim(size, dim, tensor.layout, mesh) for dim, size in enumerate(tensor.shape))
-    pending = "".join(f" +{axis}" for axis in tensor.layout.partial)
-    home = "".join(f" on {axis}={rank}" for axis, rank in tensor.layout.owner)
-    return f"{tensor.dtype}[{dims}]{pending}{home}"
+    partial = "".join(f" +{axis}" for axis in tensor.layout.partial)
+    owner = "".join(f" on {axis}={rank}" for axis, rank in tensor.layout.owner)
+    return f"{tensor.dtype}[{dims}]{partial}{owner}"
 
 
 def _dim(size: int, dim: int, layout: Layout, mesh: Mesh) -> str:
-    """A stride is printed only where it is not the contiguous chunk of what the outer splits leave."""
+    """A stride is printed unless the split is a contiguous chunk of the part that the outer splits leave."""
     parts: list[str] = []
     span = size
     for split in layout.on_dim(dim):

@@ -25,7 +25,7 @@ LinearSet = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """States on one axis of every operand and result, under which each rank runs the op on what it holds."""
+    """States on one axis of all operands and results with which each rank runs the op on its own parts."""
 
     operands: tuple[State, ...]
     results: tuple[State, ...]
@@ -40,7 +40,7 @@ class Rule:
     sizes: Mapping[str, int]
     whole: frozenset[str] = frozenset()
     linear: tuple[LinearSet, ...] = ()
-    """Sets of operands in which the op is jointly linear: pending sums pass through all of a set at once."""
+    """Sets of operands in which the op is jointly linear: all of a set may be partial together."""
     reads: tuple[frozenset[int], ...] = field(default=())
     """Per result the operands that it depends on; empty: every result depends on all."""
 
@@ -48,7 +48,7 @@ class Rule:
         return self.reads[result] if self.reads else frozenset(range(len(self.operands)))
 
     def by_factor(self, factor: str, stride: int, n: int) -> Strategy | None:
-        """The strategy that splits `factor` with `stride` over n ranks; None where that is not legal."""
+        """The strategy that splits `factor` with `stride` over n ranks; None if that is not legal."""
         size = self.sizes[factor]
         if factor in self.whole or not size or size % (stride * n):
             return None
@@ -70,7 +70,7 @@ class Rule:
         return REPLICATED
 
     def by_linearity(self, operands: LinearSet) -> Strategy:
-        """The strategy in which the operands of a linear set are pending sums, as are the results that read them."""
+        """The strategy in which the operands of a linear set are partial, as are the results that read them."""
         states: tuple[State, ...] = tuple(PARTIAL if i in operands else REPLICATED for i in range(len(self.operands)))
         results: tuple[State, ...] = tuple(
             PARTIAL if self.reads_of(i) & operands else REPLICATED for i in range(len(self.results))
@@ -190,7 +190,7 @@ def _bound(dims: Dims, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Dims
 def refine(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
     """The common refinement of two shapes of one element order: the rule of a view.
 
-    Dims whose boundaries do not divide each other are held whole up to the next common boundary.
+    Dims whose boundaries do not divide each other are `whole` factors up to the next common boundary.
     """
     cuts = sorted({*_cuts(left), *_cuts(right)})
     whole_spans = [span for span in _spans(_cuts(left), _cuts(right)) if not _is_chain(_within(cuts, *span))]

@@ -51,9 +51,9 @@ class TensorType:
     def with_layout(self, layout: Layout) -> TensorType:
         return TensorType(self.dtype, self.shape, layout)
 
-    def at(self, home: Owner) -> TensorType:
-        """This type, held by the owner `home` alone."""
-        return self if self.layout.owner == home else self.with_layout(replace(self.layout, owner=home))
+    def at(self, owner: Owner) -> TensorType:
+        """This type with another owner."""
+        return self if self.layout.owner == owner else self.with_layout(replace(self.layout, owner=owner))
 
     def anywhere(self) -> TensorType:
         """This type without an owner: a function does not state the ranks that call it."""

@@ -128,7 +128,7 @@ class _Checker:
         for value in op.results:
             yield from self._type(value.type)
         yield from _attrs(op)
-        yield from _homes(op, self.mesh)
+        yield from _owners(op, self.mesh)
         if op.name == "call":
             yield from self._call(op)
             return
@@ -151,7 +151,7 @@ class _Checker:
         name = op.attrs.get("callee")
         callee = self.callees.get(name) if isinstance(name, str) else None
         if callee is None:
-            yield f"no function `@{name}` stands above"
+            yield f"no function `@{name}` is defined above"
             return
         given = [operand for operand in op.operands if isinstance(operand, Value)]
         if len(given) < len(op.operands):
@@ -169,12 +169,12 @@ class _Checker:
                 yield f"{kind.removesuffix('s')} {index} is `{self._text(one)}`, {rest} `{self._text(other)}`"
 
 
-def _homes(op: Op, mesh: Mesh) -> Complaints:
-    """An op runs on the owner of its results, and its operands are there or everywhere; only a send changes owners."""
+def _owners(op: Op, mesh: Mesh) -> Complaints:
+    """An op runs on the owner of its results; each operand has this owner or none. Only a send changes owners."""
     if op.name == SEND:
         return
-    homes = {value.type.layout.owner for value in (*op.inputs(), *op.results)} - {()}
-    if len(homes) > 1 or (homes and any(not value.type.layout.owner for value in op.results)):
+    owners = {value.type.layout.owner for value in (*op.inputs(), *op.results)} - {()}
+    if len(owners) > 1 or (owners and any(not value.type.layout.owner for value in op.results)):
         types = ", ".join(render_type(value.type, mesh) for value in (*op.inputs(), *op.results))
         yield f"it runs on one rank, and its operands and results are not all there ({types}): `{SEND}` brings them"
 
@@ -230,20 +230,20 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
         yield f"there is no element type `{tensor.dtype}`"
     if any(size < 0 for size in tensor.shape):
         yield "a size is negative"
-    splits, pending, home = tensor.layout.splits, tensor.layout.partial, tensor.layout.owner
-    axes = [*(split.axis for split in splits), *pending, *(axis for axis, _ in home)]
+    splits, partial, owner = tensor.layout.splits, tensor.layout.partial, tensor.layout.owner
+    axes = [*(split.axis for split in splits), *partial, *(axis for axis, _ in owner)]
     for axis in axes:
         if axis not in mesh.sizes:
             yield f"`{axis}` is no axis of the mesh {mesh}"
         if axes.count(axis) > 1:
-            yield f"axis `{axis}` stands in it twice"
+            yield f"axis `{axis}` occurs twice"
     for split in splits:
         yield from _split(split, tensor.shape, mesh)
     for one, other in combinations(splits, 2):
         yield from _two_splits(one, other, mesh)
-    if list(pending) != sorted(pending):
-        yield f"the pending sums are out of order: {', '.join(pending)}"
-    for axis, rank in home:
+    if list(partial) != sorted(partial):
+        yield f"the axes of partial sums are out of order: {', '.join(partial)}"
+    for axis, rank in owner:
         if rank >= mesh.size(axis):
             yield f"there is no rank {rank} on axis `{axis}` of the mesh {mesh}"
 

@@ -1,1 +1,1 @@
-"""Many devices as one: workers, wire, programs, kernels, memory, status; the reference interpreter."""
+"""The runtime: controller, workers, their protocol, compiled programs and kernels; the reference interpreter."""

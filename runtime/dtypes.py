@@ -1,4 +1,4 @@
-"""Element types by our names and by PyTorch's."""
+"""Element types by the names of the IR and of PyTorch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "c64": torch.complex64,
     "c128": torch.complex128,
 }
-"""Element types by our name."""
+"""PyTorch's element types by the IR's names."""
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}

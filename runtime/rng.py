@@ -1,4 +1,4 @@
-"""Random numbers: a hash of (key, global index) in 32-bit words held in int64, the same on every device and plan."""
+"""Random numbers: a hash of (key, global index) in 32-bit words stored as int64, equal on all devices and plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MULTIPLIERS: Final = (0x21F0AAAD, 0x735A2D97)
 
 
 def mix(word: Any) -> Any:
-    """A bijection of 32-bit words with good avalanche; works on ints and on int64 tensors alike."""
+    """A bijection of 32-bit words with good avalanche, for ints and for int64 tensors."""
     word = ((word ^ (word >> 16)) * MULTIPLIERS[0]) & WORD
     word = ((word ^ (word >> 15)) * MULTIPLIERS[1]) & WORD
     return word ^ (word >> 15)
@@ -28,20 +28,20 @@ def global_index(
     coordinates: Sequence[Tensor],
     device: torch.device,
 ) -> Tensor:
-    """Row-major index in the whole tensor of each element of one rank's part; i64 of `shape`.
+    """The row-major index in the global tensor of each element of one rank's part; i64 of `shape`.
 
-    `splits` holds (dim, stride, size of the axis) and `coordinates` the rank's place on each of them.
+    `splits` lists (dim, stride, size of the axis), and `coordinates` the rank's coordinate on each of these axes.
     """
     index = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(shape):
         along = torch.arange(size, device=device)
-        digits = (
+        sub_axes = (
             sorted((stride, n, at) for (d, stride, n), at in zip(splits, coordinates, strict=True) if d == dim)
             if splits
             else []
         )
-        # From the finest digit on: what lies below a digit is in its final place when the digit is put in.
-        for stride, n, at in digits:
+        # By rising stride: the index within `stride` is final when the coordinate is inserted above it.
+        for stride, n, at in sub_axes:
             along = (along // stride) * (stride * n) + at * stride + along % stride
         along = along * prod(global_shape[dim + 1 :])
         index = index + along.reshape([-1] + [1] * (len(shape) - 1 - dim))

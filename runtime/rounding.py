@@ -1,8 +1,8 @@
-"""Rounding that depends on shapes, made visible: what is computed twice, in two shapes, is never bit for bit the same.
+"""A test mode in which rounding depends on shapes for certain: equal values computed in two shapes differ in last bits.
 
-Kernels add in an order that fits the shape, so products and sums of a part differ in their last bits from those parts
-of the whole. On small shapes they often happen not to. Under `rounding_by_shape` they always do, by less than anybody
-minds, unless somebody asks whether one equals the other.
+Kernels sum in an order that depends on the shape, so a product or sum of a part differs in its last bits from that part
+of the whole. On small shapes the bits are often equal by chance. Under `rounding_by_shape` they always differ, by a few
+last bits, which reveals code that compares such values for equality.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LAST_BITS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23}
-"""How far a result moves for each step, relative to itself: the distance of two numbers of its type."""
+"""Relative change of a result per step: one last bit of its type."""
 
 STEPS = 13
-"""How many ways of rounding there are."""
+"""Number of different changes."""
 
 _NAMES = """mm bmm addmm baddbmm convolution convolution_backward sum mean var var_mean cumsum prod logsumexp _softmax
     _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_layer_norm_backward
@@ -47,13 +47,13 @@ class _Rounding(TorchDispatchMode):
 
 
 def _moved(result: Tensor, step: int) -> Tensor:
-    """The result with other last bits; whole numbers are exact in any order."""
+    """The result with changed last bits; integral results stay, as they are exact in any order."""
     last = LAST_BITS.get(result.dtype)
     return result if last is None or torch.equal(result, result.round()) else result * (1 + step * last)
 
 
 @contextmanager
 def rounding_by_shape() -> Generator[None]:
-    """Products, sums and transcendental functions round otherwise for every shape."""
+    """Make products, sums and transcendental functions round differently for every shape."""
     with _Rounding():
         yield

@@ -15,7 +15,8 @@ from moaic.ir.parser import parse
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.compile import compile_function, compile_functions
 from moaic.runtime.codegen.lower_to_fx import ComputeFunction, run_ops
-from moaic.runtime.interpreter import gather, put_digits, run_function, run_ranks, scatter, take_digit
+from moaic.runtime.interpreter import run_function, run_ranks
+from moaic.runtime.rank_arrays import gather, join_parts, scatter, take_part
 
 # Raised by PyTorch's own modules when Inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -67,7 +68,7 @@ def test_a_digit_says_which_rank_holds_an_index(case: tuple[TensorType, Mesh]) -
 
 
 def test_ranks_that_should_agree_must() -> None:
-    with pytest.raises(AssertionError, match="different values"):
+    with pytest.raises(AssertionError, match="replicas of ranks 0 and 1 of an axis differ"):
         gather([torch.zeros(2), torch.ones(2)], TensorType("f32", (2,)), Mesh((("dp", 2),)))
 
 
@@ -331,6 +332,6 @@ def test_uniform_numbers_are_uniform() -> None:
 @pytest.mark.parametrize(("dim", "stride", "shape"), [(1, 1, (0, 4)), (1, 3, (0, 12)), (0, 2, (8, 0)), (0, 1, (0, 4))])
 def test_splits_of_nothing_are_put_together_again(dim: int, stride: int, shape: tuple[int, ...]) -> None:
     whole = torch.zeros(shape)
-    parts = [take_digit(whole, dim, stride, 2, at) for at in range(2)]
+    parts = [take_part(whole, dim, stride, 2, at) for at in range(2)]
     assert parts[0].shape[dim] == shape[dim] // 2
-    assert put_digits(parts, dim, stride).shape == whole.shape
+    assert join_parts(parts, dim, stride).shape == whole.shape

@@ -23,7 +23,7 @@ _OUTPUT, _LOGSUMEXP = ["b", "h", "q", "e!"], ["b", "h", "q"]
 
 
 def _sdpa(op: Op) -> Rule:
-    """Each row of queries attends to all keys by itself."""
+    """Rows of queries are independent; each attends to all keys."""
     return rule_of_factors(op, [_QUERY, _KEY, _VALUE, *_mask(op, 3)], [_OUTPUT, _LOGSUMEXP])
 
 
@@ -73,7 +73,7 @@ def _check_attrs(op: Op) -> Complaints:
 
 
 def _in_ring(check_attention: Check) -> Check:
-    """Attention whose values have a block for each rank of the axis, and otherwise layouts as its rule says."""
+    """The check of ring attention: one block of each value per rank of the axis, other layouts by its rule."""
 
     def check(op: Op, mesh: Mesh) -> Complaints:
         yield from check_attention(op, mesh)

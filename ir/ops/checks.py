@@ -55,7 +55,7 @@ def size_is_shape(op: Op, mesh: Mesh) -> Complaints:
 
 
 def layouts_follow_rule(op: Op, make_rule: RuleMaker, mesh: Mesh) -> Complaints:
-    """On every axis each rank may run the op on what it holds: the rule allows the states of all values together."""
+    """On every axis, the rule must allow the combined states of all values: each rank runs the op on its own parts."""
     values = [*op.inputs(), *op.results]
     axes = [axis for axis, _ in mesh.axes if any(value.type.layout.state(axis) != REPLICATED for value in values)]
     if not axes:
@@ -66,7 +66,7 @@ def layouts_follow_rule(op: Op, make_rule: RuleMaker, mesh: Mesh) -> Complaints:
         yield error.message
         return
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
-        # Rule makers assume operands that fit together; text written by hand may hold others.
+        # Rule makers assume operands of consistent shapes; text written by hand may have others.
         types = ", ".join(render_type(value.type, mesh) for value in values)
         yield f"its operands, results and attributes do not fit together ({types}): {error!r}"
         return

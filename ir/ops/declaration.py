@@ -1,4 +1,4 @@
-"""The declaration of an op: everything that the compiler knows of it stands in one `OpDecl`."""
+"""The declaration of an op: everything that the compiler knows about it is in one `OpDecl`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from moaic.ir.rules import Rule
 
 
 class Kind(Enum):
-    """What an op costs and how it may be moved."""
+    """The cost class of an op, which also decides where it may be moved."""
 
     NULLARY = "nullary"
-    """Made from its attributes alone: built where it is needed."""
+    """Computed from its attributes alone: computed again where it is needed."""
     VIEW = "view"
     """Metadata only."""
     LIGHT = "light"
     """Bound by memory; Inductor fuses it."""
     HEAVY = "heavy"
-    """Bound by arithmetic, never recomputed lightly."""
+    """Bound by arithmetic, not recomputed unless the plan says so."""
     INSTRUCTION = "instruction"
     """Run by the worker itself, never inside compiled code."""
 
@@ -31,12 +31,12 @@ class Kind(Enum):
 RuleMaker = Callable[[Op], Rule]
 
 Complaints = Iterator[str]
-"""What does not hold of an op, one message each; nothing where all holds."""
+"""One message per violated requirement; none if an op is valid."""
 
 Check = Callable[[Op, Mesh], Complaints]
 
 Refit = Callable[[Op, Op], Op]
-"""From an op and the same op on local types to the latter with attributes that fit its shapes."""
+"""Takes an op and the same op on local types; returns the latter with attributes that fit its shapes."""
 
 CostFamily = Literal["cheap", "costly", "mm", "sdpa", "sdpa_backward", "convolution", "convolution_backward"]
 """The measured rate at which an op computes; a `costly` light op takes many instructions per element."""
@@ -44,19 +44,19 @@ CostFamily = Literal["cheap", "costly", "mm", "sdpa", "sdpa_backward", "convolut
 
 @dataclass(frozen=True, slots=True)
 class ByCoordinate:
-    """How an op depends on the rank's coordinates, once certain dims are split."""
+    """The dependence of an op on the rank's coordinates if certain dims are split."""
 
     dims: Callable[[Op], Iterator[tuple[Value, int]]]
     """The dims whose split makes the op depend on coordinates, each as a value and one of its dims."""
     rewrite: Callable[[PartBuilder, Op], None]
-    """Emits the ops that a rank runs instead of the op given."""
+    """Emits the ops that a rank runs instead of the op."""
     always: bool = False
     """Whether the op is rewritten although no axis splits it: a draw then still records its global shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpDecl:
-    """One op. Only name and rule are required: the other fields are what most ops are."""
+    """One op. Only name and rule are required: the defaults of the other fields fit most ops."""
 
     name: str
     make_rule: RuleMaker | None
@@ -70,7 +70,7 @@ class OpDecl:
     refit: Refit | None = None
     """Localization of attributes that state sizes; None: the attributes hold for any part."""
     by_coordinate: ByCoordinate | None = None
-    """Localization of an op whose part depends on the rank's coordinates; None: it does not."""
+    """Localization if the op's part depends on the rank's coordinates; None if it does not."""
     exact: bool = False
     """Whether the result's bits are the same in whatever shape it is run: it moves, selects, compares or counts."""
     lowered: bool = False
@@ -80,17 +80,17 @@ class OpDecl:
     in_place: bool = False
     """Whether its result may take the memory of an operand that is dead afterwards."""
     rank_local: bool = False
-    """Whether it cuts what one rank holds, so that its operands say nothing of global tensors."""
+    """Whether it acts on the part of one rank, so that its operands are not global tensors."""
     host_reads: bool = False
-    """Whether the host has to see a value that the device has computed."""
+    """Whether the host must read a value that the device has computed."""
     memory_passes: int = 0
     """Times that an instruction which sends nothing reads or writes its result; 0 for any other op."""
 
 
 UNDECLARED = OpDecl("", None)
-"""What is assumed of an op without a declaration."""
+"""The declaration assumed for an op that has none."""
 
 
 def each(names: str, pattern: OpDecl) -> tuple[OpDecl, ...]:
-    """Declarations alike but for their names: each of `names`, blanks between, replaces the `*` of `pattern`."""
+    """One declaration per name in `names` (separated by blanks), which replaces the `*` of `pattern`."""
     return tuple(replace(pattern, name=pattern.name.replace("*", name)) for name in names.split())

@@ -1,7 +1,7 @@
 """Look-ups and writes by index: embeddings, gather and scatter, advanced indexing.
 
-A look-up into a dim that is split finds what the rank holds and zero for the rest, so that the ranks' results are a
-partial sum. A write into a split dim is done by the rank that holds the element, and by no other.
+A look-up into a split dim returns zero for elements of other ranks, so that the ranks' results are a partial sum. A
+write into a split dim is done by the rank that holds the element.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _gather(op: Op) -> Rule:
 
 
 def _writes_apart(op: Op, types: list[TensorType], indexed: int) -> bool:
-    """Whether a part of the base can be written by itself: sums can, other writes where one index stands alone."""
+    """Whether parts of the base can be written independently: sums can, other writes if there is one index per row."""
     if op.name == "aten.scatter_add":
         return len({t.shape[indexed] for t in types[1:-1]}) == 1
     return all(t.shape[indexed] == 1 for t in types[1:-1])
@@ -204,7 +204,7 @@ def _index_put(op: Op) -> Rule:
     rule = rule_of_factors(op, [names, *indices, out[len(out) - rank :]], [names], *linear)
     if not accumulate:
         return rule
-    # Splitting an index dim would add the base once per rank: that takes a partial base, which no factor can say.
+    # Splitting an index dim would add the base once per rank: the base must be partial, which no factor expresses.
     summed = {n for index in indices for n in index}
     return Rule(rule.operands, rule.results, rule.sizes, rule.whole | summed, rule.linear)
 
@@ -216,7 +216,7 @@ def _indexed_dims(op: Op) -> Iterator[tuple[Value, int]]:
 
 
 def _local_indices(work: PartBuilder, old: Op) -> tuple[Value, tuple[Value | None, ...]]:
-    """Whether the rank holds the element, over the dims that the indices share, and indices into what it holds."""
+    """Bools that say whether the rank holds the element, of the indices' shape, and indices into the rank's part."""
     data, indices = operand_at(old, 0), work.new.operands[1]
     assert isinstance(indices, tuple)
     here: Value | None = None

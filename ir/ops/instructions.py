@@ -90,7 +90,7 @@ def _parts(whole: TensorType, parts: list[TensorType], op: Op, count: int, mesh:
     if dim >= len(local):
         yield f"there is no dim {dim} in `{render_type(whole, mesh)}`"
     elif count < 1 or stride < 1 or local[dim] % (count * stride):
-        yield f"dim {dim}, {local[dim]} on each rank, does not fall into {count} parts with stride {stride}"
+        yield f"dim {dim}, {local[dim]} on each rank, does not divide into {count} parts with stride {stride}"
     else:
         wanted = (*local[:dim], local[dim] // count, *local[dim + 1 :])
         for part in parts:

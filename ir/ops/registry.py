@@ -1,4 +1,4 @@
-"""All declarations, joined from the families, and what is asked of an op by its name."""
+"""All declarations, joined from the families, and their look-up by the name of an op."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From the person's program to the IR: Dynamo's graph, differentiated by AOTAutograd, as one function."""
+"""From the user's program to the IR: Dynamo's graph, differentiated by AOTAutograd, as one function."""

@@ -1,8 +1,8 @@
-"""The seam to AOTAutograd: whole training steps in, one forward and one backward callable out.
+"""The backend for AOTAutograd: a whole training step goes in, a forward and a backward callable come out.
 
-A training graph is not partitioned. Its forward hands out, beside the outputs, one small call token that AOTAutograd
-saves for the backward: the number of the call, and the sizes that it was called with. What runs when is the engine's
-business.
+A training graph is not partitioned: the engine decides which ops run in the forward and which in the backward. Between
+the two, AOTAutograd saves only a small call token that the forward returns after its outputs: the number of the call
+and its sizes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
-from moaic.capture.before_autograd import say_otherwise
+from moaic.capture.before_autograd import replace_calls
 from moaic.capture.decompositions import decompositions
 from moaic.capture.fx.captured import CALL_TOKEN_WORDS, Captured, Slot
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.fx.stubs import backward_stub, forward_stub
 from moaic.capture.fx.traced_graph import NameSupply, TracedGraph, names_of
 from moaic.capture.op_by_op import EagerHalves, Kept
-from moaic.capture.output_aliases import Seen, placed
+from moaic.capture.output_aliases import OutputView, with_strides
 from moaic.capture.saved_tensors import Saved
 from moaic.ir.errors import Diagnostic
 
@@ -32,26 +32,26 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 class Engine(Protocol):
-    """What runs a captured program.
+    """Runs a captured program.
 
-    `call` numbers the calls of the forward of a training program and is None for an inference. Tensors are the
-    person's own, in the order of the function's parameters (those of its kind) and results.
+    `call` numbers the calls of the forward of a training program and is None for an inference. Tensors are the user's
+    own, in the order of the function's parameters (those of its kind) and results.
     """
 
     def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        """Outputs and updates: the first `captured.forward_results` results."""
+        """Return outputs and updates: the first `captured.forward_results` results."""
         ...
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        """Gradients: the other results. May be called again for one call (retain_graph)."""
+        """Return gradients: the other results. May run more than once for one call (retain_graph)."""
         ...
 
     def forget(self, call: int) -> None:
-        """No backward of this call can come any more. Any thread, at any time: only take note here."""
+        """Note that no backward of this call can follow. Called by any thread at any time, so it must not do more."""
         ...
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
-        """Take note that calls run without the engine from now on, or raise `reason`: why there is no program."""
+        """Note that further calls bypass the engine, or raise `reason`, which says why there is no program."""
         ...
 
 
@@ -59,10 +59,10 @@ MakeEngine = Callable[[FxProgram], Engine]
 
 
 def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: MakeEngine) -> Callable[..., Any]:
-    """A Dynamo backend's answer for one graph: everything is run by the engine that `make_engine` gives for it."""
+    """Compile one graph of Dynamo: the callable runs it on the engine that `make_engine` returns."""
     from torch._dynamo.backends.common import aot_autograd
 
-    say_otherwise(graph_module)
+    replace_calls(graph_module)
     capture = _Capture(names_of(graph_module, examples), make_engine)
     compile_graph = aot_autograd(
         fw_compiler=capture.compile_forward,
@@ -75,7 +75,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
 
 
 class _Capture:
-    """One graph on its way through AOTAutograd."""
+    """The callbacks of AOTAutograd for one graph."""
 
     def __init__(self, names: NameSupply, make_engine: MakeEngine) -> None:
         self.names = names
@@ -90,7 +90,7 @@ class _Capture:
 
     def compile_forward(self, graph_module: Any, inputs: Any) -> Boxed:
         assert self.training is not None
-        _serve_many_backwards()
+        _keep_token_for_later_backwards()
         return boxed(self.training.forward)
 
     def compile_backward(self, graph_module: Any, inputs: Any) -> Boxed:
@@ -103,15 +103,15 @@ class _Capture:
         return boxed(_Inference(program, self.make_engine(program)).run)
 
 
-def _serve_many_backwards() -> None:
-    """PyTorch donates what nothing aliases, the call token, to the first backward, and would then forbid a second."""
+def _keep_token_for_later_backwards() -> None:
+    """Do not donate the call token: PyTorch donates buffers without an alias, and then forbids a second backward."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
 
 
 def boxed(function: Boxed) -> Boxed:
-    """A callable that takes its arguments as one list, which it may empty."""
+    """`function` as a callable that takes its arguments as one list, which it may empty."""
 
     def run(args: list[Any]) -> Sequence[Any]:
         return function(args)
@@ -121,7 +121,7 @@ def boxed(function: Boxed) -> Boxed:
 
 
 class _Graph:
-    """A program and its engine, and the sizes at which there is no program."""
+    """A program, its engine, and the sizes for which there is no program."""
 
     def __init__(self, program: FxProgram, engine: Engine) -> None:
         self.program = program
@@ -129,7 +129,7 @@ class _Graph:
         self._without: set[tuple[int, ...]] = set()
 
     def captured(self, sizes: tuple[int, ...]) -> Captured | None:
-        """The program for these sizes; None where its ops are run one by one."""
+        """The program for these sizes; None if the ops run one by one."""
         if sizes not in self._without:
             try:
                 return self.program.instantiate(sizes)
@@ -193,19 +193,19 @@ class _Training(_Graph):
 
 
 def _call_token(words: Sequence[int], noted: Saved) -> Tensor:
-    """Numbers for the backward, and `noted`, which lives as long as autograd's graph does."""
+    """A token with the numbers for the backward and with `noted`, which lives as long as autograd's graph does."""
     token = torch.tensor([*words, *([0] * (CALL_TOKEN_WORDS - len(words)))])
-    # The storage does, whatever becomes of the tensor that we see.
+    # Autograd keeps the storage alive, but not this tensor object.
     token.untyped_storage().moai_call = noted  # pyright: ignore[reportAttributeAccessIssue]
     return token
 
 
 def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
-    """What AOTAutograd expects of the forward: each output in the memory that it shares, in the strides it has."""
-    lying = [placed(result, lies) for result, lies in zip(results, captured.laid, strict=True)]
-    return filled(captured.outputs, lying, arguments)
+    """The outputs as AOTAutograd expects them of the forward: with their strides, and aliases of what they alias."""
+    restored = [with_strides(result, order) for result, order in zip(results, captured.memory_orders, strict=True)]
+    return filled(captured.outputs, restored, arguments)
 
 
 def filled(slots: Sequence[Slot], results: Sequence[Any], arguments: Sequence[Any] = ()) -> list[Any]:
-    """What AOTAutograd expects, the results put in their places."""
-    return [slot.among(results, arguments) if isinstance(slot, Seen) else slot for slot in slots]
+    """The slots that AOTAutograd expects, filled with views of results and arguments."""
+    return [slot.of(results, arguments) if isinstance(slot, OutputView) else slot for slot in slots]

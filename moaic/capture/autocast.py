@@ -1,10 +1,10 @@
-"""The option `precision`: a model computes in a narrow type as under `torch.autocast`, and what it holds keeps its own.
+"""The option `precision`: a model computes in a narrow type as under `torch.autocast`; its parameters keep theirs.
 
-One list of words and one mechanism, whether the backend is asked (`precision`) or the one line (`mixed_precision`):
-autocast stands around each call of the model, so that its own Python sees it too. Some models ask whether they are
-under autocast, and keep parts of themselves out of it.
+The option of the backend (`precision`) and that of the one line (`mixed_precision`) take the same words and do the
+same: autocast is entered around each call of the model. So the model's own Python sees it too: some models ask whether
+autocast is on, and switch it off for parts of themselves.
 
-With eight-bit floats linear layers compute in these, and everything else as under autocast in bfloat16.
+With eight-bit floats, linear layers compute in these and all else as under autocast in bfloat16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 @contextmanager
 def narrowed(dtype: torch.dtype | None, devices: Iterable[str]) -> Generator[None]:
-    """Ops on tensors of these devices are cast as autocast casts them; with None nothing is."""
+    """Enter autocast to `dtype` for these devices; do nothing if it is None."""
     with ExitStack() as stack:
         for device in devices if dtype else ():
             stack.enter_context(torch.autocast(device, dtype))
@@ -36,7 +36,7 @@ def narrowed(dtype: torch.dtype | None, devices: Iterable[str]) -> Generator[Non
 
 
 def takes_precision(backend: Backend) -> Backend:
-    """`backend`, around the calls of whose models autocast stands where `torch.compile` has the option."""
+    """`backend`, marked: calls of its models run under autocast if `torch.compile` was given the option."""
     setattr(backend, _MARK, True)
     _install()
     return backend
@@ -58,7 +58,7 @@ def _optimize(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asked_of(backend: Any) -> torch.dtype | None:
-    """What `torch.compile` was asked for, if it is for a backend that takes the option."""
+    """The type given to `torch.compile`, if its backend takes the option."""
     if not hasattr(getattr(backend, "compiler_fn", None), _MARK):
         return None
     return precision_of(backend.kwargs.get("options", {}).get(PRECISION))
@@ -66,9 +66,10 @@ def _asked_of(backend: Any) -> torch.dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """What Dynamo makes of a model, and then of its copies, with autocast around their calls.
+    """Compiles a model by Dynamo, and later its copies, and puts autocast around their calls.
 
-    Dynamo's own way to stand around calls would leave autocast on: it puts dispatch keys back to what they were inside.
+    A context that Dynamo enters around a call would leave autocast on: after the call Dynamo restores the dispatch keys
+    that it saw inside.
     """
 
     context: Callable[[Any], Any]
@@ -76,7 +77,7 @@ class Narrow:
 
     def __call__(self, model: Any) -> Any:
         compiled: Any = self.context(model)
-        # Switched off, `torch.compile` leaves a model as it is.
+        # With Dynamo disabled, `torch.compile` returns the model itself.
         if compiled is model:
             return model
         if not isinstance(model, nn.Module):
@@ -95,7 +96,7 @@ class Narrow:
 
 
 def places_of(model: Any) -> list[str]:
-    """Types of devices on which what is compiled computes: a module, a method of one, or any function."""
+    """The device types that a compiled callable computes on: a module, a method of one, or any function."""
     owner = getattr(model, "__self__", model)
     parameter = next(owner.parameters(), None) if isinstance(owner, nn.Module) else None
     if parameter is not None:

@@ -1,4 +1,4 @@
-"""What is said otherwise in Dynamo's graph before autograd sees it, so that its gradient has rules and fixed sizes."""
+"""Calls replaced in Dynamo's graph before autograd sees them, so that their gradients have rules and fixed sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from moaic.capture.windows import as_strided
 _VIEWS = """view reshape transpose permute unsqueeze squeeze expand getitem flatten unflatten as_strided narrow select
     split chunk unbind contiguous t movedim swapaxes detach view_as getattr unfold"""
 VIEWS = frozenset(_VIEWS.split())
-"""What may share its operand's memory, by name; a function and the method that is called so."""
+"""Functions and methods, by name, whose result may share the operand's memory."""
 
 
 def asserted(said: torch.Tensor, message: str = DEFAULT_MESSAGE) -> None:
-    """`torch._assert_async`: a call that gives nothing is dropped, unless it has a message."""
+    """`torch._assert_async` as the overload with a message: the one without would be dropped, as it has no result."""
     torch.ops.aten._assert_async.msg(said, message)
 
 
@@ -30,14 +30,14 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     "as_strided": as_strided,
     torch._assert_async: asserted,  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 }
-"""Calls of functions, and of methods by name, with what is called in their place."""
+"""Functions, and methods by name, with the functions that replace them."""
 
 COPIES = frozenset({as_strided})
-"""What gives a copy where PyTorch gives a view: only if nothing is written through either."""
+"""Replacements that return a copy where PyTorch returns a view: used only if nothing is written through either."""
 
 
-def say_otherwise(graph_module: fx.GraphModule) -> None:
-    """Has Dynamo's graph, and those of checkpointed parts in it, call what stands in `CALLS`."""
+def replace_calls(graph_module: fx.GraphModule) -> None:
+    """Replace the calls listed in `CALLS` in Dynamo's graph and in the graphs of its checkpointed parts."""
     for each in graph_module.modules():
         if isinstance(each, fx.GraphModule):
             for node in each.graph.nodes:
@@ -53,7 +53,7 @@ def _replace(node: fx.Node) -> None:
 
 
 def _is_written_to(view: fx.Node) -> bool:
-    """Whether anything is written in place to what may share the memory of `view`."""
+    """Whether an op writes in place to a value that may share the memory of `view`."""
     root = view
     while _name(root) in VIEWS and isinstance(root.args[0], fx.Node):
         root = root.args[0]

@@ -1,7 +1,7 @@
-"""What is taken apart on the way in, so that the graph holds few kinds of ops and every one of them splits exactly.
+"""Decompositions for capture: the graph then has few kinds of ops, and each of them can be sharded exactly.
 
-Core ATen, and beyond it: means become sums divided by a literal count, statistics become sums, biases become additions.
-Kept whole are attention, embeddings with their gradients, layer norms and dropout, which have rules or meanings of
+Beyond those of core ATen, means become sums divided by a literal count, statistics become sums, and biases become
+additions. Attention, embeddings with their gradients, layer norms and dropout are not decomposed: they have rules of
 their own.
 """
 
@@ -25,20 +25,20 @@ Table = dict[Any, Callable[..., Any]]
 
 @cache
 def decompositions() -> Table:
-    """The table for AOTAutograd."""
+    """The decompositions for AOTAutograd."""
     from torch._decomp import core_aten_decompositions, get_decompositions  # pyright: ignore[reportUnknownVariableType]
 
     table: Table = dict(core_aten_decompositions())
     # Core ATen's attention for CPUs hands attention weights to a backward that expects logsumexp: wrong gradients.
     for kept in (aten._scaled_dot_product_flash_attention_for_cpu.default, aten.embedding_dense_backward.default):
         table.pop(kept, None)
-    table.update(cast("Table", get_decompositions(_TAKEN_APART)))
+    table.update(cast("Table", get_decompositions(_BY_PYTORCH)))
     table.update(per_tensor())
     table.update(_OURS)
     return table
 
 
-_TAKEN_APART = [
+_BY_PYTORCH = [
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
@@ -53,7 +53,7 @@ _TAKEN_APART = [
     aten.addr,
     aten.rrelu_with_noise_backward,
 ]
-"""Overload packets which PyTorch can take apart but core ATen keeps."""
+"""Ops that PyTorch can decompose but core ATen does not."""
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -90,7 +90,7 @@ def _dims(x: Tensor, dim: Sequence[int] | int | None) -> tuple[int, ...]:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Sums of short floats are kept in float32, as PyTorch's own reductions do."""
+    """The type in which a sum accumulates: float32 for 16-bit floats, as in PyTorch's own reductions."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -153,7 +153,7 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
-    """Zeros around the gradient, with no whole tensor of zeros to write into; of a strided slice also within it."""
+    """Pad the gradient with zeros, between its elements too for a strided slice, instead of writing into zeros."""
     dim %= grad.dim()
     size = sizes[dim]
     start, end = (min(max(at + size if at < 0 else at, 0), size) for at in (start, end))
@@ -168,7 +168,7 @@ def _slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, en
 
 
 def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Windows as a look-up; `step` of them may overlap or leave something out."""
+    """Windows as an index op; by `step` they may overlap or leave elements out."""
     if x.dim() == 0:
         return NotImplemented
     dim %= x.dim()
@@ -182,7 +182,7 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Every true element looks up its own: which that is, the mask alone says."""
+    """Index the source by the rank of each true element among the true ones, which the mask alone determines."""
     shape: list[int] = list(cast("Any", torch.broadcast_shapes)(x.shape, mask.shape))
     if not source.numel():
         return x.expand(shape).clone()
@@ -199,7 +199,7 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -
 
 
 def _counted(mask: Tensor) -> Tensor:
-    """For each element how many before it are true; of false ones nothing is asked."""
+    """The number of true elements before each true element; the value at false ones is not used."""
     count = aten.cumsum(mask.reshape(-1).to(torch.int64), 0)
     return aten.clamp_min(count - 1, 0)
 
@@ -211,7 +211,7 @@ def _select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -
 
 
 def _extreme(name: str) -> Callable[[Tensor], Tensor]:
-    """The largest or smallest of all elements, by the op that can find that of each part first."""
+    """The maximum or minimum of all elements as a reduction over dims, which can be taken part by part."""
 
     def find(x: Tensor) -> Tensor:
         return getattr(aten, name)(x, list(range(x.dim())))
@@ -220,7 +220,7 @@ def _extreme(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """With one sigmoid, that kernels are found by: PyTorch 2.11 would write it out as four ops."""
+    """With the sigmoid as one op, which patterns of kernels match: PyTorch 2.11 would decompose it into four."""
     wide_grad, wide = grad.to(_wide(grad.dtype)), x.to(_wide(x.dtype))
     share = aten.sigmoid(wide)
     return (wide_grad * share * (1 + wide * (1 - share))).to(x.dtype)
@@ -229,12 +229,12 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 def _zeros(
     size: Sequence[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
 ) -> Any:
-    """Zeros that are stored: those of autograd have no memory, and nothing else may hold them."""
+    """Zeros with storage: autograd's zero tensors have none, and other ops do not take them."""
     return aten.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 def _randperm(n: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any) -> Tensor:
-    """An order by two draws: what ties in one stands in the order of the other."""
+    """Sort by two random keys: elements that tie in one are in the order of the other."""
     once, again = (aten.sort.stable(aten.rand([n], device=device), stable=True)[1] for _ in range(2))
     return aten.index.Tensor(once, [again]).to(dtype or torch.int64)
 
@@ -242,7 +242,7 @@ def _randperm(n: int, *, dtype: torch.dtype | None = None, device: torch.device 
 def _rrelu(
     x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, _: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """The factors are drawn where `x` is not positive, and handed on to the derivative."""
+    """Draw factors where `x` is not positive; the backward gets them as `noise`."""
     if not training:
         return aten.leaky_relu(x, (lower + upper) / 2), noise
     drawn = aten.uniform(x, lower, upper)

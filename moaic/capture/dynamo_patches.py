@@ -1,12 +1,14 @@
-"""What Dynamo is told so that it takes a model as one graph: what breaks a graph without changing what it computes.
+"""Patches of Dynamo that let it capture a model as one graph, by removing graph breaks that do not change results.
 
-Log calls are left out of the graph. Hooks that record outputs are installed while Dynamo looks on, not by code that it
-traces: the lock around that is beyond it. Experts that are looped over, or sorted by, depending on values are taken in
-a form that names for every token the matrices that it meets; all forms compute the same.
+* Log calls are left out of the graph.
+* Hooks of transformers that record outputs are installed during tracing, not by traced code, which takes a lock that
+  Dynamo cannot trace.
+* Experts of a mixture are traced in a form that indexes, for every token, the matrices of its experts. The forms of
+  transformers loop or sort depending on values; all of them compute the same.
+* After a graph break, the functions of the runtime and of `torch.moai` are skipped: Dynamo would look for graphs in
+  them.
 
-What the runtime and `torch.moai` do where a graph was broken is passed over: Dynamo would look for graphs in it.
-
-Nothing of this is done before a backend that `captures_whole` is named, and experts keep their form for all others.
+Nothing is patched before a backend is marked by `captures_whole`; for other backends experts keep their form.
 """
 
 from __future__ import annotations
@@ -30,40 +32,40 @@ _MARK = "captures_whole"
 
 
 def captures_whole(backend: Backend) -> Backend:
-    """`backend`, for which Dynamo will trace models in the way described above."""
+    """`backend`, marked: Dynamo traces models for it with the patches described above."""
     from torch._dynamo.callback import callback_handler
 
     setattr(backend, _MARK, True)
     trace_rules.add("moaic.runtime")
     for each in vars(torch_module).values():
         pass_over(each)
-    _teach()
-    _let_settings_be_noted()
-    # Libraries may be imported later.
-    if _teach not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_teach)
+    _patch()
+    _allow_logging_of_config()
+    # Libraries to patch may be imported later.
+    if _patch not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_patch)
     return backend
 
 
-def _teach(*started: Any) -> None:
-    """Once more where it was done before: a reset of Dynamo forgets some of it."""
+def _patch(*started: Any) -> None:
+    """Patch what is not patched yet; runs before each compilation, as a reset of Dynamo drops some patches."""
     _leave_out_log_calls()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
     if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
-        _install_hooks_while_looking_on(recording)
+        _install_hooks_during_tracing(recording)
     experts: Any = sys.modules.get("transformers.integrations.moe")
     if experts is not None and not hasattr(experts.ExpertsInterface.get_interface, _MARK):
         _take_experts_by_token(experts)
 
 
 def _leave_out_log_calls() -> None:
-    """Those of every logger, and those that libraries add to loggers."""
+    """Ignore the log methods of every logger, and the methods that libraries add to loggers."""
     own = {getattr(logging.Logger, name) for name in _LOG_CALLS}
     added = {method for method in vars(logging.Logger).values() if callable(method) and method.__module__ != "logging"}
     config.ignore_logging_functions |= own | added
 
 
-def _install_hooks_while_looking_on(recording: Any) -> None:
+def _install_hooks_during_tracing(recording: Any) -> None:
     install = recording.maybe_install_capturing_hooks
 
     @wraps(install)
@@ -75,14 +77,14 @@ def _install_hooks_while_looking_on(recording: Any) -> None:
 
 
 def _install_hooks(context: ComptimeContext) -> None:
-    """What Dynamo runs where it comes upon the call: of a model it takes no constant, so it is asked for its own."""
+    """Run by Dynamo when it traces the call; the model is no constant, so it is read from Dynamo's variable."""
     found: Any = context.get_local("model")
     model = found._i_will_not_complain_if_bc_breaks_VariableTracker().value
     sys.modules["transformers.utils.output_capturing"].maybe_install_capturing_hooks.__wrapped__(model)
 
 
-def _let_settings_be_noted() -> None:
-    """PyTorch 2.11 writes its settings down with every graph, and cannot write the log calls among them."""
+def _allow_logging_of_config() -> None:
+    """Hide the log calls from PyTorch 2.11, which logs its config with every graph and cannot serialize them."""
     keeper: Any = utils
     note = keeper._get_dynamo_config_for_logging
     try:
@@ -109,7 +111,7 @@ def _take_experts_by_token(experts: Any) -> None:
 
 @assume_constant_result
 def _is_traced_whole() -> bool:
-    """Whether Dynamo is at work, for a backend that captures whole. Dynamo runs this instead of tracing it."""
+    """Whether Dynamo is tracing for a backend that captures whole. Dynamo runs this function and does not trace it."""
     from torch._dynamo.symbolic_convert import InstructionTranslator, tls
 
     if getattr(tls, "current_tx", None) is None:

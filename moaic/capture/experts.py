@@ -1,8 +1,7 @@
-"""Experts of a mixture, as a captured graph holds them: every token meets the experts that it was given, no others.
+"""Experts of a mixture, as a captured graph computes them: a token is multiplied by the matrices of its experts only.
 
-Libraries loop over the experts that have tokens, sort tokens by expert, or copy a matrix per token; a graph can hold
-none of these without sizes that depend on values, or at the price of the copies. Here products name a matrix per row.
-All forms compute the same.
+Libraries loop over the experts that have tokens, or sort tokens by expert, which makes sizes depend on values; or they
+copy a matrix per token. Here the product takes the index of a matrix per row. All forms compute the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from moaic.runtime.codegen import grouped_mm
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What `forward` of a module of experts is to transformers, for any that its experts interface serves."""
+    """`forward` for every module of experts that uses transformers' experts interface."""
     tokens, chosen = top_k_index.shape
     ids = top_k_index.reshape(-1)
     each = hidden_states.unsqueeze(1).expand(-1, chosen, -1).flatten(0, 1)

@@ -1,6 +1,6 @@
-"""Linear layers in eight-bit floats, as torchao computes them: put in the place of those in Dynamo's graph.
+"""Linear layers of Dynamo's graph replaced by eight-bit ones, as torchao computes them.
 
-The model stays what it is: nothing is converted, and what it holds keeps its type. The only file that knows torchao.
+The model is not converted, and its parameters keep their type. No other file imports torchao.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ _LINEAR: Final[Any] = nn.functional.linear
 
 
 def in_float8(graph_module: fx.GraphModule, recipe: str) -> None:
-    """Has the linear layers of Dynamo's graph compute as torchao's `recipe` says, where autocast is on.
+    """Replace linear layers of Dynamo's graph by torchao's with `recipe`; they take effect where autocast is on.
 
-    Left as they are: the last one, which gives the logits or what is made of them, as torchao's own advice is; those
-    whose weight is computed; and those with sizes that GPUs take no eight-bit floats for. Raises Diagnostic where
-    torchao is missing.
+    Three kinds stay: the last layer, which makes the logits, as torchao advises; layers whose weight is computed; and
+    layers of sizes that eight-bit products of GPUs do not support. Raises Diagnostic if torchao is missing.
     """
-    # What is checkpointed is in graphs of its own.
+    # Checkpointed parts are graph modules of their own.
     graphs = [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
     layers = [node for each in reversed(graphs) for node in each.graph.nodes if node.target is _LINEAR]
     taken = [node for node in layers[:-1] if _fits(_weight(node))]
     for node in taken:
         out, width = _weight(node).meta["example_value"].shape
-        # Made now: when the graph is traced AOTAutograd's modes would stand around it.
+        # Made now and cached: later, while AOTAutograd traces the graph, its modes would be active.
         layer_of(recipe, int(out), int(width))
         given = _arguments(node)
         node.target, node.kwargs = float8_linear, {}
@@ -52,13 +51,13 @@ def _weight(linear: fx.Node) -> fx.Node:
 
 
 def _fits(weight: fx.Node) -> bool:
-    """Whether it is one that a model holds, of such sizes."""
+    """Whether the weight is a parameter or a buffer of a size that eight-bit products support."""
     shape = weight.meta["example_value"].shape
     return weight.op in ("placeholder", "get_attr") and not any(size % SCALED_BLOCK for size in shape)
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:
-    """`linear`, in eight-bit floats where autocast is on: what a model keeps out of autocast stays wide."""
+    """`linear` in eight-bit floats if autocast is on, else as it is: a model may switch autocast off for a part."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return _LINEAR(x, weight, bias)
@@ -70,7 +69,7 @@ def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -
 
 @cache
 def layer_of(recipe: str, out: int, width: int) -> nn.Module:
-    """The layer of these sizes, as torchao makes it. It holds nothing: it is called with the weight of a model."""
+    """The layer of these sizes by torchao, without a weight of its own: each call passes the weight of a model."""
     try:
         from torchao.float8 import (  # pyright: ignore[reportMissingTypeStubs]
             Float8LinearConfig,

@@ -1,6 +1,6 @@
-"""Writes by mask, `x[mask] = value`, as a choice element by element, which splits and whose gradient has fixed sizes.
+"""Writes by mask, `x[mask] = value`, as `torch.where`, which can be sharded and whose gradient has fixed sizes.
 
-PyTorch counts the true elements, and autograd of what is written gathers them: a size that depends on values.
+PyTorch's own gradient of the written value gathers the true elements: its size depends on values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def assign(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`; anything but one mask and slices in the index is left to PyTorch."""
+    """`x[index] = value`; PyTorch does it unless the index is one mask and slices."""
     split = _around_mask(cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,), x.dim())
     chosen = None if split is None else _spread(x, *split, value)
     if chosen is None:
@@ -24,7 +24,7 @@ def assign(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _around_mask(index: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], Tensor, tuple[Any, ...]] | None:
-    """The slices before a mask, the mask, and the slices after it; None where something else is in the index."""
+    """The slices before a mask, the mask, and the slices after it; None if the index has anything else."""
     masks = [each for each in index if isinstance(each, Tensor) and each.dtype == torch.bool and each.dim()]
     skipped = [each is Ellipsis for each in index]
     others = [isinstance(each, slice | EllipsisType) for each in index]
@@ -40,7 +40,7 @@ def _around_mask(index: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], Te
 def _spread(
     x: Tensor, before: tuple[Any, ...], mask: Tensor, after: tuple[Any, ...], value: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What is written to, the mask and the value as they broadcast to it; None for a value per true element."""
+    """The view that is written, and mask and value that broadcast to it; None if the value has one per true element."""
     view = x[(*before, *(slice(None) for _ in mask.shape), *after)]
     inner = view.dim() - len(before) - mask.dim()
     wide = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)

@@ -1,8 +1,14 @@
-"""Attention masks that say no more than a flag does.
+"""Attention masks replaced by a flag where the flag says the same.
 
-transformers spells out the causal mask of a batch without padding, and tells documents apart in rows that are one each.
-What is made of constants alone is computed here, once: a mask that hides nothing goes, and one that hides the later
-keys of every row becomes `is_causal`. Kernels then skip half of the work, and the fastest of GPUs take no other mask.
+transformers computes the causal mask even for a batch without padding, and masks by document even where a row is one
+document. Masks that depend on constants alone are computed here, once: a mask that hides nothing is dropped, and one
+that hides the later keys of every row becomes `is_causal`. Kernels then skip half of the work, and the fastest ones of
+GPUs take no other mask:
+
+    %m = aten.le.Tensor(%keys, %rows) : bool[1, 1, 8, 8]
+    %o = moai.sdpa(%q, %k, %v, %m) {is_causal=false, …}
+  becomes
+    %o = moai.sdpa(%q, %k, %v) {is_causal=true, …}
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from moaic.ir.types import FLOATING
 from moaic.runtime.codegen.lower_to_fx import CPU, operand_of, run_op
 
 LIMIT: Final = 2**22
-"""Elements of a value that are computed one by one: those of the mask of 2,048 tokens."""
+"""The largest value that is computed element by element: the mask of 2,048 tokens."""
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -45,28 +51,28 @@ _UP_TO: Final[Mapping[str, tuple[int, bool]]] = {
     "aten.ge.Tensor": (1, True),
     "aten.gt.Tensor": (1, False),
 }
-"""Comparisons: which operand is to be the smaller, and whether it may be equal."""
+"""Comparisons: the index of the operand that must be the smaller one, and whether both may be equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """A mask that is too large to be computed, and of which each row shows so many first keys."""
+    """A mask above `LIMIT` that shows a number of first keys per row."""
 
     shown: Tensor
 
 
 _Known = Tensor | _Prefix
-"""What is known of a value; a tensor has one element along a dim in which all are equal."""
+"""A constant value; a tensor has size 1 in each dim along which all elements are equal."""
 
 
 def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Function:
-    """`function` with a flag, or nothing, in the place of masks that say no more; what made them stays."""
+    """`function` with masks replaced by a flag or dropped; the ops that made the masks stay."""
     masks = {mask for op in function.ops if (mask := mask_of(op)) is not None}
     if not masks:
         return function
-    # A model may be captured without its weights, and then not all constants are there either.
+    # A model may be captured without its weights; its constants are then fake tensors too.
     known = _Constants({v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu})
-    # Whoever calls the model may have made another device the usual one.
+    # The user may have set another default device.
     with torch.no_grad(), CPU:
         for index in sorted(backward_slice(function, masks)):
             known.add(function.ops[index])
@@ -91,7 +97,7 @@ def _with_flag(op: Op, known: _Constants) -> Op:
 
 
 def _shown(mask: _Known, keys: int) -> Tensor | None:
-    """How many first keys each row shows; None where it shows others, or batches or heads differ."""
+    """The number of first keys that each row shows; None if it shows other keys, or batches or heads differ."""
     if isinstance(mask, _Prefix):
         return mask.shown
     looks = mask if mask.dtype == torch.bool else mask == 0
@@ -103,7 +109,7 @@ def _shown(mask: _Known, keys: int) -> Tensor | None:
 
 
 class _Constants:
-    """Values that depend on constants alone, as ops are read one after the other."""
+    """The values that depend on constants alone, computed op by op in program order."""
 
     def __init__(self, constants: Mapping[Value, Tensor]) -> None:
         self._known: dict[Value, _Known] = {value: _collapsed(tensor) for value, tensor in constants.items()}
@@ -114,7 +120,7 @@ class _Constants:
         return self._known.get(self._same.get(value, value))
 
     def add(self, op: Op) -> None:
-        """Reads an op; every layer makes its mask anew, by the same ops, and one is computed."""
+        """Compute an op; equal ops are computed once, as every layer makes its mask by the same ops."""
         op = op.with_operands(self._same)
         key = (op.name, op.operands, tuple(sorted(op.attrs.items())), tuple(value.type for value in op.results))
         made = self._made.setdefault(key, op.results)
@@ -126,7 +132,7 @@ class _Constants:
 
 
 def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
-    """The results of an op, or nothing."""
+    """The results of an op; empty if they are not known."""
     tensors = {value: found for value in op.inputs() if isinstance(found := known[value], Tensor)}
     result = op.results[0].type
     if not all(value in tensors for value in op.inputs()):
@@ -148,7 +154,7 @@ def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
 
 
 def _compared(op: Op, one: Tensor, other: Tensor) -> Sequence[_Known]:
-    """The mask of the keys up to a row's own number."""
+    """The mask by comparison of a key's number with a row's, as a prefix per row."""
     smaller_at, equal_too = _UP_TO[op.name]
     keys, rows = (other, one) if smaller_at else (one, other)
     if keys.max() < rows.min() or (equal_too and keys.max() == rows.min()):
@@ -161,7 +167,7 @@ def _compared(op: Op, one: Tensor, other: Tensor) -> Sequence[_Known]:
 
 
 def _of_prefixes(op: Op, inputs: Sequence[_Known]) -> Sequence[_Known]:
-    """What becomes of masks that are too large to be computed."""
+    """The result of an op on masks above `LIMIT`; empty if it is not a prefix."""
     first, *rest = inputs
     before, after = next(op.inputs()).type, op.results[0].type
     if op.name in _BOTH:
@@ -183,19 +189,19 @@ def _both(one: _Known, other: _Known) -> Sequence[_Known]:
 
 
 def _single(known: _Known) -> Tensor | None:
-    """What is the same everywhere."""
+    """The tensor, if all its elements are equal."""
     return known if isinstance(known, Tensor) and known.numel() == 1 else None
 
 
 def _hides(mask: Tensor) -> Tensor:
-    """Where a mask hides a key: numbers do from the lowest of their type on."""
+    """Where a mask hides a key: false, or the lowest number of its type and below."""
     if mask.is_floating_point():
         return mask <= torch.finfo(mask.dtype).min
     return ~mask if mask.dtype == torch.bool else torch.zeros_like(mask, dtype=torch.bool)
 
 
 def _collapsed(tensor: Tensor) -> Tensor:
-    """One element along every dim in which all are equal."""
+    """The tensor with size 1 in every dim along which all elements are equal."""
     for dim, size in enumerate(tensor.shape):
         first = tensor.narrow(dim, 0, min(size, 1))
         if size > 1 and bool((tensor == first).all()):

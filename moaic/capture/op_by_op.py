@@ -1,4 +1,4 @@
-"""A captured training graph that has no program: its ops run one after the other, as without a compiler."""
+"""A captured training graph without a program: its ops run one by one, as in eager mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moaic.capture.saved_tensors import Saved
 
 
 class Kept(Saved):
-    """What the forward of one call kept for its backward, by name."""
+    """The values that the forward of one call saved for its backward, by name."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(dict(enumerate(values)), list(values.values()))
@@ -21,7 +21,7 @@ class Kept(Saved):
 
 
 class EagerHalves:
-    """A joint graph cut where PyTorch cuts it by default: a forward, and a backward that reads what the first keeps."""
+    """A joint graph cut by PyTorch's default partitioner into a forward and a backward that reads saved values."""
 
     def __init__(self, traced: TracedGraph) -> None:
         self._outputs = traced.forward_outputs
@@ -31,7 +31,7 @@ class EagerHalves:
         self._written = traced.written()
 
     def forward(self, args: Sequence[Any]) -> tuple[list[Any], Kept]:
-        """The outputs, and what the backward will read: arguments that are written afterwards as they are now."""
+        """Return the outputs and the saved values; arguments that are written later are copied."""
         made = list(self._forward(*args))
         written = [args[position] for position in self._written]
         values = [_kept(value, written) for value in made[self._outputs :]]
@@ -43,7 +43,7 @@ class EagerHalves:
 
 
 def _kept(value: Any, written: Sequence[Tensor]) -> Any:
-    """Not an output itself: it will own autograd's graph, which owns what is kept."""
+    """The value without its autograd graph: that graph owns the saved values, which must not own it."""
     if not isinstance(value, Tensor):
         return value
     return value.clone() if any(value is each for each in written) else value.detach()

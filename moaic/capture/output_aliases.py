@@ -1,4 +1,4 @@
-"""Outputs that lie in memory of something else: which result or argument of a call, and the views that lead there."""
+"""Outputs that alias a result or an argument of the call: which of them, and the views that lead to the output."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch._ops import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """How a result lies in memory where its dims are not in the order of its strides: the last dim varies fastest."""
+class MemoryOrder:
+    """Shape and strides of a dense result that is not row-major, and the order of dims in which it is."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     order: tuple[int, ...]
-    """The dims by stride, the largest first: in this order the result is row-major."""
+    """The dims by stride, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputAlias:
-    """A call of an op that gives a view; of the one at place `item` if it gives several."""
+    """A call of an op that returns a view, or several, of which `item` is the index."""
 
     op: OpOverload[..., Any]
     arguments: tuple[Any, ...]
@@ -35,38 +35,38 @@ class OutputAlias:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """An output as views of a result, or of an argument, of the call."""
+class OutputView:
+    """An output as a chain of views of a result or of an argument of the call."""
 
     kind: Literal["result", "argument"]
     index: int
     views: tuple[OutputAlias, ...] = ()
     known: bool = True
-    """Whether autograd is to know of the views: not of those that nothing else shares memory with."""
+    """Whether autograd sees the output as a view; not if nothing else shares its memory."""
 
-    def among(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> Tensor:
+    def of(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> Tensor:
         tensor = (results if self.kind == "result" else arguments)[self.index]
         for view in self.views:
             tensor = view.of(tensor)
         if self.known:
             return tensor
-        alone = _placed(tensor, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return _done(alone, conj=tensor.is_conj(), neg=tensor.is_neg())
+        alone = _not_a_view(tensor, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return _resolved(alone, conj=tensor.is_conj(), neg=tensor.is_neg())
 
 
-def _done(tensor: Tensor, *, conj: bool, neg: bool) -> Tensor:
-    """With what a view had still to be done to every number, of which its storage says nothing."""
+def _resolved(tensor: Tensor, *, conj: bool, neg: bool) -> Tensor:
+    """Apply the lazy conjugation and negation of a view, which its storage does not hold."""
     tensor = tensor.conj_physical_() if conj else tensor
     return tensor.neg_() if neg else tensor
 
 
-def laid(shape: tuple[int, ...], strides: tuple[int, ...]) -> Laid | None:
-    """None for what is row-major anyway, or has gaps: then it is of no use to say how it lay."""
+def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrder | None:
+    """The order of a dense tensor that is not row-major; None for any other, whose strides need not be restored."""
     wide = [dim for dim, size in enumerate(shape) if size != 1]
     order = sorted(wide, key=lambda dim: -strides[dim])
     if strides == _strides(shape, range(len(shape))) or not _is_dense(shape, strides, order):
         return None
-    return Laid(shape, strides, (*(dim for dim in range(len(shape)) if dim not in wide), *order))
+    return MemoryOrder(shape, strides, (*(dim for dim in range(len(shape)) if dim not in wide), *order))
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> bool:
@@ -74,20 +74,20 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]
 
 
 def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Those without gaps where dims vary in this order, the last one fastest."""
+    """The strides of a dense tensor whose dims vary in this order, the last one fastest."""
     strides, step = [1] * len(shape), 1
     for dim in reversed(order):
         strides[dim], step = step, step * shape[dim]
     return tuple(strides)
 
 
-def placed(result: Tensor, lies: Laid | None) -> Tensor:
-    """A result, row-major in the order that its dims lie in, seen as what it is; no view, so it may be overwritten."""
-    if lies is not None:
-        return _placed(result, 0, lies.shape, lies.strides)
-    return _placed(result, result.storage_offset(), result.shape, result.stride()) if result._is_view() else result
+def with_strides(result: Tensor, order: MemoryOrder | None) -> Tensor:
+    """A row-major result with the shape and strides of the output; not a view, so that it may be overwritten."""
+    if order is not None:
+        return _not_a_view(result, 0, order.shape, order.strides)
+    return _not_a_view(result, result.storage_offset(), result.shape, result.stride()) if result._is_view() else result
 
 
-def _placed(tensor: Tensor, offset: Any, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """A tensor in the same memory that is no view of this one."""
+def _not_a_view(tensor: Tensor, offset: Any, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """A tensor in the same memory that autograd does not see as a view."""
     return tensor.new_empty(0).set_(tensor.untyped_storage(), offset, shape, strides)

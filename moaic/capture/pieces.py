@@ -1,4 +1,4 @@
-"""Which piece of a model a graph is: all of it, or what lies between places that Dynamo leaves to Python."""
+"""Whether a graph is a whole model, or a piece of it between two graph breaks of Dynamo."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MARK = "moai_model"
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """What one `torch.compile` was called for, as far as its graphs have come."""
+    """The model of one call of `torch.compile`, with what its graphs so far have shown."""
 
     has_followed: bool = False
-    """Whether a graph of it has taken all that was asked for: the request is sound, and what comes now is another."""
+    """Whether the plan of some graph followed all decisions of the user: then the request itself is valid."""
     said: set[str] = field(default_factory=set[str])
-    """What has been said of it, and need not be said again."""
+    """The messages logged for this model, each of which is logged once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,19 @@ class Piece:
 
     @property
     def is_strict(self) -> bool:
-        """Whether what was asked for must be possible: it is the first whole graph, of the person's own batch."""
+        """Whether a decision that the plan cannot follow is an error: only in the first graph of a whole model."""
         return self.is_whole and not self.model.has_followed
 
 
 def piece_of(graph_module: Any) -> Piece:
-    """Asked while Dynamo hands the graph to its backend."""
+    """The piece of a graph; called while Dynamo passes the graph to its backend."""
     reason = getattr(graph_module, "compile_subgraph_reason", None)
     goes_on = reason is not None and reason.graph_break
     return Piece(_model(), not goes_on and not _is_called_from_pieces())
 
 
 def _model() -> Model:
-    """Kept with the backend as Dynamo has it: each `torch.compile` makes one."""
+    """The model, stored on Dynamo's backend object: each `torch.compile` makes one."""
     from torch._dynamo.symbolic_convert import InstructionTranslator, tls
 
     if getattr(tls, "current_tx", None) is None:
@@ -55,7 +55,7 @@ def _model() -> Model:
 
 
 def _is_called_from_pieces() -> bool:
-    """Whether a function that Dynamo would have compiled runs around the one that it compiles, so broke before it."""
+    """Whether a caller of the function being compiled is one that Dynamo compiles, and whose graph broke here."""
     around: list[CodeType] = []
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "compile_wrapper":

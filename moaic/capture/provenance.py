@@ -1,4 +1,4 @@
-"""Names and places as the person knows them, read from what Dynamo says of where things come from."""
+"""Names and source lines of the user's program, read from Dynamo's sources and the metadata of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMESPACES = frozenset({"kwargs", "args"})
 
 
 def path_of(source: str) -> str:
-    """`model.layers.3` of `L['self']._modules['model'].layers[3]`: what stands behind the root."""
+    """The path behind the root: `model.layers.3` for `L['self']._modules['model'].layers[3]`."""
     root = _ROOT.match(source)
     rest = source[root.end() :] if root else source
     return ".".join(next(part for part in step.groups() if part is not None) for step in _STEP.finditer(rest))
@@ -28,7 +28,7 @@ def root_of(source: str) -> str:
 
 
 def role_of(source: str, is_parameter: bool) -> Role:
-    """What a placeholder of Dynamo's graph is: a parameter or a buffer of a module, or an input."""
+    """The role of a placeholder in Dynamo's graph: a parameter or a buffer of a module, or an input."""
     path = path_of(source)
     if is_parameter or "._parameters[" in source:
         return Role("param", path or root_of(source))
@@ -41,7 +41,7 @@ def role_of(source: str, is_parameter: bool) -> Role:
 
 
 def location(meta: Mapping[str, Any]) -> Location:
-    """Where a node of the graph comes from: source line, module path and side."""
+    """The origin of a node of the graph: source line, module path and side."""
     backward = meta.get("partitioner_tag") == "is_backward"
     file, line = _frame(meta.get("stack_trace") or "")
     stack: Any = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
@@ -49,7 +49,7 @@ def location(meta: Mapping[str, Any]) -> Location:
 
 
 def _frame(trace: str) -> tuple[str, int]:
-    """The innermost frame that is not PyTorch's own; the file by its name alone."""
+    """File name and line of the innermost frame that is not PyTorch's own."""
     frames = [(file, int(line)) for file, line in _FRAME.findall(trace)]
     for file, line in reversed(frames):
         if "torch" not in PurePath(file).parts:
@@ -62,6 +62,6 @@ def _module(stack: Mapping[str, Any]) -> str:
 
 
 def described(loc: Location) -> str:
-    """` at "train.py":12 in model.layers.3`, to be appended to a message; as much of it as is known."""
+    """` at "train.py":12 in model.layers.3`, to be appended to a message; unknown parts are left out."""
     module = f" in {loc.module}" if loc.module else ""
     return f' at "{loc.file}":{loc.line}{module}' if loc.file else module

@@ -1,4 +1,4 @@
-"""What a forward was given or kept and its backward reads: as in PyTorch, nobody may write it in between."""
+"""Tensors saved for the backward: as in PyTorch, a write to one between forward and backward is an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Version(NamedTuple):
 
 
 def _watched(tensor: Tensor) -> Callable[[], Tensor | None]:
-    """A parameter, unless it is gone; of all else an alias, whose writes are counted when the view given is gone."""
+    """A weak reference to a parameter; for other tensors an alias, which counts writes after the tensor is freed."""
     if tensor.is_leaf and tensor.requires_grad:
         return weakref.ref(tensor)
     alias = tensor.detach()
@@ -24,7 +24,7 @@ def _watched(tensor: Tensor) -> Callable[[], Tensor | None]:
 
 
 class Saved:
-    """What a backward will read of `values`, as it was in the forward: those at the positions in `names`."""
+    """The versions that the saved tensors have in the forward: those of `values` at the positions in `names`."""
 
     def __init__(self, names: Mapping[int, str], values: Sequence[Any]) -> None:
         read = [(values[at], name) for at, name in names.items()]
@@ -35,7 +35,7 @@ class Saved:
         ]
 
     def check(self) -> None:
-        """Raise as PyTorch does if one of them has been written since."""
+        """Raise PyTorch's error if a saved tensor has been written since."""
         for each in self._versions:
             tensor = each.tensor()
             if tensor is not None and tensor._version > each.version:

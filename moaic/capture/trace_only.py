@@ -1,4 +1,4 @@
-"""Capture without running: the first step of a model or of a script, and what it would have been run on."""
+"""Capture without running: the first step of a model or of a script, with its arguments."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Sample:
     batch: int = 8
     sequence: int = 128
     image: int = 224
-    """Side of an image, where the model's configuration does not say."""
+    """Side of an image, for a model whose configuration does not state one."""
     training: bool = True
     padding: bool = True
-    """Of text: whether rows are of unequal lengths, and the model is given a mask."""
+    """Whether rows of text have unequal lengths and the model gets a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A Hugging Face model: its type (`llama`) or the place of its configuration, and what is set otherwise there."""
+    """A Hugging Face model: its type (`llama`) or the folder of its configuration, and settings to change."""
 
     name: str
     settings: Mapping[str, object]
     trust_remote_code: bool = False
-    """Whether code that lies beside the configuration may run."""
+    """Whether code in the folder of the configuration may run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class CapturedCall:
 
 
 class _TakenError(BaseException):
-    """Ends the first step before anything runs. No Exception: the person's script must not catch it."""
+    """Ends the first step before it runs. A BaseException, so that the user's script does not catch it."""
 
     def __init__(self, taken: CapturedCall) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _TakenError(BaseException):
 
 
 class _Recorder:
-    """An engine that runs nothing, and so comes past graphs of which nothing but views of arguments is wanted."""
+    """An engine that raises the first call; graphs that return only views of arguments it lets pass."""
 
     def __init__(self, program: FxProgram) -> None:
         self.program = program
@@ -74,7 +74,7 @@ class _Recorder:
         raise _TakenError(CapturedCall(captured, tuple(argument.detach() for argument in arguments)))
 
     def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:
-        raise AssertionError("nothing has run forward")
+        raise AssertionError("no forward has run")
 
     def forget(self, call: int) -> None:
         pass
@@ -98,7 +98,7 @@ def _recorder() -> Callable[..., Any]:
 def take_call(
     model: Callable[..., Any], inputs: Mapping[str, Tensor], options: Mapping[str, object] | None = None
 ) -> CapturedCall:
-    """The step that a call of `model` would run, as one graph; `options` as `torch.compile` takes them."""
+    """Capture the step that a call of `model` would run, as one graph; `options` are those of `torch.compile`."""
     from torch._dynamo.exc import TorchDynamoException
 
     settings: Any = dict(options or {})
@@ -120,7 +120,7 @@ def _name(model: Callable[..., Any]) -> str:
 
 
 def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
-    """The step of a model whose weights are never made."""
+    """Capture the step of a model without allocating its weights."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
 
@@ -132,14 +132,14 @@ def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
 
 
 def take_small_model(source: ModelSource, sample: Sample, most: int) -> CapturedCall:
-    """The step of a model with weights as at the beginning of a training; at most so many, else Diagnostic."""
+    """Capture the step of a model with initialized weights; raises Diagnostic if it has more than `most` of them."""
     config = _config(source)
     with torch.device("meta"):
         elements = sum(parameter.numel() for parameter in _model(config, source).parameters())
     if elements > most:
         raise Diagnostic(
-            f"`{source.name}` has {elements / 1e6:,.0f} million parameters, and here it can have {most / 1e6:.0f}",
-            hint="take a small form of it: --set num_hidden_layers=2 --set hidden_size=64, and so on",
+            f"`{source.name}` has {elements / 1e6:,.0f} million parameters; the limit here is {most / 1e6:.0f} million",
+            hint="make it smaller: --set num_hidden_layers=2 --set hidden_size=64, and so on",
         )
     torch.manual_seed(0)
     return _take(_model(config, source), config, sample)
@@ -154,7 +154,7 @@ def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
 
 
 def take_script(path: str, arguments: Sequence[str]) -> CapturedCall:
-    """The first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
+    """Capture the first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
     from torch._dynamo.backends.registry import register_backend
 
     if not Path(path).is_file():
@@ -169,11 +169,14 @@ def take_script(path: str, arguments: Sequence[str]) -> CapturedCall:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise Diagnostic(f"{path} ended with {end.code!r} before its first compiled step") from None
-    raise Diagnostic(f"{path} ended without a compiled step", hint='it compiles with `backend="moai"`, and calls that')
+    raise Diagnostic(
+        f"{path} ended without a compiled step",
+        hint='the script must compile a model with `backend="moai"` and call it',
+    )
 
 
 def _config(source: ModelSource) -> Any:
-    """The configuration of a type, made with the settings, or that of a folder with the settings put in."""
+    """The configuration of a type, made with the settings, or that of a folder, changed by the settings."""
     from transformers import AutoConfig
 
     kinds: Any = AutoConfig
@@ -184,7 +187,7 @@ def _config(source: ModelSource) -> Any:
             _check_settings(source, usual, source.settings)
             config = usual
         else:
-            # What follows from the settings, such as heads of keys from heads, is derived when a configuration is made.
+            # A configuration derives values from its settings when it is made, such as heads of keys from heads.
             usual, config = kinds.for_model(source.name), kinds.for_model(source.name, **source.settings)
             _check_settings(source, usual, cast("Mapping[str, object]", vars(config)))
     except (OSError, ValueError) as error:
@@ -200,9 +203,9 @@ def _config(source: ModelSource) -> Any:
 
 
 def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]) -> None:
-    """Raises Diagnostic for a setting among those `given` that such configurations usually do not have.
+    """Raise Diagnostic for a setting among those `given` that the usual configuration does not have.
 
-    A configuration that is made keeps what it does not know as an attribute; what it knows by an old name it takes in.
+    A configuration stores an unknown setting as an attribute, and converts a setting of an old name.
     """
     for name in source.settings:
         if name in given and not hasattr(usual, name):
@@ -210,7 +213,7 @@ def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]
 
 
 def _model(config: Any, source: ModelSource) -> Any:
-    """A model that learns its usual task."""
+    """A model with the head of its usual training task."""
     try:
         model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
     except (AttributeError, ValueError) as error:
@@ -233,7 +236,7 @@ def _maker(config: Any) -> Any:
 
 
 def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
-    """Rows whose padding, if they have any, is no part of the loss."""
+    """A batch of random rows; padding is left out of the loss."""
     rows, length = sample.batch, sample.sequence
     with unset_fake_temporarily():
         generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Overlapping windows, which models read by `as_strided`: indices into the dims that the windows run through."""
+"""Overlapping windows by `as_strided`, as index ops into the dims that the windows cover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_strided(x: Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: int | None = None) -> Tensor:
-    """`x.as_strided(...)`: a look-up where that is known to be the same, so that all other dims split."""
+    """`x.as_strided(...)`, as an index op where that is equal: then the other dims can be sharded."""
     size = [int(each) if isinstance(each, Tensor) else each for each in size]
     if _is_plain(x, size, stride, storage_offset):
         first = _same_at_front(x, size, stride)
@@ -23,13 +23,13 @@ def as_strided(x: Tensor, size: Sequence[Any], stride: Sequence[Any], storage_of
 
 
 def _is_plain(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: int | None) -> bool:
-    """Whether windows begin where `x` does, and every size is a number."""
+    """Whether windows begin at the first element of `x`, and every size is a number."""
     numbers = all(isinstance(each, int) for each in (*size, *stride, *x.shape))
     return numbers and offset in (None, x.storage_offset()) and 0 not in (*size, *x.shape)
 
 
 def _looked_up(x: Tensor, size: Sequence[int], stride: Sequence[int], first: int, last: int) -> Tensor | None:
-    """The windows, which so many dims at either end are no part of; None where they are not within the others."""
+    """The windows over the dims between the `first` and the `last` ones; None if they reach beyond these dims."""
     end = x.dim() - last
     run, step = prod(x.shape[first:end]), x.stride(end - 1)
     sizes, strides = size[first : len(size) - last], stride[first : len(size) - last]
@@ -44,7 +44,7 @@ def _looked_up(x: Tensor, size: Sequence[int], stride: Sequence[int], first: int
 
 
 def _same_at_front(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> int:
-    """How many dims at the front are those of `x`; the last dim of it is left to the windows."""
+    """The number of dims at the front that are those of `x`; the last dim of `x` is left to the windows."""
     count = 0
     while count < min(x.dim() - 1, len(size)) and (size[count], stride[count]) == (x.shape[count], x.stride(count)):
         count += 1
@@ -52,7 +52,7 @@ def _same_at_front(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> int
 
 
 def _same_at_end(x: Tensor, size: Sequence[int], stride: Sequence[int], front: int) -> int:
-    """How many dims at the end are those of `x`, beyond those at the front."""
+    """The number of dims at the end that are those of `x`, not counting those at the front."""
     count = 0
     most = min(x.dim(), len(size)) - front - 1
     while count < most and (size[-1 - count], stride[-1 - count]) == (x.shape[-1 - count], x.stride(-1 - count)):
@@ -61,7 +61,7 @@ def _same_at_end(x: Tensor, size: Sequence[int], stride: Sequence[int], front: i
 
 
 def _places(sizes: Sequence[int], steps: Sequence[int], device: torch.device) -> Tensor:
-    """For each element of the windows its place in what they run through."""
+    """For each element of the windows, its index in the dims that the windows cover."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for at, (count, step) in enumerate(zip(sizes, steps, strict=True)):
         along = torch.arange(count, device=device) * step

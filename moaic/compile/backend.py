@@ -40,14 +40,18 @@ from moaic.support.report import Report
 def moai(
     graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """`torch.compile(model, backend="moai", options={...})`: plans and runs the graph on all workers.
+    """`torch.compile(model, backend="moai", options={...})`: plan a graph and run it on all workers.
 
-    Options are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys, distribute_param
-    and distribute_low_prec_param; all "auto" by default, and MOAI_PLAN in the environment names them too. With
-    `precision="bf16"` a model computes as under autocast, and what it holds keeps its type; with "float8" its linear
-    layers do so in eight-bit floats. `compile=False`, or MOAI_COMPILE=0, has the workers run op by op what they would
-    compile; `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1 or `mode="reduce-overhead"` has GPUs repeat steps that they have
-    recorded. Raises Diagnostic for what no plan can do.
+    The options of a plan are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys,
+    distribute_param and distribute_low_prec_param; the default of each is its entry in the environment variable
+    MOAI_PLAN, else "auto". Further options:
+
+    * `precision="bf16"`: the model computes as under autocast, and its parameters keep their type; `"float8"`: linear
+      layers compute in eight-bit floats, too.
+    * `compile=False`, or MOAI_COMPILE=0: workers run ops one by one instead of compiled functions.
+    * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them.
+
+    Raises Diagnostic if no plan can meet the options.
     """
     given = options or {}
     request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
@@ -123,7 +127,7 @@ class GraphEngine:
         ]
 
     def forget(self, call: int) -> None:
-        """Marks a call as one whose backward cannot come any more; may be called from any thread."""
+        """Note that no backward of `call` can follow; may be called from any thread."""
         if call in self._calls:
             self._calls[call].is_live = False
             self._forgotten.append(call)
@@ -155,7 +159,7 @@ def _key(captured: Captured) -> Key:
 
 
 def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    """A contiguous buffer with the values of a tensor and nothing else."""
+    """A contiguous buffer that holds exactly the values of a tensor."""
     if not is_ours(tensor):
         return uploaded(accelerator, tensor)
     view = view_of(tensor)

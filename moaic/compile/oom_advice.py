@@ -25,13 +25,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class OversizedStep:
-    """A step and plans of it that need more memory than there is."""
+    """A step, and plans of it that need more memory than the workers have."""
 
     step: Module
     request: Request
     sized: Sequence[Sized]
     tried: bool
-    """Whether these are all plans that keep to the request."""
+    """Whether these are all plans that follow the request."""
     whole: bool = True
     """Whether the step is a whole model's, so that its rows are the user's batch."""
 

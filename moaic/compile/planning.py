@@ -62,8 +62,8 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
     """
     if mode not in (None, "default", REDUCE_OVERHEAD):
         raise Diagnostic(
-            f"mode={mode} is not known to backend moai",
-            hint=f"leave it out, or choose {REDUCE_OVERHEAD}: GPUs repeat steps that they have recorded",
+            f"backend moai has no mode {mode!r}",
+            hint=f"valid: default, {REDUCE_OVERHEAD} (GPUs capture steps and replay them)",
         )
     if mode == REDUCE_OVERHEAD:
         return True
@@ -78,7 +78,7 @@ def check_float8() -> None:
     flavor = session.SESSION.flavor()
     lacking = [gpu.name for gpu in usable(os.environ)[: flavor.gpus] if not gpu.has_float8]
     if lacking:
-        raise Diagnostic(f"{lacking[0]} multiplies no eight-bit floats", hint="precision=bf16 is what it does best")
+        raise Diagnostic(f"{lacking[0]} has no products of eight-bit floats", hint="choose precision=bf16")
 
 
 def request_of(options: Mapping[str, object]) -> Request:
@@ -98,7 +98,7 @@ def prepare() -> None:
 
 
 def measure() -> None:
-    """Measures this machine now: measuring runs all deferred work, and so must come before there is any."""
+    """Measure this machine now: measuring runs all deferred work, so there must not be any yet."""
     this_machine()
 
 
@@ -106,7 +106,7 @@ class Planning:
     """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
 
     def __init__(self, request: Request, piece: Piece) -> None:
-        """A request that the first whole graph cannot follow is an error; later batches and pieces relax it."""
+        """A request that the first graph of a whole model cannot follow is an error; others relax it."""
         self.request = request
         self._piece = piece
         self._config: Config | None = None
@@ -155,7 +155,7 @@ class Planning:
         return selection.plan
 
     def _selected(self, step: Module, machine: Machine) -> tuple[Selection, Request]:
-        """The best plan, and the request that it keeps to: the user's, relaxed where the step cannot follow it."""
+        """The best plan and the request that it follows: the user's, relaxed where the step cannot follow it."""
         if self._piece.is_strict:
             return self._asked_for(step, machine), self.request
         check_request(step, machine.workers, self.request)
@@ -176,7 +176,7 @@ class Planning:
 
     def _asked_for(self, step: Module, machine: Machine) -> Selection:
         selection = _cached(step, machine, self.request)
-        # An evaluation drops a split of the batch by itself, which does not show whether training can follow it.
+        # An evaluation drops decisions about the batch by itself, which does not show whether training can follow them.
         self._piece.model.has_followed |= relaxed(step, self.request) == self.request
         return selection
 
@@ -202,7 +202,7 @@ def _place(step: Module) -> str:
 
 
 def _after_all(step: Module, request: Request, sized: Sequence[Sized], whole: bool, shortage: Shortage) -> str:
-    """A message and advice for a plan that ran out of memory although it was predicted to fit."""
+    """The message and advice for a plan that ran out of memory although it was predicted to fit."""
     ((config, memory),) = sized
     expected = this_machine().memory / USABLE
     had = shortage.held + shortage.free

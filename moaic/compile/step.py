@@ -1,4 +1,4 @@
-"""One captured step at concrete sizes: planned once, then run lazily, as one joint program where that is possible.
+"""One captured step at concrete sizes: planned once, then run lazily, as one joint program if possible.
 
 A compiled forward returns handles and runs nothing. When `backward()` comes before anyone reads a value, forward and
 backward run as one program; when a value is read first, the forward runs alone and keeps what the backward needs.
@@ -221,7 +221,7 @@ class Step:
         return [grads[i] for i in self.grads]
 
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
-        """Runs the forward alone, without outputs that exist already or whose handles are gone."""
+        """Run the forward alone, without outputs that exist already or that have no handle any more."""
         call.variant = self._variant(zeros)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]

@@ -1,9 +1,36 @@
-"""The lines that the planner logs.
+"""The lines that the planner logs, and the list of all log lines that are kept for compatibility.
 
-Some lines keep the form of the reference platform, whose users read these logs with scripts of their own: the number
-of candidates; "Parallel Graph Compile start...", "finished." and its elapsed time; "SelectBestGraphFromCandidates",
-a phase of that platform's planner, here the choice of the fastest candidate; "Configuration for parallelism is
-selected." with the line of `configuration` below it; and "train: true". All other lines are moaic's own.
+The lines below have the words of the reference platform (MoAI Platform), whose users read logs with scripts; N is a
+number. They name things that moaic does not have: "the server" is this host, "SelectBestGraphFromCandidates" is the
+selection of the fastest candidate. All other lines are moaic's own.
+
+While workers start (`runtime/controller/startup_log.py`), in this order:
+
+    Requesting resources for MoAI Accelerator from the server...
+    Initializing the worker daemon for MoAI Accelerator
+    [N/N] Connecting to resources on the server (...)...      one line per worker; in brackets an address or a process
+    Establishing links to the resources...
+    MoAI Accelerator is ready to use.
+    Moai Version: N                                           there "Moreh Version: N"
+    Moai Job ID: N                                            there "Moreh Job ID: N"
+
+While a step is planned (this file), in this order:
+
+    The number of candidates is N.
+    Parallel Graph Compile start...
+    Elapsed Time to compile all candidates = N [ms]
+    Parallel Graph Compile finished.
+    The number of possible candidates is N.
+    SelectBestGraphFromCandidates start...
+    Elapsed Time to compute cost for survived candidates = N [ms]
+    SelectBestGraphFromCandidates finished.
+    Configuration for parallelism is selected.
+    num_stages : N, num_micro_batches : N, batch_per_device : N, No TP, recomputation : false, distribute_param : true
+    train: true
+
+The line before the last is that of `configuration`: it adds entries of moaic's own, and has "num_stages : 1" where the
+reference platform writes "No PP". Two lines of that platform have no counterpart: "Got DBs from backend for auto
+config." and "A newer version of Moreh AI Framework is available. ...".
 """
 
 from __future__ import annotations

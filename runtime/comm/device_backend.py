@@ -158,16 +158,16 @@ class GpuBackend:
     Memory in use is what its allocator has given to tensors; the rest of what it reserves counts as free.
     """
 
-    def __init__(self, device: torch.device, sight: Mapping[str, str]) -> None:
-        """`sight` are the environment variables to set before the GPU is initialised."""
+    def __init__(self, device: torch.device, visibility: Mapping[str, str]) -> None:
+        """`visibility` are the environment variables to set before the GPU is initialised."""
         self.device = device
-        self._sight = sight
+        self._visibility = visibility
         self.is_recording = False
         self._pools = WeakKeyDictionary[torch.cuda.CUDAGraph, int]()
         """Per recording the bytes that the allocator keeps for it alone."""
 
     def begin(self) -> None:
-        os.environ.update(self._sight)
+        os.environ.update(self._visibility)
         torch.cuda.set_device(self.device)
         # float32 is not rounded to TF32: convolutions are the only ops that PyTorch would round by default.
         torch.backends.cudnn.allow_tf32 = False
@@ -260,5 +260,5 @@ def backend_of(name: str) -> DeviceBackend:
         return CpuBackend()
     index = int(name.removeprefix("cuda:"))
     # If each worker sees only its own GPU, as the first, kernels compiled by one worker are found in the cache by all.
-    sight = narrowed(index, os.environ)
-    return GpuBackend(torch.device("cuda", 0 if sight else index), sight)
+    visibility = narrowed(index, os.environ)
+    return GpuBackend(torch.device("cuda", 0 if visibility else index), visibility)

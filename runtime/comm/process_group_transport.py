@@ -1,9 +1,11 @@
 """Collectives between workers over process groups of torch.distributed: NCCL or RCCL between GPUs, gloo over the host.
 
-A group of ranks has a process group of its own, made when it is first used: by then every rank of it is on its way
-there, as all ranks communicate in the order of one list. Backends only carry bytes. Sums are taken here, in the order
-of the group, because theirs follow their rings and trees: two groups that sum the same copies would not round alike.
-A sum sends what a ring's does: each rank gets one segment from all others and gives its sum to all.
+Each group of ranks has a process group, made at its first use. Making one blocks until every rank takes part, which
+does not deadlock, as all ranks communicate in the order of one list.
+
+Process groups only carry bytes. Sums are computed here, in the order of the group. A backend's own sum follows its
+rings and trees, so two groups that sum the same copies would round differently. The volume is that of a ring: each rank
+gets one segment from all others and sends its sum to all.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.wire import bytes_of
 
 TURN: Final = 64 << 20
-"""Bytes that are summed at a time: what a sum needs beside its operand."""
+"""Bytes summed at a time: the memory that a sum needs beside its operand."""
 
 PATIENCE: Final = timedelta(days=1)
-"""Whoever started the workers ends them when one is lost; a backend need not guess."""
+"""Timeout of the backends, never to be reached: when a worker is lost, the controller ends the others."""
 
 
 Maker = Callable[[Group], Any]
 """Makes a process group, together with the other ranks of the group."""
 
 Alike = Callable[[Sequence[int], int], bool]
-"""Whether these ranks, who ask at the same time, have chosen as this one has: asked beside all groups."""
+"""Whether these ranks, which all call it, have made the same choice as this one; it uses no process group."""
 
 
 class GroupTransport:
@@ -46,7 +48,7 @@ class GroupTransport:
     def __init__(
         self, make: Maker, alike: Alike, backend: DeviceBackend, *, stages: bool, can_be_recorded: bool = False
     ) -> None:
-        """Where it `stages`, the groups that it makes carry tensors of the host, and the device is another."""
+        """With `stages`, the process groups carry tensors of the host, and those of the device are copied there."""
         self._make = make
         self._alike = alike
         self._backend = backend
@@ -57,7 +59,7 @@ class GroupTransport:
 
     @property
     def send_slots(self) -> int:
-        # Two ranks that send to each other first would each wait for the other in the making of its own group.
+        # Two ranks that first send to each other would deadlock: each would make its own group and wait for the other.
         return 0
 
     @property
@@ -84,17 +86,17 @@ class GroupTransport:
             mine = summed(self._exchanged(segments, group).unbind(0))
             piece.copy_(self._gathered(mine, group).view(-1).narrow(0, 0, piece.numel()))
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        return summed(self._exchanged(in_parts(tensor, digit, group.size), group).unbind(0))
+    def reduce_scatter(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        return summed(self._exchanged(in_parts(tensor, sub_axis, group.size), group).unbind(0))
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        return put_together(self._gathered(dense(tensor), group), digit)
+    def all_gather(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        return put_together(self._gathered(dense(tensor), group), sub_axis)
 
     def all_to_all(self, tensor: Tensor, group: Group, given: SubAxis, taken: SubAxis) -> Tensor:
         return put_together(self._exchanged(in_parts(tensor, given, group.size), group), taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
-        """An exchange with nothing for all ranks but one: nobody need know who is to send first."""
+        """By an all-to-all that is empty for all other ranks, so that no order of sends and receives can deadlock."""
 
         def run(given: list[Tensor]) -> list[Tensor]:
             return [self._handed_on(tensor, group) for tensor in given]
@@ -114,7 +116,7 @@ class GroupTransport:
             if not is_first:
                 work.wait()
         if is_first:
-            # What is kept shares the memory of `tensor`, so that nobody who asks takes it for unused.
+            # Keeps the storage of `tensor` in use, so that `is_shared` is true until the send is done.
             self._sending.append((work, carried))
             if not self._backend.is_recording:
                 self._forget_done()
@@ -134,21 +136,21 @@ class GroupTransport:
         while self._sending and self._sending[0][0].is_completed():
             work, _ = self._sending.popleft()
             with _together():
-                # NCCL's holds the tensor until it is waited for.
+                # A work of NCCL holds the tensor until it is waited for.
                 work.wait()
 
     def _gathered(self, mine: Tensor, group: Group) -> Tensor:
-        """What the ranks of the group have, each of the shape of `mine`, along a new first dim."""
+        """The tensors of all ranks of the group, each of the shape of `mine`, stacked along a new first dim."""
         whole = mine.new_empty(group.size, *mine.shape)
         return self._carried(whole, mine, lambda out, given: self._group(group)._allgather_base(out, given))
 
     def _exchanged(self, parts: Tensor, group: Group) -> Tensor:
-        """Gives part i along the first dim to rank i of the group; what each rank gave to this one."""
+        """Send part i along the first dim to rank i of the group; return the parts that the ranks sent here."""
         whole = torch.empty_like(parts)
         return self._carried(whole, parts, lambda out, given: self._group(group).alltoall_base(out, given, [], []))
 
     def _handed_on(self, tensor: Tensor, group: Group) -> Tensor:
-        """Gives `tensor` to the next rank of the group; what the one before gave."""
+        """Send `tensor` to the next rank of the group; return the tensor of the previous rank."""
         taken, given = [0] * group.size, [0] * group.size
         taken[group.before] = given[group.after] = tensor.numel() * tensor.element_size()
 
@@ -158,7 +160,7 @@ class GroupTransport:
         return self._carried(torch.empty_like(tensor), tensor, start)
 
     def _carried(self, out: Tensor, given: Tensor, start: Callable[[Tensor, Tensor], Any]) -> Tensor:
-        """`out`, filled by a collective of contiguous tensors."""
+        """Fill `out` by the collective that `start` begins on contiguous tensors; return it."""
         if not out.numel():
             return out
         theirs, mine = bytes_of(out), bytes_of(given)
@@ -177,7 +179,7 @@ class GroupTransport:
 
 
 def _padded(flat: Tensor, count: int) -> Tensor:
-    """Memory of `count` elements that begins with these."""
+    """`flat`, padded with zeros to `count` elements."""
     if flat.numel() == count:
         return flat
     padded = flat.new_zeros(count)
@@ -193,7 +195,7 @@ def _from_the_first() -> Any:
 
 @contextmanager
 def _together() -> Generator[None]:
-    """What backends raise where a peer is gone is a consequence of that."""
+    """Raise PeerLost for an error of the backend: it is the consequence of a lost peer."""
     try:
         yield
     except RuntimeError as error:
@@ -201,8 +203,8 @@ def _together() -> Generator[None]:
 
 
 def group_transport(carrier: Carrier, store: int, alike: Alike, backend: DeviceBackend) -> GroupTransport:
-    """The transport over a backend; `store` is the descriptor of a file, empty at first, where all workers meet."""
-    # A path of this kind opens the file anew, so that its locks hold between workers.
+    """The transport over process groups; `store` is the descriptor of an empty file that all workers share."""
+    # A path through /proc opens the file anew: locks do not hold between workers that inherited one descriptor.
     stores: Any = distributed
     meeting = stores.FileStore(f"/proc/self/fd/{store}")
     meeting.set_timeout(PATIENCE)
@@ -218,7 +220,7 @@ def group_transport(carrier: Carrier, store: int, alike: Alike, backend: DeviceB
 
 def _gloo() -> Callable[[Any, int, int], Any]:
     backend: Any = distributed.ProcessGroupGloo
-    # Nothing of it is to be reached from elsewhere.
+    # Gloo must not be reachable from other hosts.
     device = backend.create_device(hostname="127.0.0.1")
 
     def make(store: Any, rank: int, size: int) -> Any:
@@ -230,7 +232,7 @@ def _gloo() -> Callable[[Any, int, int], Any]:
 
 
 def _nccl() -> Callable[[Any, int, int], Any]:
-    # A build for CPUs has no such name.
+    # A build of torch for CPUs does not have it.
     backend: Any = vars(distributed)["ProcessGroupNCCL"]
 
     def make(store: Any, rank: int, size: int) -> Any:

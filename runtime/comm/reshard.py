@@ -1,6 +1,10 @@
-"""Moving a value from one layout to another: each collective of the IR, and conversions made of them.
+"""Resharding of a value on the workers: the local part of each collective, and conversions composed of them.
 
-A move changes the state of a value on one axis; which collective that is follows from the two states.
+A move changes the state of a value on one axis. The state before and the state after determine the collective:
+
+    partial -> replicated      all-reduce         replicated -> sharded    shard (a local slice)
+    partial -> sharded         reduce-scatter     replicated -> partial    first (zeros on all ranks but one)
+    sharded -> replicated      all-gather         sharded -> sharded       all-to-all
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from moaic.runtime.protocol.placement import Placement
 from moaic.runtime.protocol.tensor_parts import cut
 
 LocalMove = Callable[[Tensor], Tensor]
-"""From a rank's local tensor to its local tensor afterwards. May be, or share memory with, its argument."""
+"""Maps a rank's local tensor before a move to that after it, which may share memory with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """One rank of a mesh, and how it talks to the others."""
+    """One rank of a mesh, with its transport and its groups."""
 
     mesh: Mesh
     context: WorkerContext
@@ -45,32 +49,34 @@ class RankContext:
         return self.mesh.coordinates(self.rank)[axis]
 
 
-def move(seat: RankContext, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> LocalMove:
-    """The move that takes a value from layout `before` to `after`, which differ on `axis` alone.
+def move(rank_context: RankContext, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> LocalMove:
+    """The move of a value from layout `before` to `after`, which differ on `axis` alone.
 
-    `in_place`: the argument's memory may be used for the result.
+    With `in_place` the result may reuse the memory of the argument.
     """
-    count = seat.mesh.size(axis)
+    count = rank_context.mesh.size(axis)
     old, new = before.state(axis), after.state(axis)
     if count == 1 or old == new:
         return _same
     if old == PARTIAL:
-        return _all_reduce(seat, axis, in_place) if new == REPLICATED else _reduce_scatter(seat, axis, after)
+        if new == REPLICATED:
+            return _all_reduce(rank_context, axis, in_place)
+        return _reduce_scatter(rank_context, axis, after)
     if old == REPLICATED:
-        return _first(seat, axis, in_place) if new == PARTIAL else _shard(seat, axis, after)
+        return _first(rank_context, axis, in_place) if new == PARTIAL else _shard(rank_context, axis, after)
     if new == REPLICATED:
-        return _all_gather(seat, axis, before)
+        return _all_gather(rank_context, axis, before)
     if new == PARTIAL:
-        raise ValueError(f"no move makes a split value a pending sum over {axis}")
-    return _all_to_all(seat, axis, before, after)
+        raise ValueError(f"no move makes a sharded value partial over {axis}")
+    return _all_to_all(rank_context, axis, before, after)
 
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _all_reduce(seat: RankContext, axis: str, in_place: bool) -> LocalMove:
-    group, transport = seat.group(axis), seat.transport
+def _all_reduce(rank_context: RankContext, axis: str, in_place: bool) -> LocalMove:
+    group, transport = rank_context.group(axis), rank_context.transport
 
     def run(tensor: Tensor) -> Tensor:
         out = owned(tensor, in_place and tensor.is_contiguous())
@@ -80,62 +86,62 @@ def _all_reduce(seat: RankContext, axis: str, in_place: bool) -> LocalMove:
     return run
 
 
-def _reduce_scatter(seat: RankContext, axis: str, after: Layout) -> LocalMove:
-    group, digit = seat.group(axis), _digit(after, axis, seat.mesh)
-    return lambda tensor: seat.transport.reduce_scatter(tensor, group, digit)
+def _reduce_scatter(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
+    group, sub_axis = rank_context.group(axis), _sub_axis(after, axis, rank_context.mesh)
+    return lambda tensor: rank_context.transport.reduce_scatter(tensor, group, sub_axis)
 
 
-def _all_gather(seat: RankContext, axis: str, before: Layout) -> LocalMove:
-    group, digit = seat.group(axis), _digit(before, axis, seat.mesh)
-    return lambda tensor: seat.transport.all_gather(tensor, group, digit)
+def _all_gather(rank_context: RankContext, axis: str, before: Layout) -> LocalMove:
+    group, sub_axis = rank_context.group(axis), _sub_axis(before, axis, rank_context.mesh)
+    return lambda tensor: rank_context.transport.all_gather(tensor, group, sub_axis)
 
 
-def _shard(seat: RankContext, axis: str, after: Layout) -> LocalMove:
-    digit = _digit(after, axis, seat.mesh)
-    count, index = seat.mesh.size(axis), seat.index(axis)
-    return lambda tensor: cut(tensor, *digit, count, index)
+def _shard(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
+    sub_axis = _sub_axis(after, axis, rank_context.mesh)
+    count, index = rank_context.mesh.size(axis), rank_context.index(axis)
+    return lambda tensor: cut(tensor, *sub_axis, count, index)
 
 
-def _first(seat: RankContext, axis: str, in_place: bool) -> LocalMove:
-    return _same if seat.index(axis) == 0 else torch.zeros_like
+def _first(rank_context: RankContext, axis: str, in_place: bool) -> LocalMove:
+    return _same if rank_context.index(axis) == 0 else torch.zeros_like
 
 
-def _all_to_all(seat: RankContext, axis: str, before: Layout, after: Layout) -> LocalMove:
-    (old, give_stride), (new, _) = _split(before, axis, seat.mesh), _split(after, axis, seat.mesh)
-    if old.dim == new.dim and not _are_apart(old, new, seat.mesh.size(axis)):
-        gather, shard = _all_gather(seat, axis, before), _shard(seat, axis, after)
+def _all_to_all(rank_context: RankContext, axis: str, before: Layout, after: Layout) -> LocalMove:
+    (old, give_stride), (new, _) = _split(before, axis, rank_context.mesh), _split(after, axis, rank_context.mesh)
+    if old.dim == new.dim and not _are_apart(old, new, rank_context.mesh.size(axis)):
+        gather, shard = _all_gather(rank_context, axis, before), _shard(rank_context, axis, after)
         return lambda tensor: shard(gather(tensor))
-    count, group = seat.mesh.size(axis), seat.group(axis)
-    # While both digits are taken, a part is cut where the new digit lies in what the old one has left.
+    count, group = rank_context.mesh.size(axis), rank_context.group(axis)
+    # Within one dim, the local stride of the outer sub-axis is smaller by `count` while the inner one is sharded.
     inner = count if old.dim == new.dim and old.stride < new.stride else 1
-    cut_stride = after.local_stride(new, seat.mesh) // inner
+    cut_stride = after.local_stride(new, rank_context.mesh) // inner
     inner = count if old.dim == new.dim and new.stride < old.stride else 1
     join_stride = give_stride // inner
 
     given, taken = SubAxis(new.dim, cut_stride), SubAxis(old.dim, join_stride)
-    return lambda tensor: seat.transport.all_to_all(tensor, group, given, taken)
+    return lambda tensor: rank_context.transport.all_to_all(tensor, group, given, taken)
 
 
-def _digit(layout: Layout, axis: str, mesh: Mesh) -> SubAxis:
+def _sub_axis(layout: Layout, axis: str, mesh: Mesh) -> SubAxis:
     split, stride = _split(layout, axis, mesh)
     return SubAxis(split.dim, stride)
 
 
 def _split(layout: Layout, axis: str, mesh: Mesh) -> tuple[Split, int]:
-    """The split of `axis` and its stride in what the other axes leave."""
+    """The split of `axis`, and its stride in the local tensor."""
     split = layout.split_of(axis)
     assert split is not None, f"{axis} splits nothing in {layout}"
     return split, layout.local_stride(split, mesh)
 
 
 def _are_apart(one: Split, other: Split, count: int) -> bool:
-    """Whether two digits of one dim share no part of its index."""
+    """Whether two sub-axes of one dim do not overlap: the larger stride is a multiple of the smaller extent."""
     low, high = sorted((one.stride, other.stride))
     return high % (low * count) == 0
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Whether anything else uses the memory of `tensor`."""
+    """Whether another tensor uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) > 2  # pyright: ignore[reportPrivateUsage]
 
@@ -146,17 +152,17 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Itself where it is contiguous, else a copy that is."""
+    """The tensor itself if it is contiguous, else a contiguous copy."""
     return tensor if tensor.is_contiguous() else own(tensor)
 
 
 def owned(tensor: Tensor, free: bool) -> Tensor:
-    """A tensor to write into: itself where its memory is free to be used and nothing else uses it, else a copy."""
+    """A tensor to write into: `tensor` itself if it is `free` and its memory is not shared, else a copy."""
     return tensor if free and not is_shared(tensor) else own(tensor)
 
 
 def convert(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:
-    """What one worker does: from its part before, if it has one, to its part after, if it gets one."""
+    """The resharding on one worker: maps its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
     if before.mesh == after.mesh and before.layout.owner == after.layout.owner:
         steps = _changes(before, before.layout, after.layout, context)
@@ -174,14 +180,14 @@ def convert(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor 
 
 
 def meeting(conversion: Resharding, rank: int) -> tuple[int, ...]:
-    """The ranks that carry out a conversion together, this one among them; none where there is nothing to be sent."""
+    """The ranks that communicate in a conversion, `rank` among them; empty if this rank sends and receives nothing."""
     had, gets = set(conversion.before.holders), set(conversion.after.holders)
     is_local = conversion.before.is_uncut and gets <= had
     return () if is_local or rank not in had | gets else tuple(sorted(had | gets))
 
 
 def _spread(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:
-    """Brings a value that its holders have whole to those that are to hold it and do not."""
+    """Broadcast a replicated value to the holders of the conversion's result that do not have it yet."""
     have = conversion.before.holders
     new = [each for each in conversion.after.holders if each not in have]
     if not new or (context.rank != have[0] and context.rank not in new):
@@ -198,25 +204,25 @@ def _spread(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor 
 
 
 def _changes(place: Placement, before: Layout, after: Layout, context: WorkerContext) -> list[LocalMove]:
-    """Moves among the holders of `place` from one layout to another.
+    """The moves among the holders of `place` from one layout to another.
 
-    One if one axis changes, else first all that changes is gathered, then cut.
+    One move if one axis changes; else all changing axes are replicated first, and then sharded.
     """
     if context.rank not in place.holders:
         return []
-    seat = RankContext(place.mesh, context)
-    changing = [axis for axis, size in seat.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
+    rank_context = RankContext(place.mesh, context)
+    changing = [axis for axis, size in rank_context.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
     if len(changing) == 1:
-        return [move(seat, changing[0], before, after)]
+        return [move(rank_context, changing[0], before, after)]
     moves: list[LocalMove] = []
     at = before
     for axis in changing:
         whole = at.with_state(axis, REPLICATED)
-        moves.append(move(seat, axis, at, whole))
+        moves.append(move(rank_context, axis, at, whole))
         at = whole
     for axis in changing:
         there = at.with_state(axis, after.state(axis))
-        moves.append(move(seat, axis, at, there))
+        moves.append(move(rank_context, axis, at, there))
         at = there
     return moves
 

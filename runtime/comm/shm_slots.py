@@ -1,9 +1,9 @@
-"""Memory shared by the workers of one host: slots for data, mailboxes, and a line where each says what it does.
+"""Memory shared by the workers of one host: slots for data, a mailbox per pair, and a status line per worker.
 
-The memory is an anonymous file handed down by descriptor, so nothing of it outlives the processes. Layout: one status
-line per worker, a few lines per ordered pair, then the slots of each worker. A worker writes into a slot of its own,
-posts it to some peers, and may write into the same slot again once each of them has given it back. Every word has one
-writer. Counts only grow, so that no pair needs to know what other pairs did.
+The memory is an anonymous file inherited by descriptor, so it does not outlive the processes. Layout: one status line
+per worker, a few lines per ordered pair, then the slots of each worker. A worker writes into one of its slots, posts it
+to some peers, and may reuse the slot once each of them has given it back. Every word has one writer. Counts only grow,
+and are per pair, so pairs are independent of each other.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SPINS: Final = 200
 YIELD_SECONDS: Final = 0.002
 SLEEP_SECONDS: Final = 0.005
 LIFE_SECONDS: Final = 0.05
-"""A waiting worker spins this often, then yields its core for this long, then sleeps by pieces, and asks after its
-peers at the last interval."""
+"""A waiting worker spins `SPINS` times, yields its core for `YIELD_SECONDS`, then sleeps `SLEEP_SECONDS` at a time; it
+checks whether its peers are alive every `LIFE_SECONDS`."""
 
 NOBODY: Final[tuple[Sequence[int], int]] = ((), -1)
-"""Whom a worker meets that is alone with its command."""
+"""The peers, none, of a worker that runs a command alone."""
 
 FUTEX_CALLS: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX_WAIT: Final = 0
@@ -58,18 +58,18 @@ FUTEX_WAKE: Final = 1
 
 
 class PeerLost(Exception):
-    """A peer failed or ended while this worker waited for it: a consequence, never the cause."""
+    """A peer failed or ended while this worker waited for it: a secondary error, never the root cause."""
 
 
 class GivenUp(Exception):
-    """A peer has given up the command that this worker does with it: to be agreed on, then both go on."""
+    """A peer has given up the command that this worker runs with it: both agree on that, then go on."""
 
 
 class Mailbox:
     """One worker's side of the shared memory."""
 
     def __init__(self, descriptor: int, rank: int, ranks: int, lifelines: Sequence[int], spins: int = SPINS) -> None:
-        """`lifelines` are descriptors that reach their end when one of the other workers does."""
+        """`lifelines` are pipes (descriptors), each of which closes when one of the other workers ends."""
         self.rank = rank
         self.ranks = ranks
         self._map = mmap.mmap(descriptor, memory_bytes(ranks))
@@ -89,7 +89,7 @@ class Mailbox:
         self._fence = Fence()
 
     def begin(self, line: int, code: int, subject: int) -> None:
-        """Writes down what this worker does now, for the case that it does not live to tell."""
+        """Record the command that this worker runs now, for a report if the worker dies in it."""
         at = self.rank * WORDS
         self._words[at], self._words[at + 1], self._words[at + 2], self._words[at + 3] = line, code, subject, -1
 
@@ -97,23 +97,23 @@ class Mailbox:
         self._words[self.rank * WORDS + 3] = index
 
     def finish_step(self, seconds: float) -> None:
-        """Counts a training step, and says how long it took."""
+        """Count a training step and record its time."""
         at = self.rank * WORDS
         self._words[at + STEPS] += 1
         self._words[at + STEP_TIME] = int(1e6 * seconds)
 
     def beat(self, device_bytes: int) -> None:
-        """Gives a sign of life, and says what it has on a device with memory of its own."""
+        """Increment the heartbeat, and record the bytes allocated on a device with memory of its own."""
         at = self.rank * WORDS
         self._words[at + DEVICE_BYTES] = device_bytes
         self._words[at + BEAT] += 1
 
     def fail(self) -> None:
-        """Lets no peer wait for this worker any longer."""
+        """Mark this worker failed, so that waiting peers raise PeerLost."""
         self._words[self.rank * WORDS + FAILED] = 1
 
     def slot(self, dtype: torch.dtype, among: range = TURNS) -> Tensor:
-        """This worker's next slot, once all its readers have given it back. Raises PeerLost."""
+        """Return this worker's next slot, once all its readers have given it back. Raises PeerLost."""
         self._slot = among[self._asked[among] % len(among)]
         self._asked[among] += 1
         owed = self._owed[self._slot]
@@ -123,7 +123,7 @@ class Mailbox:
         return self._slots[self.rank][self._slot][dtype]
 
     def post(self, peers: Sequence[int]) -> None:
-        """Shows the slot last asked for to `peers`."""
+        """Post the slot last returned by `slot` to `peers`."""
         self._fence.pass_through()
         for peer in peers:
             at = self._line(self.rank, peer)
@@ -133,20 +133,20 @@ class Mailbox:
             self._owed[self._slot].append((peer, count))
 
     def take(self, peer: int, dtype: torch.dtype) -> Tensor:
-        """The next slot that `peer` shows to this worker; to be read, then given back. Raises PeerLost."""
+        """Wait for the next slot that `peer` posts, to be read and then given back. Raises PeerLost."""
         count = self._taken[peer] = self._taken[peer] + 1
         self._await(peer, POSTED, count)
         self._fence.pass_through()
         return self._slots[peer][self._words[self._line(peer, self.rank) + WHERE + count % SLOTS]][dtype]
 
     def give_back(self, peers: Sequence[int]) -> None:
-        """Tells `peers` that the slots taken from them have been read."""
+        """Give the slots taken from `peers` back to them."""
         self._fence.pass_through()
         for peer in peers:
             self._set(peer, self._line(self.rank, peer) + RETURNED, self._taken[peer])
 
     def agree(self, peers: Sequence[int], choice: int) -> bool:
-        """Whether all `peers`, who ask at the same time, have chosen as this worker has. Raises PeerLost."""
+        """Whether all `peers`, which all call this, have made the same choice as this worker. Raises PeerLost."""
         self.slot(torch.uint8)[0] = choice
         self.post(peers)
         theirs = [int(self.take(peer, torch.uint8)[0]) for peer in peers]
@@ -154,13 +154,14 @@ class Mailbox:
         return all(each == choice for each in theirs)
 
     def meet(self, peers: Sequence[int], command: int) -> None:
-        """From now until they `part` whoever waits for one of these learns that one of them has given up."""
+        """Begin a command together: until `part`, waiting for one of `peers` raises GivenUp if one has given up."""
         self._together = (peers, command)
 
     def part(self, root: int | None) -> int | None:
-        """Meets the same peers at the command's end; the first command to blame if one of them has given it up.
+        """End the command together; return the root command if one of the peers has given it up, else None.
 
-        A worker does that by a `root`, the number of the command to blame. Raises PeerLost.
+        A worker gives the command up by passing a `root`: the number of the command whose error is the cause. The
+        smallest root of all workers is returned. Raises PeerLost.
         """
         (peers, command), self._together = self._together, NOBODY
         roots = [] if root is None else [root]
@@ -172,11 +173,11 @@ class Mailbox:
         roots += [self._words[at + ROOT] for at in lines if self._words[at + GIVEN_UP] == command]
         found = min(roots) if roots else None
         if found is not None:
-            self._level(peers, command)
+            self._discard_posted(peers, command)
         return found
 
-    def _level(self, peers: Sequence[int], command: int) -> None:
-        """Forgets what was shown and not taken, as all peers do before one of them shows anything again."""
+    def _discard_posted(self, peers: Sequence[int], command: int) -> None:
+        """Give back, on all peers, the slots that were posted and not taken, before a peer posts another."""
         for peer in peers:
             self._taken[peer] = self._words[self._line(peer, self.rank) + POSTED]
         self.give_back(peers)
@@ -212,7 +213,7 @@ class Mailbox:
         asked = time.monotonic()
         asleep = self._line(self.rank, peer) + ASLEEP
         while (seen := self._words[at]) < count:
-            # A wake-up can be missed between these two lines; the time limit of the sleep bounds what that costs.
+            # A wake-up between these two lines is lost; the sleep then takes its full time.
             self._words[asleep] = 1
             futex(self._address + 8 * at, FUTEX_WAIT, seen & 0xFFFFFFFF, SLEEP_SECONDS)
             now = time.monotonic()
@@ -231,7 +232,7 @@ class Mailbox:
 
 
 class Fence:
-    """Orders the memory accesses of this thread. Free on x86, where stores are seen in order and loads stay so."""
+    """Orders the memory accesses of this thread. A no-op on x86, which does not reorder stores, nor loads."""
 
     def __init__(self) -> None:
         self._ordered = platform.machine() in ("x86_64", "AMD64")
@@ -240,7 +241,7 @@ class Fence:
     def pass_through(self) -> None:
         if self._ordered:
             return
-        # Nothing moves up over the end of the second locking or down over the start of the first.
+        # Earlier accesses stay before the first release, later ones after the second acquire.
         with self._lock:
             pass
         with self._lock:
@@ -248,7 +249,7 @@ class Fence:
 
 
 def futex(address: int, operation: int, value: int, seconds: float) -> None:
-    """Sleeps on, or wakes sleepers of, the 32-bit word at `address`; elsewhere than on Linux as we know it, a nap."""
+    """Sleep on the 32-bit word at `address`, or wake its sleepers; a short sleep if the futex call is not known."""
     number = FUTEX_CALLS.get(platform.machine())
     if number is None:
         time.sleep(min(seconds, 0.0005))

@@ -1,6 +1,6 @@
-"""Collectives between the workers of one host, over their shared memory, for tensors that lie in it.
+"""Collectives between the workers of one host over shared memory.
 
-Data passes through slots of bounded size: what does not fit goes in turns.
+Data passes through slots of fixed size; larger tensors take several turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.pack import digits, gathered_digits
+from moaic.runtime.comm.pack import joined_view, split_view
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, summed
 from moaic.runtime.protocol.shared_memory import AHEAD, SLOT_BYTES
@@ -21,7 +21,7 @@ ALIGNMENT: Final = 64
 
 
 class SharedMemoryTransport:
-    """What is sent is copied into a slot at once, so there is never anything to settle."""
+    """A send copies into a slot at once, so `wait_sends` has nothing to wait for."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._box = mailbox
@@ -52,8 +52,8 @@ class SharedMemoryTransport:
         else:
             self._sum_in_segments(flat, group)
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        shape, rows, columns = digits(tensor.shape, digit, group.size)
+    def reduce_scatter(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        shape, rows, columns = split_view(tensor.shape, sub_axis, group.size)
         whole = tensor.contiguous().view(rows, group.size, columns)
         out = tensor.new_empty(rows, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, group.size - 1)):
@@ -65,8 +65,8 @@ class SharedMemoryTransport:
             self._box.give_back(group.others)
         return out.view(shape)
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        shape, rows, columns = gathered_digits(tensor.shape, digit, group.size)
+    def all_gather(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        shape, rows, columns = joined_view(tensor.shape, sub_axis, group.size)
         mine = tensor.contiguous().view(rows, columns)
         whole = tensor.new_empty(rows, group.size, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, 1)):
@@ -92,17 +92,17 @@ class SharedMemoryTransport:
             self._box.post(group.others)
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
-                    received[index][at].copy_(self._slot(peer, index, group, sent[0].dtype, count))
+                    received[index][at].copy_(self._taken(peer, index, group, sent[0].dtype, count))
             self._box.give_back(group.others)
         return join([part.view(parts[0].shape) for part in received], *taken)
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
-        """The first piece is shown at once, each further one when the one before has come: two slots are enough."""
+        """Post the first piece now, and each further one when the previous rank's piece has come: two slots suffice."""
         received = [torch.empty_like(tensor) for tensor in tensors]
         given = (piece for tensor in tensors for piece in _pieces(tensor))
         after, before = group.ranks[group.after], group.ranks[group.before]
 
-        def show_next() -> None:
+        def post_next() -> None:
             piece = next(given, None)
             if piece is not None:
                 self._box.slot(piece.dtype)[: piece.numel()].copy_(piece)
@@ -112,10 +112,10 @@ class SharedMemoryTransport:
             for piece in (piece for tensor in received for piece in _pieces(tensor)):
                 piece.copy_(self._box.take(before, piece.dtype)[: piece.numel()])
                 self._box.give_back((before,))
-                show_next()
+                post_next()
             return received
 
-        show_next()
+        post_next()
         return finish
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
@@ -143,13 +143,13 @@ class SharedMemoryTransport:
         self._box.give_back(group.others)
 
     def _sum_in_segments(self, flat: Tensor, group: Group) -> None:
-        """Each rank sums one segment of each turn and shows the others the result."""
+        """Each rank sums one segment per turn and posts the result to the others."""
         even = -(-flat.numel() // group.size)
         most = -(-even * flat.element_size() // ALIGNMENT) * ALIGNMENT // flat.element_size()
         length = min(most, _capacity(flat, group.size - 1))
         for start in range(0, flat.numel(), length * group.size):
             segments = [flat[start + i * length : start + (i + 1) * length] for i in range(group.size)]
-            self._show_terms(segments, group, length)
+            self._post_terms(segments, group, length)
             mine = segments[group.index]
             result = self._box.slot(flat.dtype)[: mine.numel()]
             self._add(result, mine, group, length)
@@ -161,41 +161,41 @@ class SharedMemoryTransport:
                     segments[index].copy_(self._box.take(peer, flat.dtype)[: segments[index].numel()])
             self._box.give_back(group.others)
 
-    def _show_terms(self, segments: Sequence[Tensor], group: Group, length: int) -> None:
+    def _post_terms(self, segments: Sequence[Tensor], group: Group, length: int) -> None:
         slot = self._box.slot(segments[0].dtype)
         for i, index in enumerate(i for i in range(group.size) if i != group.index):
             slot[i * length : i * length + segments[index].numel()].copy_(segments[index])
         self._box.post(group.others)
 
     def _add(self, out: Tensor, mine: Tensor, group: Group, length: int) -> None:
-        """Writes the sum of `mine` and of what the others show of the same segment into `out`."""
+        """Write the sum of `mine` and of the terms that the others posted for the same segment into `out`."""
         terms = [
             mine
             if index == group.index
-            else self._slot(peer, index, group, mine.dtype, length)[: mine.numel()].view(mine.shape)
+            else self._taken(peer, index, group, mine.dtype, length)[: mine.numel()].view(mine.shape)
             for index, peer in enumerate(group.ranks)
         ]
         summed(terms, out)
 
-    def _slot(self, peer: int, index: int, group: Group, dtype: torch.dtype, length: int) -> Tensor:
-        """What rank `index` of the group shows to this one: slots have one slot per reader, in the group's order."""
-        slot = group.index - (group.index > index)
-        return self._box.take(peer, dtype)[slot * length : (slot + 1) * length]
+    def _taken(self, peer: int, index: int, group: Group, dtype: torch.dtype, length: int) -> Tensor:
+        """This rank's share of the slot of rank `index`, which has one share per reader, in the order of the group."""
+        share = group.index - (group.index > index)
+        return self._box.take(peer, dtype)[share * length : (share + 1) * length]
 
 
-def _capacity(tensor: Tensor, slots: int) -> int:
-    """Elements of `tensor` in one of `slots` equal slots of a slot."""
-    return SLOT_BYTES // max(1, slots) // ALIGNMENT * ALIGNMENT // tensor.element_size()
+def _capacity(tensor: Tensor, shares: int) -> int:
+    """The number of elements of `tensor` that fit into one of `shares` equal shares of a slot."""
+    return SLOT_BYTES // max(1, shares) // ALIGNMENT * ALIGNMENT // tensor.element_size()
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A contiguous tensor in pieces that fit into a slot each."""
+    """A contiguous tensor in pieces, each of which fits into a slot."""
     flat = tensor.view(-1)
     return (flat[at] for (_, at), _ in _blocks(1, flat.numel(), _capacity(flat, 1)))
 
 
 def _blocks(rows: int, columns: int, capacity: int) -> Iterator[tuple[tuple[slice, slice], int]]:
-    """Rectangles of at most `capacity` elements that tile rows x columns, with their number of elements."""
+    """Rectangles of at most `capacity` elements that tile rows x columns, each with its number of elements."""
     if rows * columns == 0:
         return
     wide = min(columns, capacity)

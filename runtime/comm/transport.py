@@ -1,8 +1,8 @@
-"""What workers do together: the collectives that programs, moves and reductions are made of, whoever carries the data.
+"""The interface of transports: the collectives that programs, resharding and reductions call.
 
-Every rank of a group calls the same collective with tensors of equal shape. Sums are taken in the order of the group,
-once per element, so all ranks hold the same bits, and the same whatever carries the data; sums of 16-bit floats are
-taken in float32 and rounded once.
+Every rank of a group calls the same collective with tensors of equal shape. Sums are computed in the order of the
+group, so all ranks get the same bits, whatever the transport. Sums of 16-bit floats are computed in float32 and rounded
+once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from moaic.ir.types import HALF
 from moaic.runtime.dtypes import DTYPES
 
 ONE_TURN: Final = 1 << 15
-"""Bytes up to which every rank simply reads every other rank's tensor and adds all up itself."""
+"""Largest tensor, in bytes, of which every rank reads all copies and sums them itself."""
 
 _HALF: Final = frozenset(DTYPES[name] for name in HALF)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workers that do a collective together, in the order of their coordinate, and which of them this one is."""
+    """The ranks of a collective, in the order of their coordinate, and the index of this worker among them."""
 
     ranks: tuple[int, ...]
     index: int
@@ -40,7 +40,7 @@ class Group:
 
     @property
     def after(self) -> int:
-        """The next one's place, the ranks in a ring."""
+        """The index of the next rank in the ring of the group."""
         return (self.index + 1) % self.size
 
     @property
@@ -53,80 +53,80 @@ class Group:
 
 
 class SubAxis(NamedTuple):
-    """Where a tensor is cut: the digit of local weight `stride` of `dim`."""
+    """A factor of a dim along which a tensor is cut: index i of `dim` is in part (i // stride) % count."""
 
     dim: int
     stride: int
 
 
 class Transport(Protocol):
-    """The collectives of one worker. A group of one is left to the caller."""
+    """The collectives of one worker. The caller skips a group of one."""
 
     @property
     def send_slots(self) -> int:
-        """How many of the slots that sends go through can be full before anybody takes what is in them."""
+        """The number of sends that can be posted before one blocks until it is received."""
         ...
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether data is on its way while the worker goes on, and many small sums are better one."""
+        """Whether collectives are asynchronous; if so, small all-reduces are bucketed."""
         ...
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether a device that records can do collectives again."""
+        """Whether a CUDA graph can capture the collectives and replay them."""
         ...
 
     @property
     def can_be_given_up(self) -> bool:
-        """Whether a rank that waits for another learns that this one has given up what they do together."""
+        """Whether a rank can give a command up: ranks that wait for it in a collective then raise GivenUp."""
         ...
 
     def agree(self, group: Group, choice: int) -> bool:
-        """Whether every rank of the group has made the same choice. Data that is on its way is not waited for."""
+        """Whether every rank of the group has made the same choice. Does not wait for data in flight."""
         ...
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
-        """Replaces a contiguous tensor by the sum over the group."""
+        """Replace a contiguous tensor by its sum over the group."""
         ...
 
-    def reduce_scatter(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        """This rank's part along the digit of the sum over the group."""
+    def reduce_scatter(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        """Return this rank's part along the sub-axis of the sum over the group."""
         ...
 
-    def all_gather(self, tensor: Tensor, group: Group, digit: SubAxis) -> Tensor:
-        """The tensor of which each rank holds the part along the digit."""
+    def all_gather(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
+        """Return the tensor of which each rank holds a part along the sub-axis."""
         ...
 
     def all_to_all(self, tensor: Tensor, group: Group, given: SubAxis, taken: SubAxis) -> Tensor:
-        """Gives rank i of the group part i along one digit; what the ranks gave, put together along another."""
+        """Send part i along one sub-axis to rank i; return the received parts, joined along another."""
         ...
 
     def begin_pass(self, tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
-        """Begins to give contiguous tensors to the next rank; what comes back waits for those of the rank before.
+        """Begin to send contiguous tensors to the next rank; the returned function waits for the previous rank's.
 
-        Until then the memory of what is given is shared, and nothing else may be begun.
+        Until it returns, the memory of the sent tensors is in use, and no other collective may begin.
         """
         ...
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
-        """Replaces the others' contiguous tensors by that of the group's first rank, which does not wait for them.
+        """Replace the contiguous tensors of the others by that of the group's first rank, which does not wait for them.
 
-        Until `settle` its memory is shared with what is on its way, so nobody who asks `is_shared` overwrites it.
+        Until `wait_sends` the send holds a reference to its memory, so that `is_shared` is true of it.
         """
         ...
 
     def wait_sends(self) -> None:
-        """Returns once what this rank has sent may be overwritten."""
+        """Wait until the tensors that this rank has sent may be overwritten."""
         ...
 
     def abandon(self) -> None:
-        """Forgets what was sent while a recording was made that came to nothing."""
+        """Drop the sends of a failed capture of a CUDA graph."""
         ...
 
 
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The sum in order. `out` must not be one of the terms."""
+    """The sum of the terms in their order. `out` must not be one of the terms."""
     first, second, *rest = terms
     if rest and first.dtype in _HALF:
         wide = first.float()

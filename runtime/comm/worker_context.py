@@ -1,4 +1,4 @@
-"""Where a worker stands: its rank, its device, and how it talks to the others."""
+"""The context of a worker: its rank, its device and its transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moaic.runtime.comm.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What everything that a worker runs is given: made once, when the worker starts."""
+    """The context passed to all that a worker runs; made once, when the worker starts."""
 
     rank: int
     backend: DeviceBackend
@@ -20,5 +20,5 @@ class WorkerContext:
 
     @property
     def device(self) -> torch.device:
-        """On which every tensor is made."""
+        """The device of all tensors of the worker."""
         return self.backend.device

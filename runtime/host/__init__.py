@@ -1,1 +1,1 @@
-"""The host: its GPUs, memory and cores, the flavors that these allow, the user's folders, the jobs that run."""
+"""The host: its GPUs, memory and cores, the flavors that they allow, the user's folders, the running jobs."""

@@ -1,4 +1,4 @@
-"""The hosts of a cluster, as the person lists them in `cluster.toml`."""
+"""The hosts of a cluster, as the user lists them in `cluster.toml`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 
 
 @dataclass(frozen=True, slots=True)
 class ClusterHost:
-    """One host: how many workers it is to have, and the bytes that these have together."""
+    """One host, its number of workers, and the bytes that they have together."""
 
     name: str
     workers: int
     memory: int
     is_here: bool
-    """Whether it is this host."""
+    """Whether it is the host that this program runs on."""
 
 
 def listed_hosts(path: Path, memory: int) -> list[ClusterHost]:
-    """In the order of the file; none where there is no file. Raises Diagnostic for a broken one.
+    """The hosts in the order of the file; none if there is no file. Raises Diagnostic for an invalid one.
 
-    `memory` are the bytes that this host has for workers.
+    `memory` is the number of bytes that this host has for workers.
     """
     found: list[ClusterHost] = []
     for table in read_tables(path, "host", EXAMPLE):
         host = _listed(table, memory)
         if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
-            raise Diagnostic(f"host `{host.name}` is there twice", table.place("name"))
+            raise Diagnostic(f"host `{host.name}` is listed twice", table.place("name"))
         found.append(host)
     return found
 
@@ -46,6 +46,6 @@ def _listed(table: TomlTable, memory: int) -> ClusterHost:
 
 
 def _is_here(name: str) -> bool:
-    """Whether a name is this host's: with or without its domain, as people write it."""
+    """Whether a name, with or without a domain, is that of this host."""
     ours = os.uname().nodename
     return name == "localhost" or name in (ours, ours.partition(".")[0]) or name.partition(".")[0] == ours

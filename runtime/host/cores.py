@@ -1,4 +1,4 @@
-"""How many cores there are, and how workers share them."""
+"""The number of cores, and the share of each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Cores that this process may use, by affinity and by the quota of its control group; at least 1."""
+    """The number of cores that affinity and the quota of the control group let this process use; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     quota, _, period = QUOTA.read_text(encoding="ascii").partition(" ") if QUOTA.exists() else ("max", "", "")
     if quota == "max":
@@ -19,5 +19,5 @@ def cores() -> int:
 
 
 def share_out(available: int, workers: int) -> tuple[int, ...]:
-    """Threads of each worker: the cores dealt out, at least one each."""
+    """The number of threads of each worker: an equal share of the cores, at least one."""
     return tuple(max(1, available // workers + (i < available % workers)) for i in range(workers))

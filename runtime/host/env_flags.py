@@ -1,4 +1,4 @@
-"""How a person says yes and no: in an option, and in a variable of the environment."""
+"""Boolean values of options and environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRAPHS_VARIABLE: Final = "MOAI_CUDA_GRAPHS"
 
 
 def says_yes(name: str, value: object) -> bool:
-    """Raises Diagnostic for a word that is neither."""
+    """The value as a bool; raises Diagnostic for any other word."""
     word = str(value).lower()
     if word not in (*YES, *NO):
         raise Diagnostic(f"{name}={value} is not known", hint="choose True or False")
@@ -23,5 +23,5 @@ def says_yes(name: str, value: object) -> bool:
 
 
 def may_compile(environment: Mapping[str, str]) -> bool:
-    """Whether programs are to be compiled where no option says otherwise; a word that is not known is left to those."""
+    """Whether MOAI_COMPILE lets programs be compiled; an invalid word passes here and is reported by `says_yes`."""
     return environment.get(COMPILE_VARIABLE, "").lower() not in NO

@@ -1,7 +1,7 @@
-"""Flavors: the sizes that an accelerator can have, each with its workers and the memory that these have together.
+"""Flavors: the sizes that an accelerator can have. Each is a number of workers and their memory together.
 
-Workers of one host share its memory: those that a whole host has divide all of it, and more of them have no more.
-A cluster's flavors fill this host first, and the others in the order of `cluster.toml`.
+The workers of a host share its memory. A flavor of the whole host has all of it; more workers than that do not have
+more. In a cluster, a flavor fills this host first, then the others in the order of `cluster.toml`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moaic.runtime.host.toml_tables import TomlTable, read_tables
 from moaic.text.units import GIB
 
 SIZES: Final[Mapping[str, int]] = {"Small": 1, "Medium": 2, "Large": 4, "xLarge": 8}
-"""Workers of the smallest flavors; larger ones are named by how often they hold an xLarge."""
+"""Workers of the smallest flavors; larger ones are named by their multiple of an xLarge."""
 
 MULTIPLES: Final = (1.5, 2, 3, 4, 6, 8, 12, 24, 48)
 
 MOST_WORKERS: Final = 8
-"""Workers started when nobody says how many, and carried even by a host of fewer cores."""
+"""Most workers of the default flavor of a host without GPUs; a host of fewer cores can have as many, too."""
 
 EXAMPLE: Final = 'a flavor reads [[flavor]] and, below, name = "night", workers = 4 and perhaps memory = "16GB"'
 
@@ -39,58 +39,58 @@ class Flavor:
     memory: int
     """Bytes of all workers together."""
     others: str = ""
-    """`node2, node3`: the other hosts that it needs, where no workers can be started yet."""
+    """The other hosts that it needs (`node2, node3`), on which workers cannot be started yet."""
     gpus: int = 0
-    """Whose memory it is; 0 where workers compute on the cores of the host."""
+    """Number of GPUs, whose memory it then is; 0 if workers compute on cores of the host."""
 
     @property
     def name(self) -> str:
-        """`Large.256GB`: what lists show."""
+        """Size and memory, as lists show them: `Large.256GB`."""
         gib = self.memory / GIB
         return f"{self.size}.{gib:.0f}GB" if gib >= 1 else f"{self.size}.{gib:.1f}GB"
 
     @property
     def per_worker(self) -> int:
-        """Bytes of one worker."""
+        """The bytes of memory of one worker."""
         return self.memory // self.workers
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """That of each worker: a GPU of its own as far as there are as many."""
+        """The device of each worker; workers share GPUs if there are fewer of them."""
         return tuple(f"cuda:{rank % self.gpus}" if self.gpus else CPU for rank in range(self.workers))
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What flavors are made from."""
+    """The resources of one host, of which flavors are made."""
 
     cores: int
-    """Or, of a host of a cluster, as many workers as it has."""
+    """Cores, or GPUs if it has any; for a host of a cluster, its number of workers."""
     memory: int
     name: str = "localhost"
     in_cluster: bool = False
-    """Where others have workers too, no host has more than it can compute with."""
+    """Whether other hosts have workers, too; then a host has no more workers than `cores`."""
     gpus: int = 0
-    """Those that workers compute on, whose memory it then is; `cores` is as many."""
+    """Number of GPUs that workers compute on; if not 0, `memory` is theirs, and `cores` is equal to it."""
 
     @property
     def workers(self) -> int:
-        """How many workers take the whole host, and are started when nobody says how many."""
+        """The number of workers of the flavor that takes the whole host, which is the default flavor."""
         return self.cores if self.in_cluster or self.gpus else min(self.cores, MOST_WORKERS)
 
     @property
     def most(self) -> int:
-        """How many workers the largest of its usual sizes has."""
+        """The number of workers of its largest usual size."""
         return self.cores if self.in_cluster or self.gpus else max(self.cores, MOST_WORKERS)
 
     def flavor(self, workers: int) -> Flavor:
-        """Some workers with their share of the host's memory."""
+        """The flavor of this number of workers, with their share of the host's memory."""
         share = min(workers, self.workers) / self.workers
         return Flavor(_size(workers), workers, int(share * self.memory), gpus=min(workers, self.gpus))
 
 
 def this_host(environment: Mapping[str, str]) -> Host:
-    """As it is, whatever `cluster.toml` says: a worker for each GPU, or for each core where there is none."""
+    """The host without regard to `cluster.toml`: one worker per GPU, or per core if it has none."""
     found = usable(environment)
     if not found:
         return Host(cores(), host_bytes())
@@ -98,9 +98,9 @@ def this_host(environment: Mapping[str, str]) -> Host:
 
 
 def hosts(environment: Mapping[str, str]) -> list[Host]:
-    """This host alone; with a `cluster.toml` this host as it is listed, or as it is, and then the others of the file.
+    """This host, as listed in `cluster.toml` or as it is, then the other hosts of that file, if there is one.
 
-    Raises Diagnostic for a broken file.
+    Raises Diagnostic for an invalid file.
     """
     here = this_host(environment)
     listed = listed_hosts(config_folder(environment) / "cluster.toml", here.memory)
@@ -112,7 +112,7 @@ def hosts(environment: Mapping[str, str]) -> list[Host]:
 
 
 def ladder(here: Host, *others: Host) -> list[Flavor]:
-    """The usual sizes that this host carries and the one that takes it whole; then those that need other hosts."""
+    """The usual sizes that this host can have and the one that takes all of it; then those that need other hosts."""
     usual = [*SIZES.values(), *(int(MOST_WORKERS * multiple) for multiple in MULTIPLES)]
     whole = sum(host.workers for host in (here, *others))
     counts = sorted({*(n for n in usual if n <= max(here.most, whole)), here.workers, whole})
@@ -120,7 +120,7 @@ def ladder(here: Host, *others: Host) -> list[Flavor]:
 
 
 def flavors(environment: Mapping[str, str]) -> list[Flavor]:
-    """All flavors there are: the ladder, then the person's own. Raises Diagnostic for a broken file."""
+    """All flavors: the ladder, then the user's own. Raises Diagnostic for an invalid file."""
     here, *others = hosts(environment)
     own = [_own(table, here) for table in read_tables(config_folder(environment) / "flavors.toml", "flavor", EXAMPLE)]
     taken = {flavor.size.lower() for flavor in own}
@@ -128,30 +128,32 @@ def flavors(environment: Mapping[str, str]) -> list[Flavor]:
 
 
 def named(text: str, known: Sequence[Flavor]) -> Flavor | None:
-    """The flavor of a full name, or of its part before the memory; case says nothing."""
+    """The flavor of a name, with or without its memory; case is ignored."""
     wanted = text.strip().lower()
     return next((flavor for flavor in known if wanted in (flavor.name.lower(), flavor.size.lower())), None)
 
 
 def asked_for(text: str, environment: Mapping[str, str]) -> Flavor:
-    """The flavor that MOAI_FLAVOR or `torch.moai.set_flavor` names, or of so many workers. Raises Diagnostic."""
+    """The flavor given to MOAI_FLAVOR or `torch.moai.set_flavor`: a name or a number. Raises Diagnostic."""
     known = flavors(environment)
     found = named(text, known)
     if found is None and text.isdecimal() and int(text) >= 1:
         found = _counted(int(text), hosts(environment))
     if found is None:
         names = ", ".join(flavor.name for flavor in known)
-        raise Diagnostic(f"there is no flavor `{text}`", hint=f"give a number of workers, from 1 on, or one of {names}")
+        raise Diagnostic(
+            f"there is no flavor `{text}`", hint=f"give a number of workers, at least 1, or one of {names}"
+        )
     return startable(found, known)
 
 
 def startable(flavor: Flavor, known: Sequence[Flavor]) -> Flavor:
-    """The flavor, if it lies on this host alone. Raises Diagnostic."""
+    """The flavor itself. Raises Diagnostic if it needs other hosts."""
     if flavor.others:
         here = ", ".join(each.name for each in known if not each.others)
         raise Diagnostic(
             f"flavor `{flavor.name}` needs {flavor.others}, and workers on other hosts cannot be started yet",
-            hint=f"choose one that lies on this host alone: {here}",
+            hint=f"choose one that needs this host alone: {here}",
         )
     return flavor
 
@@ -166,13 +168,13 @@ def _host(listed: ClusterHost) -> Host:
 
 
 def _counted(workers: int, found: Sequence[Host]) -> Flavor:
-    """Of any number of workers; in a cluster, of no more than this host has or, with others, all have."""
+    """The flavor of a number of workers; in a cluster, of at most those of all hosts. Raises Diagnostic."""
     here, *others = found
     return _spread(workers, here, *others) if here.in_cluster and workers > here.most else here.flavor(workers)
 
 
 def _spread(workers: int, here: Host, *others: Host) -> Flavor:
-    """Workers that fill one host after the other, with their shares of these hosts' memory. Raises Diagnostic."""
+    """The flavor of workers that fill one host after the other, with their share of memory. Raises Diagnostic."""
     left, memory, used = workers, 0, list[str]()
     for host in (here, *others):
         taken = min(left, host.workers)
@@ -181,19 +183,19 @@ def _spread(workers: int, here: Host, *others: Host) -> Flavor:
         used += [host.name] if taken else []
     if left:
         raise Diagnostic(
-            f"the hosts of cluster.toml have {workers - left} workers together, and not {workers}",
-            hint=f"ask for {here.workers} or less",
+            f"the hosts of cluster.toml have {workers - left} workers together, not {workers}",
+            hint=f"choose {here.workers} or fewer",
         )
     return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus))
 
 
 def _own(table: TomlTable, here: Host) -> Flavor:
-    """One of the person's own."""
+    """A flavor that the user wrote into `flavors.toml`."""
     table.check_keys(("name", "workers", "memory"))
     name, workers = table.name(), table.workers()
     if here.in_cluster and workers > here.workers:
         raise Diagnostic(
-            f"flavor `{name}` has {workers} workers, and in the cluster this host has {here.workers}",
+            f"flavor `{name}` has {workers} workers, but cluster.toml gives this host {here.workers}",
             table.place("workers"),
         )
     has_memory = "memory" in table.values

@@ -1,4 +1,4 @@
-"""The person's folders: what they wrote for us, what they chose, and what runs now."""
+"""The user's folders for configuration, state, and running programs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 
-OURS: Final = "moai"
+FOLDER: Final = "moai"
 PRIVATE: Final = 0o700
 
 
 def config_folder(environment: Mapping[str, str]) -> Path:
-    """Holds what the person writes: `flavors.toml`, `cluster.toml`."""
+    """The folder of the files that the user writes: `flavors.toml`, `cluster.toml`."""
     return _below(environment, "XDG_CONFIG_HOME", ".config")
 
 
 def state_folder(environment: Mapping[str, str]) -> Path:
-    """Holds what is remembered between programs: chosen flavors, the last job's number."""
+    """The folder of the state kept between programs: chosen flavors, the last job's number."""
     return _below(environment, "XDG_STATE_HOME", ".local/state")
 
 
 def runtime_folder(environment: Mapping[str, str]) -> Path:
-    """Holds what is known of running programs; nobody else can read it. Made where there is none. Raises Diagnostic."""
+    """The folder of the entries of running programs, readable by the user alone; made if missing. Raises Diagnostic."""
     base = environment.get("XDG_RUNTIME_DIR")
     usable = base and os.access(base, os.W_OK)
-    folder = (
-        Path(base) / OURS if base and usable else Path(environment.get("TMPDIR") or "/tmp") / f"{OURS}-{os.getuid()}"
-    )
+    temporary = Path(environment.get("TMPDIR") or "/tmp")
+    folder = Path(base) / FOLDER if base and usable else temporary / f"{FOLDER}-{os.getuid()}"
     try:
         folder.mkdir(mode=PRIVATE, exist_ok=True)
         found = folder.lstat()
@@ -46,9 +45,9 @@ def runtime_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _below(environment: Mapping[str, str], variable: str, usual: str) -> Path:
-    """The folder that the variable names, else the usual one in the person's home, else one of the runtime folder."""
+    """The folder that the variable names, else the usual one in HOME, else one in the runtime folder."""
     if base := environment.get(variable):
-        return Path(base) / OURS
+        return Path(base) / FOLDER
     if home := environment.get("HOME"):
-        return Path(home) / usual / OURS
+        return Path(home) / usual / FOLDER
     return runtime_folder(environment) / Path(usual).name

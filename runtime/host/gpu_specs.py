@@ -1,9 +1,9 @@
-"""GPUs that kernels are made for, present or not: what Triton calls them, what they have, how fast they are.
+"""Specifications of the GPUs that kernels are compiled for, whether this host has one or not.
 
-Figures are those of the makers' data sheets: NVIDIA H100 SXM and A100 80GB SXM, AMD Instinct MI300X and one of the two
-dies of an MI250X. Of links, data sheets give both directions together: 900 and 600 GB/s of NVLink, seven times 128 GB/s
-of Infinity Fabric; a die of an MI250X has seven links of 100 GB/s to other dies. Multiprocessors of AMD are compute
-units, their warps wavefronts.
+Figures are from the vendors' data sheets: NVIDIA H100 SXM and A100 80GB SXM, AMD Instinct MI300X and one of the two
+dies of an MI250X. Data sheets give the bandwidth of links for both directions together: 900 and 600 GB/s of NVLink,
+seven times 128 GB/s of Infinity Fabric; a die of an MI250X has seven links of 100 GB/s to other dies. For AMD, a
+multiprocessor is a compute unit and a warp a wavefront.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from moaic.text.units import KIB
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of GPU. Rates are the makers' peaks: bytes and floating-point operations per second."""
+    """A kind of GPU. Rates are the vendor's peaks: bytes and floating-point operations per second."""
 
     name: str
     device: str
     backend: str
-    """`cuda` or `hip`, as Triton calls it."""
+    """Triton's backend: `cuda` or `hip`."""
     arch: int | str
     warp: int
-    """Threads that run in step."""
+    """Threads of a warp."""
     multiprocessors: int
     registers: int
     """32-bit registers of a multiprocessor."""
     threads: int
-    """Of a multiprocessor."""
+    """Most threads of a multiprocessor."""
     shared: int
-    """Bytes of shared memory that a block may have."""
+    """Most bytes of shared memory of a block."""
     memory: int
-    """Bytes."""
+    """Bytes of memory of the GPU."""
     bandwidth: float
     vector: float
-    """Of arithmetic in float32, outside matrix units."""
+    """Rate of float32 arithmetic outside matrix units."""
     matmul: Mapping[str, float]
-    """Of matrix products, by element type in the IR's names; `f8` are all of eight bits."""
+    """Rate of matrix products by element type of the IR; `f8` stands for all eight-bit floats."""
     links: float
-    """Of all links to GPUs of the same host together, in one direction."""
+    """Rate of all links to GPUs of the same host together, in one direction."""
     direct: bool
-    """Whether each of these links ends at one other GPU; else a switch joins all of them."""
+    """Whether each link connects two GPUs; else all links go to a switch."""
     together: int = 8
-    """GPUs of a host that are joined so."""
+    """GPUs per host on this interconnect."""
 
     @property
     def suffix(self) -> str:
-        """Of a file that holds what the GPU runs."""
+        """Suffix of a file with a compiled kernel."""
         return "cubin" if self.backend == "cuda" else "hsaco"
 
     @property
@@ -59,14 +59,14 @@ class Target:
         return "f8" in self.matmul
 
     def seconds(self, flops: float, nbytes: float, heavy: str | None = None) -> float:
-        """The roofline: the longer of arithmetic and traffic; `heavy` is the type of a matrix product's elements."""
+        """The roofline: the longer of arithmetic and memory traffic; `heavy` is the element type of a product."""
         kind = "f8" if heavy in FLOAT8 else heavy
         rate = self.vector if kind is None else self.matmul.get(kind, self.matmul["f32"])
         return max(flops / rate, nbytes / self.bandwidth)
 
 
 LAUNCH_SECONDS: Final = 4e-6
-"""From one kernel to the next, where nothing hides it. Assumed: nobody has measured it here."""
+"""Time to launch a kernel that no other kernel hides. Assumed, not measured."""
 
 _GB: Final = 10**9
 
@@ -143,11 +143,11 @@ TARGETS: Final[Mapping[str, Target]] = {
         ),
     )
 }
-"""By the name that compilers give the architecture."""
+"""The specifications, by the compiler's name of the architecture."""
 
 
 def target_of(name: str) -> Target:
-    """Raises Diagnostic for a GPU that is not known."""
+    """The specification of an architecture; raises Diagnostic if there is none."""
     if name not in TARGETS:
         known = ", ".join(f"{target.name} ({target.device})" for target in TARGETS.values())
         raise Diagnostic(f"there is no target `{name}`", hint=f"choose one of {known}")

@@ -1,7 +1,7 @@
-"""The GPUs that workers of this host may have, found without starting them: who has looked at a GPU must not fork.
+"""The usable GPUs of this host, enumerated without creating a CUDA context: a process that has one must not fork.
 
-NVIDIA's are asked for in the driver's management library, AMD's are read in the file system. PyTorch is not loaded for
-it: what it was built for stands in one of its files.
+GPUs of NVIDIA are enumerated by the driver's management library (NVML), those of AMD by files under /sys. PyTorch is
+not imported: its file `version.py` states which of them it was built for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 CPU: Final = "cpu"
-"""The device of a worker that computes on cores of the host. That of one that has a GPU is `cuda:N`."""
+"""The device of a worker that computes on cores of the host. The device of a worker with a GPU is `cuda:N`."""
 
 NVML: Final = "libnvidia-ml.so.1"
 
@@ -25,28 +25,28 @@ VISIBLE: Final[Mapping[str, tuple[str, ...]]] = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
-"""Variables by which people choose among GPUs, by what PyTorch was built for; the first that is set counts."""
+"""GPU-visibility variables by PyTorch's platform; the first that is set counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One of them; its memory in bytes."""
+    """A GPU of this host, and its memory in bytes."""
 
     name: str
     memory: int
     arch: str
-    """As compilers call it: `sm_90`, `gfx942`."""
+    """The compiler's name of the architecture: `sm_90`, `gfx942`."""
 
     @property
     def has_float8(self) -> bool:
-        """Whether it multiplies eight-bit floats: NVIDIA's from Ada on, AMD's from MI300 on."""
+        """Whether it has products of eight-bit floats: NVIDIA's from Ada on, AMD's from MI300 on."""
         if self.arch.startswith("sm_"):
             return int(self.arch.removeprefix("sm_")) >= 89
         return self.arch in ("gfx942", "gfx950")
 
 
 def usable(environment: Mapping[str, str]) -> list[Gpu]:
-    """Those that PyTorch here was built for, as far as the environment lets it see them."""
+    """The GPUs of the platform that PyTorch was built for, as far as the environment makes them visible."""
     built = built_for()
     if not built:
         return []
@@ -56,7 +56,7 @@ def usable(environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def built_for() -> str:
-    """`cuda` or `hip`; nothing where the PyTorch that is installed is for CPUs alone."""
+    """The platform that PyTorch was built for: `cuda`, `hip`, or the empty string for CPUs alone."""
     spec = find_spec("torch")
     path = None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
     text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
@@ -65,9 +65,9 @@ def built_for() -> str:
 
 
 def narrowed(index: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process has to have in its environment to see of the usable GPUs that of this index alone.
+    """The environment variables with which a process sees only the usable GPU of this index.
 
-    Nothing for AMD's: by its source RCCL takes no direct link to a GPU that the process does not see, as NCCL does.
+    None for AMD's: unlike NCCL, RCCL does not use a direct link to a GPU that the process does not see.
     """
     built = built_for()
     if built == "hip":
@@ -78,24 +78,24 @@ def narrowed(index: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(built: str, environment: Mapping[str, str]) -> str:
-    """By which variable the GPUs of such a PyTorch are chosen here."""
+    """The visibility variable of a platform that counts in this environment."""
     names = VISIBLE.get(built, VISIBLE["cuda"])
     return next((name for name in names if name in environment), names[0])
 
 
 def chosen_of(text: str | None) -> list[str] | None:
-    """The indices and names in the value of such a variable, in order; None where it is not set."""
+    """The indices and names in the value of a visibility variable, in order; None if it is not set."""
     return None if text is None else [word.strip() for word in text.split(",")]
 
 
 def _chosen(found: Sequence[Gpu], words: Sequence[str]) -> list[Gpu]:
-    """As the driver does: nothing counts from the first word on that names no GPU."""
+    """The GPUs that the words name. As in the driver, the first word that names none ends the list."""
     chosen: list[Gpu] = []
     for word in words:
         if word.isdecimal() and int(word) < len(found):
             chosen.append(found[int(word)])
         elif word.startswith(("GPU-", "MIG-")) and found:
-            # Which one it is only the driver knows; they are counted on to be alike.
+            # The index behind such a name is not known here; the GPUs are assumed to be equal.
             chosen.append(found[0])
         else:
             break
@@ -103,7 +103,7 @@ def _chosen(found: Sequence[Gpu], words: Sequence[str]) -> list[Gpu]:
 
 
 def nvidia(library: str = NVML) -> list[Gpu]:
-    """All of NVIDIA's that the driver shows to this host or container."""
+    """All GPUs of NVIDIA that the driver shows to this host or container."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
@@ -136,7 +136,7 @@ def _each(nvml: Any, count: int) -> list[Gpu]:
 
 
 def amd(nodes: Path = KFD) -> list[Gpu]:
-    """All of AMD's that the kernel driver shows, in its order."""
+    """All GPUs of AMD that the kernel driver shows, in its order."""
     found: list[Gpu] = []
     for node in sorted(nodes.glob("[0-9]*"), key=lambda path: int(path.name)):
         facts = _facts(node / "properties")
@@ -149,7 +149,7 @@ def amd(nodes: Path = KFD) -> list[Gpu]:
 
 
 def _facts(path: Path) -> dict[str, int]:
-    """`name number` in each line."""
+    """The numbers of a file with a line `name number` each."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

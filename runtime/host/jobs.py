@@ -1,8 +1,8 @@
-"""Jobs: the programs of this person that have workers now, as files that tools read.
+"""Jobs: the running programs of this user that have workers, as files that tools read.
 
-A job has two files in the person's runtime folder: one that its program holds locked for as long as it lives, and one
-that says what it is. A program that ended without taking its files along leaves the first one unlocked; whoever looks
-at jobs next takes them away.
+A job has two files in the user's runtime folder: one that its program keeps locked while it runs, and one with its
+entry. A program that ends without removing them leaves the first one unlocked; the next program that lists jobs
+removes both.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from moaic.runtime.host.status import Status
 from moaic.text.files import write_whole
 
 LONGEST: Final = 1000
-"""Characters of a command line that are kept."""
+"""Characters of a command line that an entry keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEntry:
-    """What a job is, as far as its program knows."""
+    """The entry of a job, written by its program."""
 
     job: int
     accelerator: int
@@ -40,19 +40,19 @@ class JobEntry:
     started: float
     """Seconds since the epoch."""
     status: int = -1
-    """The program's descriptor of the memory that begins with the workers' status lines; -1 before there is one."""
+    """The program's descriptor of the shared memory with the workers' status lines; -1 before there is one."""
     workers: tuple[int, ...] = ()
-    """Process of each worker; 0 for one that has not said hello."""
+    """The process of each worker; 0 before it has connected."""
     plan: str = ""
     mesh: tuple[tuple[str, int], ...] = ()
     """Axes of the selected plan and their sizes, outermost first."""
 
 
 class Job:
-    """This program's entry, which is there until it is closed or the program ends."""
+    """This program's entry, from the start of its workers until it is closed or the program ends."""
 
     def __init__(self, folder: Path, entry: JobEntry) -> None:
-        """Raises OSError where files cannot be written, BlockingIOError where another program has this number."""
+        """Raises OSError if files cannot be written, BlockingIOError if another program has this number."""
         self._owner = os.getpid()
         self._path = folder / f"{entry.job}.json"
         self._entry = entry
@@ -69,29 +69,29 @@ class Job:
         return self._entry.job
 
     def started(self, workers: Sequence[int], status: int) -> None:
-        """Says which processes the workers are, and where they say what they do."""
+        """Set the processes of the workers and the descriptor of their status lines."""
         self._update(workers=tuple(workers), status=status)
 
     def planned(self, plan: str, mesh: tuple[tuple[str, int], ...]) -> None:
-        """Says by which plan the last model is split."""
+        """Set the plan of the last planned model."""
         self._update(plan=plan, mesh=mesh)
 
     def close(self) -> None:
-        """Takes the entry away."""
+        """Remove the entry."""
         if os.getpid() == self._owner:
             self._path.unlink(missing_ok=True)
             _lock(self._path).unlink(missing_ok=True)
         self.abandon()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the lock, which is the parent's."""
+        """Close the lock without removing the entry, as a forked child does: the entry is the parent's."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _update(self, **changes: Any) -> None:
         self._entry = replace(self._entry, **changes)
-        # A full disk is no reason to stop a training.
+        # A full disk must not stop a training.
         with contextlib.suppress(OSError):
             self._write()
 
@@ -101,30 +101,30 @@ class Job:
 
 
 def begin(environment: Mapping[str, str], accelerator: int, flavor: Flavor) -> Job:
-    """Makes this program known. Raises OSError, or Diagnostic for a folder that is not private."""
+    """Write the entry of this program. Raises OSError, or Diagnostic for a folder that is not private."""
     folder, command = runtime_folder(environment), command_line(sys.orig_argv)
     while True:
         entry = JobEntry(next_job(environment), accelerator, flavor, os.getpid(), command, time.time())
-        # Numbers are counted in the person's home, of which they may have several.
+        # The user may have several home folders, and numbers are counted in each; the runtime folder is one.
         with contextlib.suppress(BlockingIOError):
             return Job(folder, entry)
 
 
 def command_line(words: Sequence[str]) -> str:
-    """`python train.py --lr 1`: a command as people name it."""
+    """The command line with the name of the program instead of its path: `python train.py --lr 1`."""
     program, *rest = words or ["python"]
     return " ".join([Path(program).name, *rest]).replace("\n", " ")[:LONGEST]
 
 
 def jobs(environment: Mapping[str, str]) -> list[JobEntry]:
-    """The jobs whose programs live, by number; the files of others are taken away."""
+    """The jobs whose programs are running, by number; files of ended programs are removed."""
     folder = runtime_folder(environment)
     found = [entry for path in folder.glob("[0-9]*.json") if (entry := _read(path)) is not None]
     return sorted(found, key=lambda entry: entry.job)
 
 
 def status_of(entry: JobEntry) -> Status | None:
-    """The status lines of a job's workers; None where they are not there, or not any more."""
+    """The status lines of a job's workers; None if there are none, or the program has ended."""
     if entry.status < 0:
         return None
     try:
@@ -144,7 +144,7 @@ def _lock(path: Path) -> Path:
 
 
 def _read(path: Path) -> JobEntry | None:
-    """The entry of a program that lives; what a dead one left is taken away."""
+    """The entry of a running program; files of an ended one are removed."""
     if not _is_locked(_lock(path)):
         path.unlink(missing_ok=True)
         _lock(path).unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def _read(path: Path) -> JobEntry | None:
         data["mesh"] = tuple((axis, size) for axis, size in data["mesh"])
         return JobEntry(**data)
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # written only now, or by another version
+        return None  # being written now, or written by another version
 
 
 def _is_locked(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""How much memory this host has for workers, and how much of it a process takes."""
+"""Memory of this host, and memory that a process uses."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ GROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 KIB: Final = 1024
 
 USABLE: Final = 0.9
-"""Share of a worker's memory that plans may take; libraries, drivers and what allocators waste have the rest."""
+"""Share of a worker's memory that plans may use; the rest is for libraries, drivers and fragmentation."""
 
 
 def host_bytes() -> int:
-    """Bytes of memory, by what is built in and by the limit of this process's control group."""
+    """Bytes of memory: the physical memory, or the limit of this process's control group if that is less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CONTROL_GROUP.read_text(encoding="ascii").strip() if CONTROL_GROUP.exists() else "max"
     return physical if limit == "max" else min(physical, int(limit))
 
 
 def data_limit() -> int | None:
-    """Bytes of private memory that a process may have at all: workers inherit the controller's limit."""
+    """The limit in bytes of a process's private memory, which workers inherit; None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -35,19 +35,19 @@ def data_bytes(process: int | str) -> int:
 
 
 def proportional_bytes(process: int | str) -> int:
-    """Bytes of a process, pages that others map too counted by their share; 0 where the system does not say."""
+    """Bytes of a process, with shared pages counted by its share of them; 0 if the system does not report it."""
     return _field(Path(f"/proc/{process}/smaps_rollup"), "Pss:")
 
 
 def free_bytes() -> int:
-    """Bytes that this process can still get: what its limit leaves, and what the host can give at once."""
+    """Bytes that this process can still allocate, by its limit and by the free memory of the host."""
     host = _field(Path("/proc/meminfo"), "MemAvailable:")
     most = data_limit()
     return host if most is None else max(0, min(host, most - data_bytes("self")))
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory, here or in this control group."""
+    """The number of processes that the kernel's OOM killer has ended, in this control group or on this host."""
     for path in (GROUP_EVENTS, Path("/proc/vmstat")):
         if path.exists():
             lines = path.read_text(encoding="ascii").splitlines()
@@ -56,7 +56,7 @@ def oom_kills() -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    """The number of KiB behind a name, in bytes; 0 where there is none."""
+    """The value of a line `name N kB` in bytes; 0 if there is none."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

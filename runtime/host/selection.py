@@ -1,4 +1,4 @@
-"""The accelerators that a person has, up to five, and the flavor chosen for each: kept between programs."""
+"""The user's accelerators, up to five, and the flavor selected for each, kept between programs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_ACCELERATORS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorSelection:
-    """The person's accelerators by number, each with its flavor's size, and the one that programs take."""
+    """The user's accelerators by number, each with its flavor's size, and the current one, which programs use."""
 
     current: int
     sizes: Mapping[int, str]
 
     def chosen(self, accelerator: int) -> str:
-        """Raises Diagnostic for one that there is not."""
+        """The size of an accelerator's flavor; raises Diagnostic if there is no such accelerator."""
         if accelerator not in self.sizes:
             have = ", ".join(map(str, sorted(self.sizes)))
             raise Diagnostic(
@@ -36,7 +36,7 @@ class AcceleratorSelection:
         return self.sizes[accelerator]
 
     def switched(self, accelerator: int) -> AcceleratorSelection:
-        """Another accelerator for programs to take."""
+        """The selection with another current accelerator."""
         self.chosen(accelerator)
         return replace(self, current=accelerator)
 
@@ -45,26 +45,26 @@ class AcceleratorSelection:
         return replace(self, sizes={**self.sizes, accelerator: flavor.size})
 
     def added(self, flavor: Flavor) -> tuple[AcceleratorSelection, int]:
-        """One accelerator more, and its number."""
+        """The selection with a new accelerator, and its number."""
         free = next((number for number in range(MOST_ACCELERATORS) if number not in self.sizes), None)
         if free is None:
             raise Diagnostic(
-                f"you have {MOST_ACCELERATORS} accelerators, which is the most",
+                f"you have {MOST_ACCELERATORS} accelerators, which is the limit",
                 hint="`moai-smi device --rm N` removes one",
             )
         return replace(self, sizes={**self.sizes, free: flavor.size}), free
 
     def removed(self, accelerator: int) -> AcceleratorSelection:
-        """One accelerator less; programs take the first of the others if it was theirs."""
+        """The selection without an accelerator; if it was the current one, the first of the others becomes current."""
         self.chosen(accelerator)
         left = {number: size for number, size in self.sizes.items() if number != accelerator}
         if not left:
-            raise Diagnostic(f"accelerator {accelerator} is your only one and stays")
+            raise Diagnostic(f"accelerator {accelerator} is your only one and cannot be removed")
         return AcceleratorSelection(self.current if self.current != accelerator else min(left), left)
 
 
 def choice(environment: Mapping[str, str]) -> AcceleratorSelection:
-    """What the person chose; one accelerator that takes this whole host where nobody has."""
+    """The user's selection; by default one accelerator that takes this whole host. Raises Diagnostic."""
     path = _path(environment)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -76,35 +76,35 @@ def choice(environment: Mapping[str, str]) -> AcceleratorSelection:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Diagnostic(
             f"{path} cannot be read: {type(error).__name__}: {error}",
-            hint=f"`rm {path}` forgets which flavors you chose",
+            hint=f"`rm {path}` resets your accelerators and their flavors",
         ) from None
 
 
 def keep(environment: Mapping[str, str], new: AcceleratorSelection) -> None:
-    """Has it hold for the programs that start from now on. Raises Diagnostic."""
+    """Store a selection for the programs that start from now on. Raises Diagnostic."""
     path = _path(environment)
     sizes = {str(number): size for number, size in sorted(new.sizes.items())}
     try:
         write_whole(path, json.dumps({"current": new.current, "sizes": sizes}) + "\n")
     except OSError as error:
-        raise Diagnostic(f"cannot keep the choice in {path}: {error.strerror}") from None
+        raise Diagnostic(f"cannot write the selection to {path}: {error.strerror}") from None
 
 
 def current(environment: Mapping[str, str]) -> int:
-    """The number of the accelerator that a program takes: MOAI_ACCELERATOR, else the chosen one. Raises Diagnostic."""
+    """The number of the accelerator that a program uses: MOAI_ACCELERATOR, else the current one. Raises Diagnostic."""
     known, text = choice(environment), environment.get("MOAI_ACCELERATOR")
     if text is None:
         return known.current
     if not text.isdecimal():
-        raise Diagnostic(f"MOAI_ACCELERATOR is the number of one of your accelerators, not `{text}`")
+        raise Diagnostic(f"MOAI_ACCELERATOR must be the number of one of your accelerators, not `{text}`")
     known.chosen(int(text))
     return int(text)
 
 
 def current_flavor(environment: Mapping[str, str]) -> Flavor:
-    """The flavor of the next program: MOAI_FLAVOR, a name or a number of workers, else the chosen one.
+    """The flavor of the next program: MOAI_FLAVOR, a name or a number of workers, else the selected one.
 
-    Raises Diagnostic for one that there is not.
+    Raises Diagnostic if there is no such flavor.
     """
     if (text := environment.get("MOAI_FLAVOR")) is not None:
         return asked_for(text, environment)
@@ -112,18 +112,18 @@ def current_flavor(environment: Mapping[str, str]) -> Flavor:
 
 
 def flavor_of(size: str, known: Sequence[Flavor]) -> Flavor:
-    """The flavor that was chosen by its size. Raises Diagnostic where it is not here any more."""
+    """The selected flavor by its size. Raises Diagnostic if this machine does not have it any more."""
     found = named(size, known)
     if found is None:
         raise Diagnostic(
-            f"the chosen flavor `{size}` is not one of this machine's",
-            hint="choose another by `moai-switch-model`, or set MOAI_FLAVOR",
+            f"this machine does not have the selected flavor `{size}`",
+            hint="select another by `moai-switch-model`, or set MOAI_FLAVOR",
         )
     return startable(found, known)
 
 
 def next_job(environment: Mapping[str, str]) -> int:
-    """A number that no other program of this person has had."""
+    """A new job number: one more than the last one given to a program of this user."""
     path = _path(environment).with_name("job")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path) as text:
@@ -134,7 +134,7 @@ def next_job(environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def _locked(path: Path) -> Generator[str]:
-    """What the file says, while nobody else who asks so can change it."""
+    """The text of the file, locked against other programs for the time of the context."""
     with path.open("a+", encoding="ascii") as file:
         flock(file, LOCK_EX)
         file.seek(0)

@@ -1,7 +1,7 @@
-"""The lines in which the workers of a host say what they do, for whoever starts them and for tools that look on.
+"""Status lines of the workers of a host, read by the controller and by tools.
 
-They are the beginning of the workers' shared memory, cache lines of each worker's own, so that writing them costs
-nothing and reading them disturbs nobody.
+They are at the beginning of the workers' shared memory. Each worker has cache lines of its own, so writing is cheap,
+and reading does not slow other workers down.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import os
 from typing import Final, NamedTuple
 
 LINE: Final = 128
-"""Bytes of the two cache lines that processors fetch together; words of different writers never share them."""
+"""Bytes of the two cache lines that processors fetch together; words of different writers are in different ones."""
 
 WORDS: Final = LINE // 8
 
 
 class Activity(NamedTuple):
-    """What a worker does, as four numbers that whoever starts it can look up."""
+    """The current activity of a worker, as four numbers that the controller can look up."""
 
     line: int
-    """Line of the person's program, as `location.Lines` numbers them."""
+    """Line of the user's program, as `source_lines.SourceLines` numbers it."""
     code: int
     """Kind of command."""
     subject: int
-    """The operation, conversion or program that it names."""
+    """Number of the operation, conversion or program."""
     step: int
-    """Instruction of the program."""
+    """Index of the program's instruction."""
 
 
 IDLE: Final = Activity(-1, -1, -1, -1)
@@ -35,23 +35,23 @@ FAILED: Final = 4
 """Word of a status line that is 1 once the worker has failed."""
 
 BEAT: Final = 5
-"""Word of a status line: how many signs of life the worker has given."""
+"""Word of a status line: the heartbeat, a count."""
 
 STEPS: Final = 6
-"""Word of a status line: how many times the worker has made gradients."""
+"""Word of a status line: the number of programs with gradients that the worker has run."""
 
 STEP_TIME: Final = 7
-"""Word of a status line: microseconds from the end of the step before to the end of the last one."""
+"""Word of a status line: microseconds between the ends of the last two training steps."""
 
 DEVICE_BYTES: Final = 8
-"""Word of a status line: bytes that tensors take of a memory that is not the host's."""
+"""Word of a status line: bytes of tensors on a device with memory of its own."""
 
 
 class Status:
-    """The status lines, seen by whoever started the workers or has the descriptor of their memory."""
+    """Reads the status lines by the descriptor of the workers' shared memory."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
-        """Keeps a descriptor of its own."""
+        """Duplicates the descriptor."""
         self.descriptor = os.dup(descriptor)
         self._map = mmap.mmap(self.descriptor, LINE * ranks, access=mmap.ACCESS_READ)
         self._words = memoryview(self._map).cast("q")
@@ -61,19 +61,19 @@ class Status:
         return Activity(*self._words[at : at + len(IDLE)])
 
     def beats(self, rank: int) -> int:
-        """Signs of life that `rank` has given."""
+        """The heartbeat count of `rank`."""
         return self._words[rank * WORDS + BEAT]
 
     def steps(self, rank: int) -> int:
-        """Training steps that `rank` has taken part in."""
+        """The number of training steps of `rank`."""
         return self._words[rank * WORDS + STEPS]
 
     def step_seconds(self, rank: int) -> float:
-        """How long the last of these took; 0 before there was one."""
+        """The duration of the last training step; 0 before there is one."""
         return self._words[rank * WORDS + STEP_TIME] / 1e6
 
     def device_bytes(self, rank: int) -> int:
-        """Bytes that it has on a device with memory of its own; 0 where it computes in the host's."""
+        """The bytes of tensors of `rank` on a device with memory of its own; 0 if it computes in the host's."""
         return self._words[rank * WORDS + DEVICE_BYTES]
 
     def close(self) -> None:

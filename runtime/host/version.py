@@ -1,4 +1,4 @@
-"""Which moaic this is: what `pyproject.toml` says, known without looking through all that is installed."""
+"""The version of moaic, as in `pyproject.toml`: a lookup by importlib.metadata would be slow."""
 
 from __future__ import annotations
 

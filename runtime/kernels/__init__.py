@@ -1,5 +1,5 @@
-"""Triton kernels of our own, for where they beat what Inductor writes: one file each, with the same in plain PyTorch.
+"""moaic's own Triton kernels, each with a reference in plain PyTorch, used where they are faster than Inductor's.
 
-`registry` lists them, `tiles` says how each is cut for a GPU. Nothing here runs until something launches it: the table
-of measured gains, not hope, says where a kernel is worth using.
+`registry` lists the kernels, `tiles` their tile sizes by GPU, `gains` the shapes at which they were measured to win;
+at other shapes they are not used.
 """

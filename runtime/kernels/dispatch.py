@@ -1,6 +1,6 @@
-"""The choice between a kernel of our own and plain PyTorch or Inductor, by the measured gains.
+"""The choice between a kernel of moaic and plain PyTorch or Inductor, by the measured gains.
 
-Everything that runs a kernel asks here. Patterns and Triton are imported only for a GPU on which a kernel has a gain.
+All callers of kernels ask this module. It imports patterns and Triton only for a GPU on which a kernel has a gain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moaic.runtime.kernels.tiles import tile_of
 
 
 def measured_on(target: str, gains: Gains = GAINS) -> Wins:
-    """The choice on one GPU. Gains are measured on elements of 16 bits, and decide for no others."""
+    """The choice on one GPU. Gains are measured on 16-bit elements and apply to these alone."""
 
     def wins(kernel: str, shape: KernelShape, element: str) -> bool:
         dtype = DTYPES[element]
@@ -29,7 +29,7 @@ def measured_on(target: str, gains: Gains = GAINS) -> Wins:
 
 
 def with_measured_kernels(function: Function, target: str, gains: Gains = GAINS) -> Function:
-    """`function`, of local types, with the kernels that were measured to win on this GPU; no others are looked for."""
+    """`function`, of local types, with the kernels that were measured to win on this GPU."""
     names = measured_kernels(target, gains)
     if not names:
         return function
@@ -39,9 +39,9 @@ def with_measured_kernels(function: Function, target: str, gains: Gains = GAINS)
 
 
 def tile_where_it_wins(kernel: str, tensor: Tensor, shape: Sequence[int] | None = None) -> Tile | None:
-    """The tile of a kernel between compiled functions; None where it was not measured to win on the tensor's device.
+    """The tile of a kernel between compiled functions; None if it was not measured to win on the tensor's device.
 
-    `shape` is the one that the table of gains has for this kernel, where that is not the tensor's.
+    `shape` is the shape to look up in the table of gains, if it is not the tensor's.
     """
     if tensor.device.type != "cuda":
         return None

@@ -1,7 +1,7 @@
-"""Measured gains of the kernels, by GPU and shape: the table that says whether a kernel is used at all.
+"""Measured gains of the kernels, by GPU and shape: a kernel is used only where the table has a gain for it.
 
-It stands apart from the kernels, and imports neither Triton nor torch: a worker asks here first, and loads kernels and
-patterns only for a GPU on which some kernel has a gain.
+The module imports neither Triton nor torch: a worker reads it first, and imports kernels and patterns only on a GPU
+for which a kernel has a gain.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 KernelShape = tuple[int, ...]
 
 Gains = Mapping[str, Mapping[str, Mapping[KernelShape, float]]]
-"""By kernel, target and shape."""
+"""The gain by kernel, target and shape."""
 
 Wins = Callable[[str, KernelShape, str], bool]
-"""Whether a kernel is worth using at a shape, for an element type in the IR's names."""
+"""Whether a kernel is worth using at a shape, for an element type of the IR."""
 
 GAINS: Final[Gains] = {}
 """Time of Inductor's version over the kernel's, forward and backward, as `bench/test_kernels.py` prints it on a GPU.
@@ -26,14 +26,14 @@ A kernel without an entry is unmeasured, and never used.
 
 
 def measured_kernels(target: str, gains: Gains = GAINS) -> tuple[str, ...]:
-    """The kernels with a measured gain on a GPU, whatever it is."""
+    """The kernels with a measurement on a GPU, whether a gain or a loss."""
     return tuple(kernel for kernel, by_target in gains.items() if by_target.get(target))
 
 
 def worth_using(kernel: str, target: str, shape: Sequence[int], gains: Gains = GAINS) -> bool:
-    """Whether a kernel was measured to win on a GPU, at the largest of the measured shapes that fits into `shape`.
+    """Whether a kernel was measured to win on a GPU at the largest measured shape that fits into `shape`.
 
-    Below every measured shape nothing is known, and the answer is no.
+    False if `shape` is below every measured shape.
     """
     known = gains.get(kernel, {}).get(target, {})
     smaller = [measured for measured in known if all(a <= b for a, b in zip(measured, shape, strict=True))]

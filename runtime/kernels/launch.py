@@ -1,4 +1,4 @@
-"""What every kernel shares: how it is cut, how it is started, and what it is compiled from where nothing starts it."""
+"""Common parts of kernels: tile sizes, the launch, and the description by which a kernel is compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import torch
 from torch import Tensor
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Types that the kernels take, with Triton's names for them; arithmetic is in float32 throughout."""
+"""Element types of the kernels, with Triton's names for them; all arithmetic is in float32."""
 
 
 FUSED: Final[Mapping[str, Any]] = {"enable_fp_fusion": True}
-"""A product and the sum that it goes into round once, whatever the version of Triton does unasked."""
+"""Fused multiply-add, on in every version of Triton, so that results do not depend on its default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program of a kernel works on at a time. Powers of two, but for `programs`."""
+    """The block that one program of a kernel works on at a time. Sizes are powers of two, except `programs`."""
 
     rows: int = 1
     columns: int = 1
     inner: int = 1
-    """Of the dim that a matrix product sums over."""
+    """Size along the dim that a matrix product contracts."""
     warps: int = 4
     stages: int = 1
-    """Loads in flight ahead of the arithmetic."""
+    """Stages of software pipelining."""
     programs: int = 1
-    """Among which a kernel divides what each of its results depends on; their parts are then added in order."""
+    """Number of programs that share a reduction; their partial sums are added in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonProgram:
-    """A Triton function with the types and constants of one launch; what is not a constant has a type."""
+    """A Triton function with a type or a constant for each parameter."""
 
     function: Any
     types: Mapping[str, str]
-    """By parameter, in Triton's words: `*bf16`, `i32`."""
+    """Type by parameter, in Triton's words: `*bf16`, `i32`."""
     constants: Mapping[str, Any]
 
 
 def target_of(device: torch.device) -> str:
-    """The name of a GPU of this host in the tables: `sm_90`, `gfx942`."""
+    """The name that the tables have for a GPU of this host: `sm_90`, `gfx942`."""
     if torch.version.hip:
         properties: Any = torch.cuda.get_device_properties(device)
         return str(properties.gcnArchName).partition(":")[0]
@@ -53,17 +53,17 @@ def target_of(device: torch.device) -> str:
 
 
 def launch(function: Any, grid: tuple[int, ...], tile: Tile, *operands: Any, **constants: Any) -> None:
-    """Starts one program for each point of the grid; none for an empty one."""
+    """Launch a kernel; does nothing for an empty grid."""
     if prod(grid):
         function[grid](*operands, **constants, num_warps=tile.warps, num_stages=tile.stages, **FUSED)
 
 
 def blocks(count: int, size: int) -> int:
-    """How many of this size cover the count."""
+    """The number of blocks of this size that cover the count."""
     return -(-count // size)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """`[..., n]` as `[rows, n]` whose rows lie whole in memory: a view where strides allow it, else a copy."""
+    """`[..., n]` as `[rows, n]` with contiguous rows: a view if strides allow it, else a copy."""
     flat = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()

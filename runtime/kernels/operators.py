@@ -1,6 +1,6 @@
-"""Kernels as operators of PyTorch, for graphs that are compiled: Triton's on GPUs, the same in plain PyTorch elsewhere.
+"""Kernels as operators of PyTorch, for compiled graphs: the Triton kernel on GPUs, plain PyTorch elsewhere.
 
-The IR's ops of the same names (`moai.rms_norm`) are these. Results lie whole in memory, whatever their operands do.
+The IR has ops of the same names (`moai.rms_norm`). Results are contiguous whatever the strides of the operands.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Results = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class KernelOperator:
-    """One operator, of the kernel that the tables know under this name."""
+    """One operator, and the name of its kernel in the tables."""
 
     schema: str
     kernel: str
     triton: Callable[..., Results]
-    """Given a tile first."""
+    """The Triton kernel; its first argument is the tile."""
     plain: Callable[..., Results]
 
     @property
@@ -34,20 +34,20 @@ class KernelOperator:
         return self.schema.partition("(")[0]
 
     def on_gpu(self, *operands: Any) -> Results | Tensor:
-        """The first operand's last dim is the one that tiles are for."""
+        """Run the Triton kernel with the tile for the last dim of the first operand."""
         first: Tensor = operands[0]
         tile = tile_of(self.kernel, target_of(first.device), first.shape, first.dtype)
-        assert tile is not None, f"{self.kernel} is not cut for {tuple(first.shape)}"
+        assert tile is not None, f"{self.kernel} has no tile for {tuple(first.shape)}"
         return _one_or_more(self.triton(tile, *operands))
 
     def in_plain(self, *operands: Any) -> Results | Tensor:
-        return _one_or_more(tuple(_whole(each) for each in self.plain(*operands)))
+        return _one_or_more(tuple(_contiguous(each) for each in self.plain(*operands)))
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """Contiguous, and seen to be so: a dim of one element counts as contiguous whatever its stride."""
+def _contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous, with row-major strides for dims of size 1 too, whose strides could be any."""
     if not tensor.is_contiguous():
-        # As an op: the method looks for a GPU that is not here where a graph is made for one.
+        # Not the method `contiguous`, which initializes the GPU even while a graph is traced for an absent one.
         tensor = torch.ops.aten.clone(tensor, memory_format=torch.contiguous_format)
     return tensor.view(-1).view(tensor.shape)
 
@@ -166,7 +166,7 @@ def _plain_layer_norm_backward(
 
 
 def _act(approximate: str | None) -> gated.Act:
-    """GELU, as PyTorch calls its forms, or SiLU."""
+    """The form of GELU by PyTorch's name for it; SiLU for None."""
     return {None: gated.Act.SILU, "none": gated.Act.GELU, "tanh": gated.Act.GELU_TANH}[approximate]
 
 

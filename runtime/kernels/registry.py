@@ -1,6 +1,6 @@
-"""The catalogue of kernels: each with its reference in plain PyTorch, and the shapes it is timed on.
+"""The catalogue of kernels: each with its reference in plain PyTorch and the shapes at which it is timed.
 
-`gains` holds what each was measured to gain.
+The measured gains are in `gains`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Kernel:
     name: str
     summary: str
     place: str
-    """What it replaces where it wins."""
+    """The part of a program that it replaces."""
     kernel: Callable[..., Any]
-    """Its forward, or all of it."""
+    """Its forward, or the only function of it."""
     backward: Callable[..., Any] | None
     """Its backward, or its inverse."""
     reference: Callable[..., Any]
     programs: Callable[[str, Tile], tuple[TritonProgram, ...]]
-    """The Triton functions to compile for an element type in Triton's words and a tile."""
+    """The Triton programs to compile for an element type (Triton's name) and a tile."""
     dims: str
-    """Names of the numbers of a shape."""
+    """Names of the dims of a shape."""
     shapes: tuple[KernelShape, ...]
-    """The shapes it is timed on: those of a 1B and an 8B Llama at 4096 tokens."""
+    """The shapes at which it is timed: those of a 1B and an 8B Llama at 4096 tokens."""
 
 
 KERNELS: Final[Mapping[str, Kernel]] = {
@@ -85,7 +85,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         ),
         Kernel(
             "merge",
-            "attention over one more block of keys, merged into what came before: a step of ring attention",
+            "attention over one more block of keys, merged into the result so far: a step of ring attention",
             "a turn of a ring",
             merge.merge,
             None,
@@ -96,8 +96,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         ),
         Kernel(
             "exchange",
-            "a tensor cut along a digit of a dim into parts that lie one after another, for an all-to-all, and put "
-            "together again",
+            "a tensor cut along a sub-axis of a dim into contiguous parts, for an all-to-all, and joined again",
             "cutting and joining for collectives",
             exchange.pack,
             exchange.unpack,
@@ -108,4 +107,4 @@ KERNELS: Final[Mapping[str, Kernel]] = {
         ),
     )
 }
-"""By name."""
+"""The kernels by name."""

@@ -1,7 +1,7 @@
 """Tile sizes of each kernel by GPU and shape: a table, so that a measurement changes one line of data.
 
-Every entry spills no register and fits into shared memory, which the tests check; beyond that it is an estimate.
-`docs/gpus.md` says what was measured.
+Tests check that no entry spills registers and that each fits into shared memory; beyond that, entries are estimates.
+`docs/gpus.md` lists the measurements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moaic.runtime.kernels.launch import Tile
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A tile, with the longest last dim and the widest element (in bits) that it is for."""
+    """A tile, with the largest last dim and the widest element (in bits) that it is used for."""
 
     tile: Tile
     longest: int = 1 << 31
@@ -50,7 +50,7 @@ _NORM_AMD: Final[Cuts] = (
 _HEADS: Final[Cuts] = tuple(Tiling(Tile(rows=4096 // width, columns=width), width) for width in (64, 128, 256))
 _HALVES: Final[Cuts] = tuple(Tiling(Tile(rows=1024 // half, columns=half), 2 * half) for half in (32, 64, 128))
 STREAM: Final[Cuts] = (Tiling(Tile(columns=1024)),)
-"""For elementwise kernels: each element is read once, without its neighbors."""
+"""Tiles of elementwise kernels."""
 
 _RUNS: Final[Cuts] = (
     *(Tiling(Tile(rows=1024 // run, columns=run), run) for run in (16, 128)),
@@ -59,7 +59,7 @@ _RUNS: Final[Cuts] = (
 
 
 def by_maker(nvidia: Cuts, amd: Cuts) -> Mapping[str, Cuts]:
-    """The tiles of a kernel by target, equal for all GPUs of one maker."""
+    """The tiles of a kernel by target, equal for all GPUs of one vendor."""
     return {"sm_90": nvidia, "sm_80": nvidia, "gfx942": amd, "gfx90a": amd}
 
 
@@ -71,7 +71,7 @@ TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
     "merge": by_maker(_HEADS, _HEADS),
     "exchange": by_maker(_RUNS, _RUNS),
 }
-"""By kernel and target."""
+"""The tiles by kernel and target."""
 
 
 def tile_of(

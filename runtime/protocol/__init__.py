@@ -1,1 +1,1 @@
-"""What crosses between controller and workers: commands, the wire, and the data that commands carry."""
+"""The protocol between controller and workers: commands, their data, and the wire format."""

@@ -1,4 +1,4 @@
-"""The boxes of a value that each worker holds: contiguous ranges of every dim, for files."""
+"""The boxes of a value that each worker holds, which checkpoints store: contiguous ranges of every dim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sizes = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A contiguous range of every dim: where it begins in a worker's part, where in the whole, and how long it is."""
+    """A contiguous range of every dim: its start in the worker's part, its start in the global tensor, its size."""
 
     local: Sizes
     starts: Sizes
@@ -22,14 +22,14 @@ class Box(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A part of a value: the ranks that hold it, and the boxes that it is made of."""
+    """A part of a value: the ranks that hold it, and its boxes."""
 
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
 
 
 class FileSource(NamedTuple):
-    """A box of a saved tensor: the file and the bytes of the tensor, where the box begins in it and in the whole."""
+    """A box of a saved tensor: file, bytes of the tensor, the start of the box in that tensor and in the global one."""
 
     path: str
     offset: int
@@ -41,7 +41,7 @@ class FileSource(NamedTuple):
 
 @cache
 def parts(shape: Sizes, place: Placement) -> tuple[Shard, ...]:
-    """The different parts of a value that lies as `place` says."""
+    """The distinct parts of a value with this placement."""
     return tuple(Shard(ranks, boxes(shape, place, ranks[0])) for ranks in sharing(place))
 
 
@@ -60,10 +60,10 @@ def _box(runs: Sequence[tuple[int, int, int]]) -> Box:
     return Box(tuple(run[0] for run in runs), tuple(run[1] for run in runs), tuple(run[2] for run in runs))
 
 
-def _runs(size: int, digits: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Ranges of a dim with these digits: where each begins here and in the whole, and its length."""
+def _runs(size: int, splits: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """The contiguous ranges of a dim on one rank: local start, global start, length; a split has its size and index."""
     ranges = [(0, size)]
-    for split, count, index in digits:
+    for split, count, index in splits:
         step, first = split.stride * count, split.stride * index
         ranges = [
             (max(low, start), min(high, start + split.stride))

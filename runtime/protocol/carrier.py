@@ -1,4 +1,4 @@
-"""What carries data between workers."""
+"""The carriers of data between workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class Carrier(StrEnum):
-    """What carries data between workers."""
+    """A carrier of the data of collectives."""
 
     MEMORY = "memory"
-    """Memory of the host that they share: for tensors that lie in it."""
+    """Shared memory of the host, for tensors of the host."""
     GLOO = "gloo"
-    """Sockets of the host, to which tensors of GPUs are copied first: for several workers on one GPU, too."""
+    """Sockets of the host; tensors of GPUs are copied to the host first. Several workers may share a GPU."""
     NCCL = "nccl"
-    """What GPUs are joined by: for one worker on each. PyTorch calls RCCL, for AMD's, by the same name."""
+    """Links between GPUs, for one worker per GPU. Also RCCL for AMD's, which PyTorch calls NCCL."""

@@ -1,4 +1,4 @@
-"""How the results of an eager reduction on parts become its results."""
+"""Combination of the partial results of an eager reduction on sharded operands."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ REDUCTIONS: Final[Mapping[str, str]] = {
     "aten.all.dim": "amin",
     "aten.all.dims": "amin",
 }
-"""How the results of parts are put together, by op."""
+"""The operation that combines partial results, by op."""
 
 WIDENED: Final = frozenset({"sum", "mean", "norm"})
-"""Reductions that round: 16-bit parts are reduced in float32 and rounded once."""
+"""Reductions that round: with 16-bit operands they compute in float32 and round once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How results of parts become results."""
+    """How the partial results of workers become results."""
 
     by: str
     """sum, mean (of parts of equal size), norm, amax or amin."""
     order: float
-    """Of a norm."""
+    """The order of a norm."""
     groups: tuple[tuple[int, ...], ...]
-    """Ranks that put their parts together."""
+    """Groups of ranks that combine their partial results."""
     owners: tuple[tuple[int, ...], ...]
-    """Per result the ranks whose part counts; the others hold copies, or nothing."""
+    """Per result, the ranks whose partial result counts; others hold replicas or nothing."""
     shapes: tuple[tuple[int, ...], ...]
-    """Per result its shape on one rank."""
+    """Per result, its local shape."""
     dtypes: tuple[str, ...]
-    """Per result its element type in the end."""
+    """Per result, its final element type."""
 
     def encoded(self) -> list[Any]:
         return [self.by, self.order, self.groups, self.owners, self.shapes, self.dtypes]

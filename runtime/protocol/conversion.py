@@ -1,4 +1,4 @@
-"""How a value lies before and after it is moved between workers."""
+"""The resharding of a value: its placement before and after."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moaic.runtime.protocol.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Resharding:
-    """From one placement to another, of values of one type."""
+    """A change of placement for values of one type and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,6 +33,6 @@ def _encode(place: Placement) -> list[Any]:
 
 
 def _decode(data: Any) -> Placement:
-    axes, splits, pending, home = data
-    layout = Layout(tuple(Split(*split) for split in splits), tuple(pending), tuple((axis, at) for axis, at in home))
+    axes, splits, partial, owner = data
+    layout = Layout(tuple(Split(*split) for split in splits), tuple(partial), tuple((axis, at) for axis, at in owner))
     return Placement(Mesh(tuple((axis, size) for axis, size in axes)), layout)

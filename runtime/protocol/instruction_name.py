@@ -1,4 +1,4 @@
-"""How an instruction of a program is named in messages."""
+"""Names of a program's instructions in messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from moaic.ir.graph import Function
 
 
 def describe(main: Function, index: int) -> str:
-    """Names an instruction of a program by its op, its callee and where it comes from."""
+    """The name of an instruction: its op, its callee and its source line."""
     if not 0 <= index < len(main.ops):
         return "the beginning"
     op = main.ops[index]

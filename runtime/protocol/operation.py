@@ -1,4 +1,4 @@
-"""An eager op as it is sent to workers: defined once, then called by number with buffers and scalars."""
+"""An eager op as sent to workers: defined once, then called by its number with buffers and scalars."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from their lists, in order."""
 
 
 class ViewGeometry(NamedTuple):
-    """A view into a buffer that the worker holds whole; `base` are the strides that the buffer must have for it.
+    """A view of a buffer that the worker holds entirely and that must have the strides `base`.
 
-    `strides` and `offset` are in elements of `dtype`, as which the buffer's bytes are read.
+    The view reads the buffer's bytes as elements of `dtype`, in which `strides` and `offset` count.
     """
 
     base: tuple[int, ...]
@@ -33,7 +33,7 @@ class ViewGeometry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An op, the form of its arguments, and per view its geometry (None: the whole buffer) and who takes part."""
+    """An op, its argument specs, and per view its geometry (None: the whole buffer) and the ranks that take part."""
 
     op: str
     args: tuple[ArgSpec, ...]
@@ -41,7 +41,7 @@ class Operation:
     geometries: tuple[ViewGeometry | None, ...]
     ranks: tuple[tuple[int, ...], ...]
     combination: Combination | None = None
-    """What becomes of the results, if they are those of parts."""
+    """How partial results are combined; None if the op's operands are not sharded."""
 
     def encoded(self) -> list[Any]:
         combination = None if self.combination is None else self.combination.encoded()
@@ -72,7 +72,7 @@ def _part(data: Any) -> ArgSpec:
 
 
 def positions(op: str, args: Iterable[ArgSpec], kwargs: Iterable[tuple[str, ArgSpec]]) -> Iterator[tuple[int, bool]]:
-    """Per view of an op's arguments: its index in a list of tensors or -1, and whether the op writes it."""
+    """Yield, per view of an op's arguments, its index in a list of tensors (else -1), and whether the op writes it."""
     writes = written(op)
     for key, part in (*enumerate(args), *kwargs):
         yield from ((index, key in writes) for index in _indices(part))
@@ -89,7 +89,7 @@ def _indices(part: ArgSpec) -> Iterable[int]:
 
 
 def read_as(tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
-    """The memory of a tensor that begins with its storage, as elements of any type."""
+    """A view of a tensor that begins at the start of its storage, with elements of any type."""
     if tensor.dtype == dtype:
         return tensor.as_strided(shape, strides, offset)
     blank = torch.empty(0, dtype=dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""Where a buffer lies: a layout over the first workers of the machine, seen as a mesh."""
+"""The placement of a buffer: a layout over a mesh of the first workers."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from functools import cache
 from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Split
 
 EVERYWHERE_AXIS = "w"
-"""The axis of all workers, for buffers that no plan has placed."""
+"""The axis of all workers, for buffers without a placement by a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A layout over the space axes of a mesh of k ranks, which are workers 0 to k-1. The default is worker 0 alone."""
+    """A layout over a mesh of k ranks, which are workers 0 to k-1. The default is worker 0 alone."""
 
     mesh: Mesh = Mesh()
     layout: Layout = FULLY_REPLICATED
 
     @property
     def is_whole(self) -> bool:
-        """Every rank of the mesh holds all of it."""
+        """Whether every rank of the mesh holds a replica."""
         return self.is_uncut and len(holders(self)) == self.mesh.ranks
 
     @property
     def is_uncut(self) -> bool:
-        """Every rank that holds any of it holds all."""
+        """Whether the value is neither sharded nor partial; it may have an owner."""
         return not self.layout.partial and all(self.mesh.size(split.axis) == 1 for split in self.layout.splits)
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks that hold a part."""
+        """The ranks that hold a part of the value."""
         return holders(self)
 
     def with_splits(self, splits: tuple[Split, ...]) -> Placement:
-        """Cut so, on the same ranks."""
+        """The placement on the same ranks with other splits."""
         return Placement(self.mesh, Layout(splits, owner=self.layout.owner))
 
     def whole(self) -> Placement:
-        """Uncut, on the same ranks."""
+        """The replicated placement on the same ranks."""
         return self.with_splits(())
 
 
 HeldPart = tuple[tuple[int, int, int, int], ...]
-"""Which part of a value a rank holds: (dim, stride, count, index) of each digit that is fixed."""
+"""The part of a value that a rank holds: (dim, stride, count, index) of each sub-axis that is sharded."""
 
 
 def everywhere(workers: int) -> Placement:
-    """Whole on each of the first `workers` workers."""
+    """The placement replicated on the first `workers` workers."""
     return Placement(Mesh(((EVERYWHERE_AXIS, workers),)) if workers > 1 else Mesh())
 
 
 def spread(shape: tuple[int, ...], workers: int) -> Placement:
-    """Cut evenly along its longest dim, for a value that no plan has placed; whole everywhere where that cannot be."""
+    """The placement of a value that no plan has placed: sharded along its longest divisible dim, else replicated."""
     dims = [dim for dim, size in enumerate(shape) if size and size % workers == 0]
     there = everywhere(workers)
     if workers == 1 or not dims:
@@ -70,7 +70,7 @@ def holders(place: Placement) -> tuple[int, ...]:
 
 @cache
 def tiles(place: Placement) -> tuple[HeldPart | None, ...]:
-    """What each rank holds, if anything, up to the last one that does. A pending sum is not looked at."""
+    """The part of each rank, or None, up to the last rank that holds one. Partial values count as replicated."""
     mesh = place.mesh
 
     def tile(rank: int) -> HeldPart | None:
@@ -85,7 +85,7 @@ def tiles(place: Placement) -> tuple[HeldPart | None, ...]:
 
 @cache
 def sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
-    """For each part the ranks that hold it, in order of rank."""
+    """For each part, the ranks that hold it, in order."""
     groups: dict[HeldPart, list[int]] = {}
     for rank, tile in enumerate(tiles(place)):
         if tile is not None:
@@ -95,13 +95,13 @@ def sharing(place: Placement) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def owners(place: Placement) -> tuple[int, ...]:
-    """One rank for each part: the first that holds it, in order of rank."""
+    """For each part, the first rank that holds it."""
     return tuple(group[0] for group in sharing(place))
 
 
 @cache
 def alike(one: Placement, other: Placement) -> bool:
-    """Whether the same workers hold the same parts, whatever their meshes are called."""
+    """Whether the same workers hold the same parts, even if the meshes have other axes."""
     if one.layout.partial or other.layout.partial:
         return one == other
     return tiles(one) == tiles(other)

@@ -1,4 +1,4 @@
-"""The memory that the workers of a host share: its layout, and how it is made."""
+"""The shared memory of a host's workers: its layout, and its creation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Final
 from moaic.runtime.host.status import LINE, WORDS
 
 SLOT_BYTES: Final = 2 << 20
-"""Bytes of one slot: small enough that what is written there is still in the cache when it is read."""
+"""Bytes of one slot: small enough to be still in the cache when it is read."""
 
 TURNS: Final = range(2)
-"""Slots of collectives, in which all meet: one is written while the other is read."""
+"""Slots of collectives, used in turn: one is written while the other is read."""
 
 AHEAD: Final = range(2, 18)
-"""Slots of sends that a busy receiver takes later. Pages that are never written take no memory."""
+"""Slots of sends, which a busy receiver may read later. Pages that are never written use no memory."""
 
 SLOTS: Final = AHEAD.stop
 
 POSTED, RETURNED, ASLEEP, MET, LEVEL, GIVEN_UP, ROOT, WHERE = range(8)
-"""Words of the lines that r writes for p: slots posted to p, p's slots given back, r sleeps on p; the commands at whose
-end r has met p, after which r's counts are right again, and which r has given up, with the command that is to blame;
-then which slot the last posts mean, by their count modulo `SLOTS`."""
+"""Words of the lines that worker r writes for worker p.
+
+POSTED, RETURNED: counts of the slots posted to p and of p's slots given back. ASLEEP: whether r sleeps until p writes.
+MET: the last command at whose end r has waited for p. LEVEL: the last one after which r has discarded p's posts.
+GIVEN_UP: the last command that r has given up, and ROOT: the command whose error is the cause of that. From WHERE on:
+the slot of each of the last posts, by their count modulo `SLOTS`.
+"""
 
 PAIR: Final = -(-(WHERE + SLOTS) // WORDS)
 """Lines of a pair."""
@@ -32,14 +36,14 @@ def memory_bytes(ranks: int) -> int:
 
 
 def create_memory(ranks: int) -> int:
-    """Descriptor of zeroed memory for `ranks` workers; it is gone when the last descriptor and mapping are."""
+    """A descriptor of zeroed memory for `ranks` workers, freed with its last descriptor and mapping."""
     descriptor = os.memfd_create("moaic", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, memory_bytes(ranks))
     return descriptor
 
 
 def create_store() -> int:
-    """Descriptor of an empty file, for workers to find each other in; it is gone with the last descriptor."""
+    """A descriptor of an empty file through which workers find each other, freed with its last descriptor."""
     return os.memfd_create("moaic-store", os.MFD_CLOEXEC)
 
 

@@ -1,4 +1,4 @@
-"""What a worker lacked when it got no more memory."""
+"""A worker's report of an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moaic.text.units import mib
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Bytes; `asked` is 0 where the error does not say, `held` what the worker has taken since it was ready."""
+    """Bytes asked for (0 if the error does not state it), free, and held by the worker since its start."""
 
     asked: int
     free: int

@@ -1,4 +1,4 @@
-"""What a worker did, and when."""
+"""Spans of a trace: what a worker ran, with times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One thing done. Begin and end are nanoseconds of `time.perf_counter_ns`, which all processes of a host share."""
+    """One span. Begin and end are nanoseconds of `time.perf_counter_ns`, a clock that all processes of a host share."""
 
     name: str
     kind: str
-    """`compute` or `communicate` in a program, `command` outside."""
+    """`compute` or `communicate` within a program, else `command`."""
     begin: int
     end: int
 

@@ -1,4 +1,4 @@
-"""What the workers say of their memory and their time."""
+"""Statistics of the workers' memory and time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProgramStatistics:
-    """What one program has cost one worker so far, in seconds."""
+    """The seconds that one worker has spent on one program so far."""
 
     compile: Mapping[str, float]
-    """By function."""
+    """Compile time by function."""
     runs: int
     compute: float
     communicate: float
-    """With the time spent waiting for other workers."""
+    """Time of communication, including the wait for other workers."""
     last_run: float
     repeated: int = 0
-    """Runs that a recording on the GPU stood for, which counts for nothing above but `runs`."""
+    """Runs that were replays of a CUDA graph: they count in `runs`, but not in the times."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """One worker: its memory (`pss`: shared pages counted by share) and the bytes of its buffers, and its programs."""
+    """One worker: its memory (`pss`: shared pages counted by share), its buffers and their bytes, its programs."""
 
     pid: int
     pss: int
@@ -32,12 +32,12 @@ class WorkerStatistics:
     bytes: int
     programs: Mapping[int, ProgramStatistics]
     peak: int = 0
-    """Most bytes of tensors at a time, where the device's allocator counts them."""
+    """Peak bytes of tensors, if the device's allocator counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """All workers, and how much the controller has sent to each of them."""
+    """All workers, and the number of messages and commands that the controller has sent to each."""
 
     workers: tuple[WorkerStatistics, ...]
     messages: int
@@ -50,7 +50,7 @@ class Statistics:
 
 
 def statistics(answers: Mapping[int, Any], messages: int, commands: int) -> Statistics:
-    """From the workers' reports, by rank."""
+    """The statistics from the workers' reports by rank."""
     return Statistics(tuple(_worker(answers[rank]) for rank in sorted(answers)), messages, commands)
 
 

@@ -1,8 +1,8 @@
-"""Digits of a dim: cutting out the part of a tensor that lies on one rank, and putting parts together again.
+"""Parts of a tensor along a sub-axis of a dim: `cut` takes one, `join` is the inverse.
 
-A dim of size N = outer * count * stride is cut along its middle digit: part i takes the indices with
-(index // stride) % count == i. Layouts order their splits by falling stride, so cutting them one after the other
-leaves the strides of those still to come as they are.
+A dim of size N = outer * count * stride is cut along its middle factor: part i has the indices with
+(index // stride) % count == i. Layouts order their splits by falling stride, so a cut does not change the strides of
+the splits after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moaic.ir.layout import Layout, Mesh, Split
 
 
 def cut(tensor: Tensor, dim: int, stride: int, count: int, index: int) -> Tensor:
-    """Part `index` of `count` along the digit of weight `stride` of `dim`; a view where that is possible."""
+    """Part `index` of `count` along the sub-axis of `dim` with this stride; a view if possible."""
     outer = tensor.shape[dim] // (count * stride)
     if outer == 1:
         return tensor.narrow(dim, index * stride, stride)
@@ -29,16 +29,16 @@ def _unflatten(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def join(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
-    """The tensor whose parts along the digit of weight `stride` of `dim` are `parts`: what `cut` took apart."""
+    """The tensor with these parts along the sub-axis of `dim` with this stride: the inverse of `cut`."""
     outer = parts[0].shape[dim] // stride
     if outer == 1:
         return torch.cat(list(parts), dim)
-    digits = [_unflatten(part, dim, (outer, stride)) for part in parts]
-    return torch.stack(digits, dim + 1).flatten(dim, dim + 2)
+    rows = [_unflatten(part, dim, (outer, stride)) for part in parts]
+    return torch.stack(rows, dim + 1).flatten(dim, dim + 2)
 
 
 def local_part(whole: Tensor, mesh: Mesh, layout: Layout, rank: int) -> Tensor:
-    """What `rank` holds of `whole`, by the splits of `layout`."""
+    """The part of `whole` that `rank` holds by the splits of `layout`."""
     coordinates = mesh.coordinates(rank)
     for split in layout.splits:
         whole = cut(whole, split.dim, split.stride, mesh.size(split.axis), coordinates[split.axis])
@@ -46,7 +46,7 @@ def local_part(whole: Tensor, mesh: Mesh, layout: Layout, rank: int) -> Tensor:
 
 
 def assemble(part: Callable[[int], Tensor], mesh: Mesh, layout: Layout) -> Tensor:
-    """The whole tensor from the parts of the ranks at its home, with coordinate 0 on every axis that splits nothing."""
+    """The global tensor from the parts of its owner ranks, at coordinate 0 of every axis that does not shard it."""
 
     def gather(splits: Sequence[Split], coordinates: Mapping[str, int]) -> Tensor:
         if not splits:

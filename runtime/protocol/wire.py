@@ -1,7 +1,7 @@
-"""Messages over a stream socket: a msgpack body and raw blocks of bytes. Nothing that is received is ever executed.
+"""Messages over a stream socket: a msgpack body and raw blocks of bytes. Received data is never executed.
 
 A frame is: length of the body and number of blocks (two u32), the lengths of the blocks (i64 each, -1 for an absent
-one), the body, the blocks. Blocks arrive in memory of their own, ready to be used as tensors without another copy.
+one), the body, the blocks. Each block is received into its own memory, so a tensor can use it without another copy.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 
 PREFIX: Final = struct.Struct("<II")
 GATHER: Final = 512
-"""Pieces given to one system call; below every system's limit."""
+"""Pieces per system call; below the limit of every system."""
 
 
 class Closed(Exception):
-    """The other end of the connection is gone."""
+    """The other end has closed the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one frame says: plain data, and blocks of bytes as one-dimensional u8 tensors."""
+    """The content of one frame: plain data, and blocks of bytes as one-dimensional u8 tensors."""
 
     body: Any
     blocks: Sequence[Tensor | None] = ()
@@ -45,7 +45,7 @@ def encode(body: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview, *, frozen: bool = False) -> Any:
-    """What was encoded; lists come back as tuples where it is to be `frozen`."""
+    """The inverse of `encode`; with `frozen`, lists become tuples."""
     return cast("Any", msgpack.unpackb(data, strict_map_key=False, use_list=not frozen))
 
 
@@ -62,20 +62,20 @@ def memory(block: Tensor) -> memoryview:
 
 
 def as_block(tensor: Tensor) -> Tensor:
-    """The elements of `tensor` in row-major order as bytes of the host, without a copy where they lie so already."""
+    """The elements of `tensor` in row-major order as bytes of the host, without a copy if it is already so."""
     return bytes_of(tensor.contiguous().cpu())
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor as bytes."""
     flat = tensor.detach().view(-1)
-    # One element counts as contiguous whatever its stride, and no view of another type takes that.
+    # A tensor of one element is contiguous whatever its stride, but a view of another type needs stride 1.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def from_block(block: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor whose row-major bytes are `block`, sharing its memory."""
-    # Not by view(): what is a view for torch cannot be written where a function of its own gives it back.
+    # Not by view(): autograd forbids in-place writes to a view that a custom function returns.
     start = int(block.storage_offset()) // dtype.itemsize
     tensor: Any = torch.empty(0, dtype=dtype)
     return tensor.set_(block.untyped_storage(), start, tuple(shape))
@@ -89,7 +89,7 @@ class Connection:
     """One end of a socket. Sending and receiving survive an interrupt (Ctrl-C) between any two system calls."""
 
     def __init__(self, sock: socket.socket, allocate: Callable[[int], Tensor] = _unpinned) -> None:
-        """`allocate` gives the memory for a block of so many bytes."""
+        """`allocate` returns the memory for a block of a number of bytes."""
         sock.setblocking(False)
         self._socket = sock
         self._outbox: deque[memoryview] = deque()
@@ -102,11 +102,11 @@ class Connection:
         return self._socket.fileno()
 
     def post(self, pieces: Iterable[memoryview]) -> None:
-        """Puts a frame into the outbox; `push` sends it."""
+        """Append a frame to the outbox; `push` sends it."""
         self._outbox.extend(pieces)
 
     def push(self) -> bool:
-        """Sends what the socket takes now; true once the outbox is empty."""
+        """Send as much as the socket takes now; true once the outbox is empty."""
         while self._outbox:
             with uninterrupted():
                 if not self._send_some():
@@ -114,25 +114,25 @@ class Connection:
         return True
 
     def pull(self) -> None:
-        """Receives what the socket has now. At the end of the stream `closed` becomes true."""
+        """Receive all that the socket has now. At the end of the stream `closed` becomes true."""
         while not self.closed:
             with uninterrupted():
                 if not self._receive_some():
                     return
 
     def next(self) -> Message | None:
-        """The oldest message received and not yet taken, if there is one."""
+        """Take the oldest received message, if there is one."""
         return self._inbox.popleft() if self._inbox else None
 
     def send(self, body: Any, blocks: Sequence[Tensor | None] = ()) -> None:
-        """Sends one message and waits until the socket has taken it. Raises Closed."""
+        """Send one message and wait until the socket has taken it. Raises Closed."""
         self.post(frame(encode(body), blocks))
         push_all([self])
         if self.closed:
             raise Closed
 
     def receive(self) -> Message:
-        """Waits for a message. Raises Closed."""
+        """Wait for a message. Raises Closed."""
         while True:
             message = self.next()
             if message is not None:
@@ -179,7 +179,7 @@ class Connection:
 
 
 def _frames(deliver: Callable[[Message], None], allocate: Callable[[int], Tensor]) -> Generator[memoryview, None, None]:
-    """Yields the memory to be filled next, never empty; delivers each message once all of it is there."""
+    """Yield the memory to be filled next, never empty; deliver each message once it is complete."""
     while True:
         prefix = bytearray(PREFIX.size)
         yield memoryview(prefix)
@@ -196,7 +196,7 @@ def _frames(deliver: Callable[[Message], None], allocate: Callable[[int], Tensor
 
 
 def push_all(connections: Sequence[Connection]) -> None:
-    """Empties the outboxes of all connections, side by side; a closed one loses what it had."""
+    """Empty the outboxes of all connections concurrently; the outbox of a closed one is dropped."""
     waiting = [connection for connection in connections if not connection.push()]
     while waiting:
         poll = select.poll()
@@ -207,7 +207,7 @@ def push_all(connections: Sequence[Connection]) -> None:
 
 
 def readable(connections: Sequence[Connection], seconds: float | None = None) -> list[Connection]:
-    """Waits until one of the connections has something to receive, or has ended; gives those that do."""
+    """Wait until connections have data or are closed, at most `seconds`; return these connections."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLIN)
@@ -217,7 +217,7 @@ def readable(connections: Sequence[Connection], seconds: float | None = None) ->
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Holds back SIGINT's Python handler, so that what is inside happens whole or not at all."""
+    """Defer Python's handler of SIGINT, so that it does not interrupt the body of the context."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""Which buffers their holders no longer agree on, after an error."""
+"""Buffers whose replicas differ after an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lying_apart(reports: Collection[Any]) -> list[int]:
-    """Buffers whose writes some of their holders have withheld and others not: what the holders have is not the same.
+    """Buffers whose last writes some of their holders have withheld and others have not, so that replicas differ.
 
     `reports` are those of all workers.
     """

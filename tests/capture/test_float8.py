@@ -157,7 +157,7 @@ def test_a_gpu_without_them_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.SESSION, "flavor", lambda: Flavor("Small", 1, GIB, gpus=1))
     planning.check_float8()
     monkeypatch.setattr(session.SESSION, "flavor", lambda: Flavor("Medium", 2, GIB, gpus=2))
-    with pytest.raises(Diagnostic, match="NVIDIA A100 multiplies no eight-bit floats\nhint: precision=bf16"):
+    with pytest.raises(Diagnostic, match="NVIDIA A100 has no products of eight-bit floats\nhint: choose"):
         planning.check_float8()
 
 

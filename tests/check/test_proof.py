@@ -156,7 +156,7 @@ def test_a_model_with_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "message"),
     [
         (["STEP", "--devices", "two"], "error: --devices takes numbers of devices such as 2,4,8, not `two`"),
-        (["llama"], "error: `llama` has 6,738 million parameters, and here it can have 67"),
+        (["llama"], "error: `llama` has 6,738 million parameters; the limit here is 67 million"),
         (["no-such-model"], "error: there is no model `no-such-model`"),
         ([str(REMOTE)], "let it run with --trust-remote-code"),
         (["nowhere.py"], "error: cannot read nowhere.py: there is no such file"),

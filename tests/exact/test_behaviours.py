@@ -291,7 +291,7 @@ def test_steps_may_be_recorded_where_devices_can(asked: Mapping[str, Any], monke
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"mode": "max-autotune"}, r"mode=max-autotune is not known to backend moai\n.*choose reduce-overhead"),
+        ({"mode": "max-autotune"}, r"backend moai has no mode 'max-autotune'\n.*valid: default, reduce-overhead"),
         ({"options": {"cuda_graphs": "perhaps"}}, r"cuda_graphs=perhaps is not known\n.*choose True or False"),
     ],
 )

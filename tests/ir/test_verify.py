@@ -71,8 +71,8 @@ def test_a_sound_module_passes(text: str) -> None:
 
 
 UNSOUND = [
-    (body("%y = call @g %x : f32[8]"), "`call`: no function `@g` stands above"),
-    (body("%y = call @f %x : f32[8]"), "`call`: no function `@f` stands above"),
+    (body("%y = call @g %x : f32[8]"), "`call`: no function `@g` is defined above"),
+    (body("%y = call @f %x : f32[8]"), "`call`: no function `@f` is defined above"),
     (body("%y = aten.view %x {size = [4, 16]} : f32[4, 16]"), "differ in their elements"),
     (body("%y = aten.view %x {size = [4, 16]} : f32[4, 32]"), "attribute `size` is `[4, 16]`, the result `f32[4, 32]`"),
     (body("%y = aten.view %x : f32[4, 32]"), "attribute `size` is `none`"),
@@ -84,8 +84,8 @@ UNSOUND = [
     (body("%y = aten.neg %x : f32[8{dp:0}]"), "axis `dp` splits dim 0 with stride 0"),
     (body("%y = aten.neg %x : f32[8{dp, tp:2}]"), "overlap"),
     (body("%y = aten.neg %x : f32[8{dp:1, tp:2}]"), "out of order: the larger stride stands first"),
-    (body("%y = aten.neg %x : f32[8{dp}] +dp"), "axis `dp` stands in it twice"),
-    (body("%y = aten.neg %x : f32[8{dp}, 8{dp}]"), "axis `dp` stands in it twice"),
+    (body("%y = aten.neg %x : f32[8{dp}] +dp"), "axis `dp` occurs twice"),
+    (body("%y = aten.neg %x : f32[8{dp}, 8{dp}]"), "axis `dp` occurs twice"),
     (body('%y = moai.all_reduce %x {axis = "pp"} : f32[8, 16]'), 'attribute `axis` is `"pp"`, no axis of the mesh'),
     (body("%y = moai.all_reduce %x : f32[8, 16]"), "attribute `axis` is `none`"),
     (
@@ -100,7 +100,7 @@ UNSOUND = [
     (body('%y = moai.part %x {axis = "mb", index = 2, count = 2, dim = 0, stride = 1} : f32[4, 16]'), "no part 2 of 2"),
     (
         body('%y = moai.part %x {axis = "mb", index = 0, count = 3, dim = 0, stride = 1} : f32[4, 16]'),
-        "fall into 3 parts",
+        "divide into 3 parts",
     ),
     (
         body('%y = moai.part %x {axis = "mb", index = 0, count = 2, dim = 0, stride = 1} : f32[2, 16]'),

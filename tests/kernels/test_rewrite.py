@@ -20,7 +20,7 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.kernels.dispatch import measured_on, with_measured_kernels
 from moaic.runtime.kernels.gains import KernelShape, measured_kernels
-from moaic.runtime.kernels.patterns.match import Sight
+from moaic.runtime.kernels.patterns.match import DefUse
 from moaic.runtime.kernels.patterns.rewrite import RULES, with_kernels
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
 
@@ -229,7 +229,7 @@ def test_what_nobody_measured_is_not_looked_for(llama: Function, monkeypatch: py
     looked: list[str] = []
 
     def rule(name: str) -> KernelRule:
-        def look(sight: Sight, op: Op) -> Replacement | None:
+        def look(uses: DefUse, op: Op) -> Replacement | None:
             looked.append(name)
             return None
 

@@ -72,10 +72,10 @@ def test_the_file_limits_what_runs_here(person: Person) -> None:
     assert asked_for("1", person.environment).memory == 3 * GIB // 4
     with pytest.raises(Diagnostic, match="needs node2, and workers on other hosts cannot be started yet"):
         asked_for("3", person.environment)
-    with pytest.raises(Diagnostic, match="have 14 workers together, and not 15"):
+    with pytest.raises(Diagnostic, match="have 14 workers together, not 15"):
         asked_for("15", person.environment)
     person.flavors_file.write_text('[[flavor]]\nname = "night"\nworkers = 3\n', encoding="utf-8")
-    with pytest.raises(Diagnostic, match="in the cluster this host has 2") as raised:
+    with pytest.raises(Diagnostic, match="but cluster.toml gives this host 2") as raised:
         flavors(person.environment)
     assert "flavors.toml:3:1: error: " in str(raised.value)
 
@@ -87,7 +87,7 @@ def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> Non
     assert shown[:3] == ["1. Small.0.8GB ", "2. Medium.2GB  *", "3. Large.18GB  (needs node2: not yet) "]
     message = (
         "error: flavor `Large.18GB` needs node2, and workers on other hosts cannot be started yet\n"
-        "hint: choose one that lies on this host alone: Small.0.8GB, Medium.2GB\n"
+        "hint: choose one that needs this host alone: Small.0.8GB, Medium.2GB\n"
     )
     for words in (("switch_model", "-M", "3"), ("smi", "device", "--add", "large")):
         done = person.ask(*words)
@@ -108,7 +108,7 @@ def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:
     assert first.endswith(
         "error: flavor `xLarge.58GB` needs node2, node3, and workers on other hosts cannot be started yet"
     )
-    assert second == "hint: choose one that lies on this host alone: Small.0.8GB, Medium.2GB"
+    assert second == "hint: choose one that needs this host alone: Small.0.8GB, Medium.2GB"
 
 
 def test_the_files_of_the_documentation_give_the_list_that_it_shows(person: Person) -> None:
@@ -151,7 +151,7 @@ def test_this_host_is_known_by_its_names(person: Person) -> None:
         ('[[host]]\nname = "localhost"\nworkers = 1\nmemory = "90TB"\n', ":4:1", "this host has"),
         ('[[host]]\nname = "a"\nworkers = 1\nmemory = "1GB"\nport = 22\n', ":5:1", "has no `port`"),
         ('[[flavor]]\nname = "a"\n', ":1:3", "`flavor` is no list of tables"),
-        (CLUSTER + CLUSTER, ":18:1", "host `node2` is there twice"),
+        (CLUSTER + CLUSTER, ":18:1", "host `node2` is listed twice"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(person: Person, text: str, place: str, message: str) -> None:

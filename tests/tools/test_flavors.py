@@ -82,8 +82,8 @@ def test_people_have_flavors_of_their_own(person: Person) -> None:
     ("text", "place", "message"),
     [
         ('[[flavor]]\nname = "a"\nworkers = = 2\n', ":3:11", "Invalid value"),
-        ('[[flavor]]\nname = "a"', ":1:3", "needs workers, a whole number"),
-        ('[[flavor]]\nname = "a"\nworkers = "two"\n', ":3:1", "needs workers, a whole number"),
+        ('[[flavor]]\nname = "a"', ":1:3", "needs workers, an integer"),
+        ('[[flavor]]\nname = "a"\nworkers = "two"\n', ":3:1", "needs workers, an integer"),
         ('[[flavor]]\nname = "a"\nworkers = 1\n\n[[flavor]]\nname = "b"\nworkers = 0\n', ":7:1", "`b` needs workers"),
         ('[[flavor]]\nname = "a"\nworkers = 1\n  memory = "much"\n', ":4:3", "an amount such as"),
         ('[[flavor]]\nname = "a"\nworkers = 1\nmemory = "90TB"\n', ":4:1", "this host has"),
@@ -168,7 +168,7 @@ def test_an_unknown_flavor_is_one_message(person: Person, word: str) -> None:
 def test_a_flavor_of_another_machine_can_be_switched_away_from(person: Person) -> None:
     keep(person.environment, AcceleratorSelection(0, {0: "48xLarge"}))
     assert "48xLarge" in person.ask("smi").stdout
-    with pytest.raises(Diagnostic, match="the chosen flavor `48xLarge` is not one of this machine's"):
+    with pytest.raises(Diagnostic, match="this machine does not have the selected flavor `48xLarge`"):
         current_flavor(person.environment)
     done = person.ask("switch_model", typed="1\nq\n")
     assert done.stdout.startswith("Current MoAI Accelerator: 48xLarge, which this machine does not have\n")

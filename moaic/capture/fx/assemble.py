@@ -20,8 +20,8 @@ from torch.utils._mode_utils import no_dispatch
 from moaic.capture.fx.captured import Captured, Slot
 from moaic.capture.fx.reader import GraphReader
 from moaic.capture.masks import with_flags
-from moaic.capture.output_aliases import Laid, OutputAlias, Seen, laid
-from moaic.capture.value_checks import in_force
+from moaic.capture.output_aliases import MemoryOrder, OutputAlias, OutputView, memory_order
+from moaic.capture.value_checks import enforced
 from moaic.ir.graph import Function, Role, Value
 from moaic.ir.ops import check_known
 from moaic.passes.transforms.cse import common_subexpressions_merged
@@ -48,7 +48,7 @@ def assembled(reader: GraphReader) -> Captured:
         tuple(_param_of(role, param_roles) for role in roles[:forward_results] if role.kind == "update"),
         forward_results,
         tuple(results.on_host),
-        tuple(results.laid[:forward_results]),
+        tuple(results.memory_orders[:forward_results]),
         outputs,
         grads,
         reader.builder.draws > 0,
@@ -57,7 +57,7 @@ def assembled(reader: GraphReader) -> Captured:
 
 def _simplified(function: Function, reader: GraphReader) -> Function:
     with no_dispatch():
-        function = with_flags(in_force(function), dict(reader.constants))
+        function = with_flags(enforced(function), dict(reader.constants))
     function = common_subexpressions_merged(live(function))
     for op in function.ops:
         check_known(op)
@@ -90,15 +90,15 @@ class _Results:
     reader: GraphReader
     values: list[Value] = field(default_factory=list[Value])
     roles: list[Role] = field(default_factory=list[Role])
-    laid: list[Laid | None] = field(default_factory=list[Laid | None])
+    memory_orders: list[MemoryOrder | None] = field(default_factory=list[MemoryOrder | None])
     on_host: list[bool] = field(default_factory=list[bool])
 
-    def add(self, node: Any, role: Role, layout: Laid | None = None) -> int:
+    def add(self, node: Any, role: Role, layout: MemoryOrder | None = None) -> int:
         """Append the value of a node, with its dims in the order of `layout`; returns its index."""
         builder, value = self.reader.builder, self.reader.values[node]
         self.values.append(builder.owned(value if layout is None else builder.permuted(value, layout.order)))
         self.roles.append(role)
-        self.laid.append(layout)
+        self.memory_orders.append(layout)
         self.on_host.append(node.meta["val"].device.type == "cpu")
         return len(self.values) - 1
 
@@ -111,7 +111,7 @@ def _grads(reader: GraphReader, results: _Results) -> tuple[Slot, ...]:
         value = reader.value(node)
         if isinstance(value, Value):
             role = traced.output_role(description, position)
-            value = Seen("result", results.add(node, role))
+            value = OutputView("result", results.add(node, role))
         slots.append(value)
     return tuple(slots)
 
@@ -142,16 +142,16 @@ class _ForwardOutputs:
             return value
         root, primals = _root(node), self.reader.traced.primals
         if role.kind == "update":
-            return Seen("result", self._result(node, role))
+            return OutputView("result", self._result(node, role))
         if root in primals:
-            return Seen("argument", primals.index(root), self._views(node, root))
+            return OutputView("argument", primals.index(root), self._views(node, root))
         if (argument := self._updated(node)) is not None:
             index, update = argument
-            return Seen("argument", index, self._views(node, update))
+            return OutputView("argument", index, self._views(node, update))
         is_shared = self.roots.count(root) > 1
         if is_shared or self._has_gaps(node):
-            return Seen("result", self._shared(root, role), self._views(node, root), known=is_shared)
-        return Seen("result", self._result(node, role))
+            return OutputView("result", self._shared(root, role), self._views(node, root), known=is_shared)
+        return OutputView("result", self._result(node, role))
 
     def _updated(self, node: Any) -> tuple[int, Any] | None:
         """The argument of whose new values `node` is a view, and the node that stands for these values."""
@@ -171,7 +171,7 @@ class _ForwardOutputs:
         return self.shared[root]
 
     def _result(self, node: fx.Node, role: Role) -> int:
-        return self.results.add(node, role, laid(*self._geometry(node)))
+        return self.results.add(node, role, memory_order(*self._geometry(node)))
 
     def _geometry(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides, in elements."""

@@ -8,13 +8,13 @@ from typing import Final
 
 from torch import Tensor
 
-from moaic.capture.output_aliases import Laid, Seen
+from moaic.capture.output_aliases import MemoryOrder, OutputView
 from moaic.ir.graph import Function
 
 CALL_TOKEN_WORDS: Final = 1 + 16
 """Integers in a call token: the number of the call, and the sizes that the symbols of the graph stand for."""
 
-Slot = int | float | bool | None | Seen
+Slot = int | float | bool | None | OutputView
 """One item of a list that AOTAutograd expects back: a tensor in memory of the call, a plain number, or nothing."""
 
 
@@ -37,7 +37,7 @@ class Captured:
     """Number of the function's results that the forward gives (outputs and updates); the rest are gradients."""
     on_host: tuple[bool, ...]
     """For each result, gradients too: whether it is a tensor of the host."""
-    laid: tuple[Laid | None, ...]
+    memory_orders: tuple[MemoryOrder | None, ...]
     """Memory layout of each result of the forward that is not row-major; the function's result has its dims in that
     order."""
     outputs: tuple[Slot, ...]

@@ -1,1 +1,1 @@
-"""The kernels themselves, one file each, with the same in plain PyTorch."""
+"""The kernels, one file each, with a reference in plain PyTorch."""

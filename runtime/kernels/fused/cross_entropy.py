@@ -1,9 +1,9 @@
-"""Cross entropy of a linear layer's output, over a vocabulary that ranks may share: logits are never in memory.
+"""Cross entropy of a linear layer's output without logits in memory; the vocabulary may be sharded over ranks.
 
-Each rank holds some rows of the weight and finds, for every token, four numbers of its part of the logits: `Parts`.
-Parts of ranks merge into those of the whole vocabulary, and so do those of slices of one rank's part. The backward
-makes the logits again, a tile at a time, once for each of the two gradients: five matrix products where the plain way
-has three are the price of never keeping them. A program owns the rows of its gradient, so sums run in one order.
+Each rank holds some rows of the weight and computes, for every token, four numbers of its part of the logits: `Parts`.
+The parts of ranks, and of slices within a rank, merge into those of the whole vocabulary. The backward recomputes the
+logits tile by tile, once for each of the two gradients, so there are five matrix products instead of three. A program
+writes rows of a gradient that no other one writes, so the order of sums is fixed.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ IGNORED: Final = -100
 
 
 class Parts(NamedTuple):
-    """Of a part of the vocabulary, f32 by token: what the loss over the whole of it is made of."""
+    """Partial results of the loss over a part of the vocabulary; each f32, one per token."""
 
     peak: Tensor
     """The largest logit; -inf for an empty part."""
     total: Tensor
     """Sum of exp(logit - peak)."""
     target: Tensor
-    """The label's logit, 0 where the label lies elsewhere."""
+    """The label's logit; 0 if the label is in another part."""
     logits: Tensor
-    """Sum of the logits, which label smoothing asks for."""
+    """Sum of the logits, for label smoothing."""
 
     def logsumexp(self) -> Tensor:
         return self.peak + self.total.log()
 
 
 def merged(parts: Sequence[Parts]) -> Parts:
-    """The parts of the union. Over ranks: one reduction by max, then one by sum."""
+    """The parts of the union of several. Over ranks this is one all-reduce by max, then one by sum."""
     peak, total, target, logits = (torch.stack(each) for each in zip(*parts, strict=True))
     highest = peak.amax(0)
-    # An empty part has no weight, even where all are empty.
+    # An empty part has weight 0, even if all parts are empty (-inf - -inf).
     weight = torch.where(peak == -torch.inf, 0.0, (peak - highest).exp())
     return Parts(highest, (total * weight).sum(0), target.sum(0), logits.sum(0))
 
@@ -67,12 +67,12 @@ def reference(
 def forward(
     x: Tensor, weight: Tensor, labels: Tensor, tile: Tile, *, first: int = 0, soft_cap: float | None = None
 ) -> Parts:
-    """The parts of a rank that holds weight[V, D], the classes from `first` on; x[T, D], labels i64[T] of the whole."""
+    """The parts of a rank that holds weight[V, D], the classes from `first` on; x[T, D], global labels i64[T]."""
     x, weight = rows_of(x), rows_of(weight)
     tokens, classes = x.shape[0], weight.shape[0]
     slices = max(1, min(tile.programs, blocks(classes, tile.columns)))
     each = blocks(blocks(classes, tile.columns), slices) * tile.columns
-    # Where the last slices would be empty there are none: their peaks stay -inf, and they weigh nothing.
+    # Trailing slices without classes are not launched: their peaks stay -inf, so their weight is 0.
     peak = x.new_full((slices, tokens), -torch.inf, dtype=torch.float32)
     total, target, logits = x.new_zeros((3, slices, tokens), dtype=torch.float32)
     grid = (blocks(tokens, tile.rows), blocks(classes, each) if classes else 0)
@@ -100,7 +100,7 @@ def backward(
     `logsumexp` and `classes` are of the whole vocabulary.
     """
     x, weight, labels = rows_of(x), rows_of(weight), labels.contiguous()
-    # What is ignored has no gradient, whatever comes from above.
+    # Ignored tokens have no gradient, whatever `grad` is.
     grad = torch.where(labels == IGNORED, 0.0, grad.float())
     made: list[Tensor] = []
     for own, other, tokens_own in ((x, weight, True), (weight, x, False)):
@@ -120,7 +120,7 @@ def _constants(tile: Tile, soft_cap: float | None) -> dict[str, float | int]:
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for elements of this type."""
+    """The Triton programs for elements of this type."""
     sizes = {"width": "i32", "first": "i32"}
     forwards = {
         **dict.fromkeys(("x", "weight"), f"*{element}"),
@@ -231,7 +231,7 @@ def _gradient(
             _product(own, other, own_row, other_row, mine, theirs, own_count, other_count, width, OWN, OTHER, DEPTH),
             SOFT_CAP,
         )
-        # Tokens past the end have no gradient from above; classes past the end meet rows of zeros, but may be infinite.
+        # Tokens past the end have no gradient of their loss. Classes past the end multiply zeros, but may be infinite.
         above = tl.load(grad + token, mask=known, other=0.0)
         hit = of == tl.load(labels + token, mask=known, other=-1) - first
         delta = tl.exp(z - tl.load(logsumexp + token, mask=known, other=0.0)) - tl.where(hit, on, 0.0) - off
@@ -246,7 +246,7 @@ def _gradient(
             rows = tl.load(other + source, mask=(theirs < other_count)[:, None] & (k < width)[None, :], other=0.0)
             so_far = tl.load(result + at, mask=inside, other=0.0)
             tl.store(result + at, tl.dot(delta.to(rows.dtype), rows, so_far, input_precision="ieee"), mask=inside)
-        # What is read in the next round may have been written by another thread of this program.
+        # The next iteration reads values that other threads of this program wrote.
         tl.debug_barrier()
 
 
@@ -265,7 +265,7 @@ def _product(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> tl.tensor:
-    """Rows i of a times rows j of b, zero past the end of either."""
+    """The product of rows i of a and rows j of b; rows past the end are zero."""
     product = tl.zeros([ROWS, COLUMNS], tl.float32)
     for depth in range(0, width, DEPTH):
         k = depth + tl.arange(0, DEPTH)

@@ -1,8 +1,8 @@
-"""A tensor cut along a digit of a dim into parts that lie one after another, for an all-to-all, and put together again.
+"""Packing of a tensor into contiguous parts along a sub-axis of a dim, as an all-to-all needs them, and unpacking.
 
-The digit is that of `runtime/protocol/tensor_parts.py`: a dim of outer * count * stride elements falls into `count`
-parts. In a part, what stood side by side still does: runs of stride elements of the dim, with all that lies below it.
-Both ways take one pass, where cutting takes one for each part and putting together another.
+The cut is that of `runtime/protocol/tensor_parts.py`: a dim of outer * count * stride elements has `count` parts, each
+of runs of `stride` elements, which stay contiguous with the dims below. Each direction reads and writes the tensor
+once, while plain PyTorch copies each part and then concatenates.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from moaic.runtime.protocol.tensor_parts import cut, join
 
 
 def reference(x: Tensor, dim: int, stride: int, count: int) -> Tensor:
-    """Cutting in plain PyTorch: [count, ...]."""
+    """`pack` in plain PyTorch: the parts [count, ...]."""
     return torch.stack([cut(x, dim, stride, count, index) for index in range(count)])
 
 
 def reference_join(parts: Tensor, dim: int, stride: int) -> Tensor:
-    """Putting together in plain PyTorch."""
+    """`unpack` in plain PyTorch."""
     return join(list(parts), dim, stride)
 
 
 def pack(x: Tensor, dim: int, stride: int, count: int, tile: Tile) -> Tensor:
-    """The parts [count, ...] of x of any strides, one after another."""
+    """The parts [count, ...] of x of any strides, contiguous."""
     size = x.shape[dim]
     if size % (count * stride):
-        raise ValueError(f"a dim of {size} does not fall into {count} parts by steps of {stride}")
+        raise ValueError(f"a dim of {size} does not divide into {count} parts of stride {stride}")
     parts = x.new_empty((count, *x.shape[:dim], size // count, *x.shape[dim + 1 :]))
     _launch(x, parts, dim, stride, tile, into=True)
     return parts
 
 
 def unpack(parts: Tensor, dim: int, stride: int, tile: Tile) -> Tensor:
-    """The tensor whose parts [count, ...] are; `dim` is a dim of it, not of `parts`."""
+    """The tensor that has these parts [count, ...]; `dim` is a dim of the tensor, not of `parts`."""
     count, *shape = parts.shape
     if shape[dim] % stride:
-        raise ValueError(f"a dim of {shape[dim]} does not fall into steps of {stride}")
+        raise ValueError(f"a dim of {shape[dim]} does not divide into runs of {stride}")
     shape[dim] *= count
     x = parts.new_empty(shape)
     _launch(x, parts.contiguous(), dim, stride, tile, into=False)
@@ -59,7 +59,7 @@ def _launch(x: Tensor, parts: Tensor, dim: int, stride: int, tile: Tile, *, into
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for elements of this type, where the last dim lies whole in memory."""
+    """The Triton programs for elements of this type and a contiguous last dim."""
     types = {
         **dict.fromkeys(("x", "parts"), f"*{element}"),
         **dict.fromkeys(("x_above", "x_dim", "runs", "outer", "stride", "below"), "i32"),

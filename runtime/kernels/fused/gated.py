@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU: act(gate) * up, where gate and up may be the halves of one matrix; backward from what came in."""
+"""SwiGLU and GeGLU: act(gate) * up. Gate and up may be halves of one matrix; the backward reads only the inputs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Act(StrEnum):
 
 
 def reference(gate: Tensor, up: Tensor, act: Act) -> Tensor:
-    """In plain PyTorch."""
+    """The result in plain PyTorch."""
     if act is Act.SILU:
         return F.silu(gate) * up
     return F.gelu(gate, approximate="tanh" if act is Act.GELU_TANH else "none") * up
 
 
 def forward(gate: Tensor, up: Tensor, act: Act, tile: Tile) -> Tensor:
-    """Of gate[..., D] and up[..., D]; rounded once."""
+    """The result for gate[..., D] and up[..., D], rounded once."""
     g, u = rows_of(gate), rows_of(up)
     out = g.new_empty(g.shape)
     sizes = (g.stride(0), u.stride(0), g.shape[1])
@@ -35,7 +35,7 @@ def forward(gate: Tensor, up: Tensor, act: Act, tile: Tile) -> Tensor:
 
 
 def backward(grad: Tensor, gate: Tensor, up: Tensor, act: Act, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up from that of the result."""
+    """The gradients of gate and up."""
     d, g, u = rows_of(grad), rows_of(gate), rows_of(up)
     dgate, dup = g.new_empty(g.shape), u.new_empty(u.shape)
     sizes = (d.stride(0), g.stride(0), u.stride(0), g.shape[1])
@@ -48,7 +48,7 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int]:
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for elements of this type."""
+    """The Triton programs for elements of this type."""
     forwards = {
         **dict.fromkeys(("gate", "up", "out"), f"*{element}"),
         **dict.fromkeys(("gate_row", "up_row", "width"), "i32"),

@@ -1,8 +1,8 @@
-"""Attention over one more block of keys, merged into what the blocks before it gave: a step of ring attention.
+"""Attention over one more block of keys, merged into the result over the blocks before it: a step of ring attention.
 
-Each part is a softmax over its own keys, with the logsumexp of its scores. The total is the sum of the parts, each
-times its weight: the exponential of its logsumexp less the largest so far. Whoever has merged all parts divides by the
-sum of their weights. The backward needs nothing of this: each of its steps starts from the logsumexp of all keys.
+A part is the softmax over the keys of its block, with the logsumexp of its scores. The total is the sum of the parts,
+each times its weight: exp(its logsumexp - the largest logsumexp so far). After the last part, the caller divides by the
+sum of weights. The backward does not merge: each of its steps starts from the logsumexp of all keys.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 from moaic.runtime.kernels.online_softmax import merged
 
 _UNITS = ("out_column", "more_column", "total_row", "part_row")
-"""Strides that are 1 wherever parts come from kernels of attention."""
+"""Strides that are 1 for results of attention kernels."""
 
 
 def reference(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor) -> None:
-    """In plain PyTorch, in place, as the ring does it."""
+    """`merge` in plain PyTorch, in place."""
     merged(out, weight, largest, more, logsumexp)
 
 
 def merge(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp: Tensor, tile: Tile) -> None:
-    """In place into f32 out[B, H, S, D], and weight and largest [B, H, S] of like strides; `more` is of any type.
+    """Merge `more`, of any type, in place into f32 out[B, H, S, D], weight and largest [B, H, S] of equal strides.
 
-    A row that sees no key of a part has logsumexp -inf there. The tile's columns must span D.
+    A row that attends to no key of a part has logsumexp -inf there. The tile's columns must span D.
     """
     batch, heads, length, width = out.shape
     if width > tile.columns:
         raise ValueError(f"heads of {width} elements do not fit into a tile of {tile.columns}")
     if out.numel() and weight.stride() != largest.stride():
-        raise ValueError("weights and largest logarithms do not lie alike in memory")
+        raise ValueError(f"strides of weight {weight.stride()} and largest {largest.stride()} differ")
     grid = (blocks(length, tile.rows), heads, batch)
     strides = (*out.stride(), *more.stride(), *weight.stride(), *logsumexp.stride())
     operands = (out, weight, largest, more, logsumexp, *strides, length, width)
@@ -40,7 +40,7 @@ def merge(out: Tensor, weight: Tensor, largest: Tensor, more: Tensor, logsumexp:
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for parts of this type."""
+    """The Triton programs for parts of this type."""
     strides = (f"{of}_{dim}" for of in ("out", "more", "total", "part") for dim in ("batch", "head", "row"))
     types = {
         **dict.fromkeys(("out", "weight", "largest", "logsumexp"), "*fp32"),
@@ -86,7 +86,7 @@ def _merge(
     a = tl.load(largest + so_far, mask=here, other=float("-inf"))
     b = tl.load(logsumexp + batch * part_batch + head * part_head + row * part_row, mask=here, other=float("-inf"))
     larger = tl.maximum(a, b)
-    # A row that has seen no key yet has no weight at all, rather than -inf - -inf.
+    # A row without any key so far gets weight 0, not the NaN of -inf - -inf.
     finite = tl.where(larger == float("-inf"), 0.0, larger)
     kept, share = tl.exp(a - finite), tl.exp(b - finite)
     sum_of_weights = tl.load(weight + so_far, mask=here, other=0.0) * kept + share

@@ -1,6 +1,6 @@
-"""RMSNorm and LayerNorm of x, or of x + residual, whose sum is a result too: one read and one write of each.
+"""RMSNorm and LayerNorm of x, or of x + residual, which is a result too: one read and one write of each tensor.
 
-The statistics are those of the sum as it is kept, in its own type, so that forward and backward see the same numbers.
+The statistics are those of the sum after rounding to its type, so that forward and backward use the same numbers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from moaic.runtime.kernels.launch import Tile, TritonProgram, launch, rows_of
 
 
 class Normed(NamedTuple):
-    """`y` and `total` are like x; `mean` and `scale` (one over the deviation) f32 by row, for the backward."""
+    """`y` and `total`, of the shape of x; `mean` and `scale` (1 / deviation), f32 by row, for the backward."""
 
     y: Tensor
     total: Tensor
-    """x + residual, or x itself."""
+    """x + residual, or x if there is no residual."""
     mean: Tensor | None
     scale: Tensor
 
 
 class Gradients(NamedTuple):
     x: Tensor
-    """Of x, and of the residual."""
+    """The gradient of x, which is also that of the residual."""
     weight: Tensor
-    """f32, as is that of the bias."""
+    """The gradient of the weight in f32, as is that of the bias."""
     bias: Tensor | None
 
 
@@ -55,7 +55,7 @@ def forward(
     bias: Tensor | None = None,
     layer: bool,
 ) -> Normed:
-    """Over the last dim of x[..., D], which the tile's columns must span; `layer` for LayerNorm, else RMSNorm."""
+    """Normalize the last dim of x[..., D], which the tile's columns must span; `layer` for LayerNorm, else RMSNorm."""
     flat = rows_of(x)
     rows, width = _fits(flat, tile)
     added = None if residual is None else rows_of(residual)
@@ -73,7 +73,7 @@ def forward(
 def backward(
     grad: Tensor, weight: Tensor, normed: Normed, tile: Tile, *, through: Tensor | None = None, bias: bool = False
 ) -> Gradients:
-    """From the gradient of `y`, and that which reaches the sum from elsewhere (`through`), if any."""
+    """The gradients from that of `y` and, if any, that of other uses of the sum (`through`)."""
     dy, total = rows_of(grad), rows_of(normed.total)
     rows, width = _fits(dy, tile)
     more = None if through is None else rows_of(through)
@@ -96,7 +96,7 @@ def _fits(x: Tensor, tile: Tile) -> tuple[int, int]:
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for elements of this type: both norms, with a residual, LayerNorm with its bias."""
+    """The Triton programs for elements of this type: both norms, with a residual, LayerNorm with its bias."""
     return tuple(made(element, tile, layer=layer) for layer in (False, True) for made in (_ahead, _back))
 
 
@@ -122,7 +122,7 @@ def _back(element: str, tile: Tile, *, layer: bool) -> TritonProgram:
 def _program(
     function: Any, types: Mapping[str, str], tile: Tile, of_layer: Sequence[str], *, layer: bool, **flags: bool
 ) -> TritonProgram:
-    """With the operands that only a LayerNorm has, or None for each."""
+    """One Triton program; the operands `of_layer`, which only a LayerNorm has, are None for an RMSNorm."""
     absent = () if layer else of_layer
     kept = {name: kind for name, kind in types.items() if name not in absent}
     return TritonProgram(
@@ -192,7 +192,7 @@ def _backward(
     BIAS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Every n-th row, n programs: their gradients, and the sums over them that weight and bias get."""
+    """The gradients of every n-th row, of n programs, and their partial sums for weight and bias."""
     at = tl.arange(0, COLUMNS)
     inside = at < width
     by_weight = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)

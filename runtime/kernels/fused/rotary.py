@@ -1,7 +1,7 @@
-"""Rotary position embedding of the heads of q or k, after an RMSNorm of each head where a model has one (QK norm).
+"""Rotary position embedding of the heads of q or k, optionally after an RMSNorm of each head (QK norm).
 
-A head's first half turns against its second, as in Llama, and each half by angles of its own: models have the same
-twice over, but a function that is given them does not know. The backward makes the norm again from what came in.
+The first half of a head rotates against the second, as in Llama. Each half reads its own angles: in models both are
+equal, but a function does not know that of its operands. The backward recomputes the norm from the inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 
 
 def reference(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """In plain PyTorch: x[B, H, S, D], cos and sin [1 or B, S, D], the norm's weight[D]."""
+    """The result in plain PyTorch: x[B, H, S, D], cos and sin [1 or B, S, D], the norm's weight[D]."""
     if weight is not None:
         x = F.rms_norm(x, x.shape[-1:], weight, eps)
     first, second = x.chunk(2, -1)
@@ -26,7 +26,7 @@ def reference(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None = None,
 def forward(
     x: Tensor, cos: Tensor, sin: Tensor, tile: Tile, *, weight: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """Of x[B, H, S, D] of any strides, as `reference` has it; the tile's columns must span D / 2."""
+    """The result for operands as in `reference`, x of any strides; the tile's columns must span D / 2."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = (x, cos.contiguous(), sin.contiguous(), None if weight is None else weight.contiguous(), out)
     constants = {"NORMED": weight is not None, "ROWS": tile.rows, "COLUMNS": tile.columns}
@@ -37,7 +37,7 @@ def forward(
 def backward(
     grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, tile: Tile, *, weight: Tensor | None = None, eps: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and, in f32, of the norm's weight, from that of the result."""
+    """The gradients of x and, in f32, of the norm's weight."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid = _grid(x, tile)
     parts = None if weight is None else x.new_empty((*grid, x.shape[-1]), dtype=torch.float32)
@@ -54,7 +54,7 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int]:
 
 
 def _sizes(x: Tensor, cos: Tensor, tile: Tile) -> tuple[int, int, int]:
-    """How far apart the angles of two batches are; positions, and half the elements of a head."""
+    """The stride of the angles between batches, the number of positions, and half the width of a head."""
     length, width = x.shape[2:]
     if width % 2 or width > 2 * tile.columns:
         raise ValueError(f"heads of {width} elements are odd, or do not fit into a tile of twice {tile.columns}")
@@ -62,7 +62,7 @@ def _sizes(x: Tensor, cos: Tensor, tile: Tile) -> tuple[int, int, int]:
 
 
 def programs(element: str, tile: Tile) -> tuple[TritonProgram, ...]:
-    """What is compiled for elements of this type, with the norm and without."""
+    """The Triton programs for elements of this type, with the norm and without."""
     sizes = {**dict.fromkeys(("angle_batch", "length", "half"), "i32"), "eps": "fp32"}
     of_x = dict.fromkeys(("x_batch", "x_head", "x_row"), "i32")
     of_grad = dict.fromkeys(("grad_batch", "grad_head", "grad_row"), "i32")
@@ -162,7 +162,7 @@ def _backward(
     above = grad + batch * grad_batch + head * grad_head + row.to(tl.int64)[:, None] * grad_row
     above += column[None, :] * grad_column
     first, second = _wide(above, inside), _wide(above + half * grad_column, inside)
-    # The turn back.
+    # The inverse rotation.
     da = first * c + second * t
     db = second * d - first * s
     if NORMED:
@@ -187,11 +187,11 @@ def _backward(
 
 @triton.jit
 def _wide(at: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """What lies there, in f32; zero outside."""
+    """The loaded elements in f32; zero outside."""
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _scale(a: tl.tensor, b: tl.tensor, half: tl.tensor, eps: tl.tensor) -> tl.tensor:
-    """One over the root mean square of each row, whose halves are a and b."""
+    """1 / the root mean square of each row, which consists of the halves a and b."""
     return (1 / tl.sqrt_rn((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * half) + eps))[:, None]

@@ -1,1 +1,1 @@
-"""Where kernels take the place of ops: patterns, and the rule of each kernel."""
+"""Replacement of ops by kernels: patterns, and the rules of each kernel."""

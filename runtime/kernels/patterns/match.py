@@ -1,7 +1,10 @@
-"""Patterns of ops: what a value is made of, casts aside.
+"""Patterns that match the ops by which a value is computed, without regard to casts.
 
-Kernels compute in float32 and round once, so where a graph casts on the way makes no difference to what a kernel
-stands for.
+Kernels compute in float32 and round once, so casts between the ops of a pattern do not matter:
+
+    %y = aten.mul.Tensor(%g, aten.sigmoid(%g))
+  is matched by
+    result_of("aten.mul.Tensor", AnyPattern("gate"), result_of("aten.sigmoid", AnyPattern("gate")))
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ SYMMETRIC: Final = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
 
 @dataclass(frozen=True, slots=True)
 class AnyPattern:
-    """Any value, the same wherever the name stands; or any attribute."""
+    """Any value or attribute; all occurrences of one name must be equal."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpPattern:
-    """A result of an op, with operands (None for an absent one) and attributes like these and no others."""
+    """A result of an op with exactly these operands (None for an absent one) and attributes."""
 
     op: str
     operands: tuple[PatternOperand, ...]
     attrs: Mapping[str, Attr | AnyPattern]
     name: str = ""
-    """What the value is remembered under."""
+    """The name to which the value is bound, if any."""
     views: bool = False
-    """Whether it may be seen in other shapes of the same elements."""
+    """Whether views of the value match, too."""
 
 
 Pattern = AnyPattern | OpPattern
@@ -45,15 +48,15 @@ PatternOperand = Pattern | tuple[Pattern, ...] | None
 """An operand, which may be a list."""
 
 
-def made(
+def result_of(
     op: str, *operands: PatternOperand, name: str = "", views: bool = False, **attrs: Attr | AnyPattern
 ) -> OpPattern:
     return OpPattern(op, operands, attrs, name, views)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What the names of a pattern stand for."""
+class Match:
+    """The values and attributes bound to the names of a pattern."""
 
     values: Mapping[str, Value] = field(default_factory=dict[str, Value])
     attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
@@ -63,8 +66,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A function, and who makes and who reads each of its values."""
+class DefUse:
+    """A function with the maker and the readers of each of its values."""
 
     function: Function
 
@@ -81,19 +84,19 @@ class Sight:
         return found
 
     def before(self, value: Value, *kinds: str) -> Value:
-        """What the value was before ops of these kinds; casts from or to whole numbers are none."""
+        """The value before ops of these names; casts from or to integer types end the chain."""
         while (op := self.makers.get(value)) is not None and op.name in kinds and _keeps_numbers(op):
             (value,) = op.inputs()
         return value
 
     def same(self, one: Value, other: Value) -> bool:
-        """Whether two values have the same elements in the same order, casts aside."""
+        """Whether two values have the same elements in the same order, except for casts."""
         roots = {self.before(each, CAST, VIEW) for each in (one, other)}
         return one.type.elements() == other.type.elements() and len(roots) == 1
 
-    def matches(self, pattern: Pattern, value: Value, found: Found | None = None) -> Iterator[Found]:
-        """Each way in which the value is made as the pattern says."""
-        found = found or Found()
+    def matches(self, pattern: Pattern, value: Value, found: Match | None = None) -> Iterator[Match]:
+        """Yield each match of the pattern with the value, which extends `found`."""
+        found = found or Match()
         if isinstance(pattern, AnyPattern):
             yield from self._named(pattern.name, value, found)
             return
@@ -107,7 +110,7 @@ class Sight:
                 for operands in orders:
                     yield from self._operands(pattern.operands, operands, named)
 
-    def _named(self, name: str, value: Value, found: Found) -> Iterator[Found]:
+    def _named(self, name: str, value: Value, found: Match) -> Iterator[Match]:
         known = found.values.get(name)
         if not name or (known is not None and self.same(known, value)):
             yield found
@@ -115,8 +118,8 @@ class Sight:
             yield replace(found, values={**found.values, name: value})
 
     def _operands(
-        self, patterns: Sequence[PatternOperand], operands: Sequence[Operand], found: Found
-    ) -> Iterator[Found]:
+        self, patterns: Sequence[PatternOperand], operands: Sequence[Operand], found: Match
+    ) -> Iterator[Match]:
         if not patterns:
             yield found
             return
@@ -136,8 +139,8 @@ def _keeps_numbers(op: Op) -> bool:
     return before.type.dtype == after.type.dtype or {before.type.dtype, after.type.dtype} <= FLOATING
 
 
-def _with_attrs(pattern: OpPattern, op: Op, found: Found) -> Iterator[Found]:
-    """An element type may be said anywhere: casts are left aside."""
+def _with_attrs(pattern: OpPattern, op: Op, found: Match) -> Iterator[Match]:
+    """Yield the match extended by the op's attributes, if they match; `dtype` is ignored, as casts are."""
     new = dict(found.attrs)
     if {*op.attrs} - {"dtype"} != {*pattern.attrs}:
         return

@@ -1,33 +1,33 @@
-"""RMSNorm, found forward, after the sum that is normalised, and backward."""
+"""Rules for RMSNorm, forward, with the sum before it if there is one, and backward."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from moaic.ir.graph import Op
-from moaic.runtime.kernels.patterns.match import CAST, AnyPattern, Found, Sight, made
+from moaic.runtime.kernels.patterns.match import CAST, AnyPattern, DefUse, Match, result_of
 from moaic.runtime.kernels.patterns.rule import (
+    KernelBuilder,
     Replacement,
-    Work,
     as_type,
     first,
     is_norm,
+    matches,
     rows,
     summands,
-    ways,
     wide,
     with_other_way,
 )
 
-_SCALE: Final = made(
+_SCALE: Final = result_of(
     "aten.rsqrt",
-    made(
+    result_of(
         "aten.add.Tensor",
-        made(
+        result_of(
             "aten.div.Tensor",
-            made(
+            result_of(
                 "aten.sum.dim_IntList",
-                made("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=2),
+                result_of("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=2),
                 dim=AnyPattern("dim"),
                 keepdim=True,
             ),
@@ -39,54 +39,56 @@ _SCALE: Final = made(
     ),
     name="scale",
 )
-_NORMED: Final = made("aten.mul.Tensor", AnyPattern("x"), AnyPattern("scale"))
-_WEIGHED: Final = made("aten.mul.Tensor", AnyPattern("weight"), _NORMED)
-_SLOPE: Final = made("aten.mul.Tensor", AnyPattern("grad"), AnyPattern("weight"))
-_ALONG: Final = made(
+_NORMED: Final = result_of("aten.mul.Tensor", AnyPattern("x"), AnyPattern("scale"))
+_WEIGHED: Final = result_of("aten.mul.Tensor", AnyPattern("weight"), _NORMED)
+_SLOPE: Final = result_of("aten.mul.Tensor", AnyPattern("grad"), AnyPattern("weight"))
+_ALONG: Final = result_of(
     "aten.mul.Tensor",
-    made(
+    result_of(
         "aten.mul.Tensor",
-        made(
+        result_of(
             "aten.sum.dim_IntList",
-            made("aten.mul.Tensor", _SLOPE, AnyPattern("x")),
+            result_of("aten.mul.Tensor", _SLOPE, AnyPattern("x")),
             dim=AnyPattern("dim"),
             keepdim=True,
         ),
         None,
         other=-0.5,
     ),
-    made("aten.pow.Tensor_Scalar", AnyPattern("scale"), exponent=3),
+    result_of("aten.pow.Tensor_Scalar", AnyPattern("scale"), exponent=3),
 )
-_ACROSS: Final = made("aten.mul.Tensor", _SLOPE, AnyPattern("scale"))
-_BACK: Final = made(
+_ACROSS: Final = result_of("aten.mul.Tensor", _SLOPE, AnyPattern("scale"))
+_BACK: Final = result_of(
     "aten.mul.Tensor",
-    made("aten.div.Tensor", made("aten.expand", _ALONG, size=AnyPattern("size")), None, other=AnyPattern("width")),
-    made("aten.mul.Tensor", made("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=1), None, other=2),
+    result_of(
+        "aten.div.Tensor", result_of("aten.expand", _ALONG, size=AnyPattern("size")), None, other=AnyPattern("width")
+    ),
+    result_of("aten.mul.Tensor", result_of("aten.pow.Tensor_Scalar", AnyPattern("x"), exponent=1), None, other=2),
 )
 _OF_NORM: Final = (
-    made("aten.add.Tensor", _ACROSS, _BACK),
-    made("aten.add.Tensor", made("aten.add.Tensor", AnyPattern("through"), _ACROSS), _BACK),
+    result_of("aten.add.Tensor", _ACROSS, _BACK),
+    result_of("aten.add.Tensor", result_of("aten.add.Tensor", AnyPattern("through"), _ACROSS), _BACK),
 )
-"""Alone, and added up with what comes another way, as it is where nothing is cast."""
-_OF_NORMS_WEIGHT: Final = made(
+"""The gradient of x; the second is the form without casts of its sum with the gradient of other uses of x."""
+_OF_NORMS_WEIGHT: Final = result_of(
     "aten.sum.dim_IntList",
-    made("aten.mul.Tensor", AnyPattern("grad"), _NORMED),
+    result_of("aten.mul.Tensor", AnyPattern("grad"), _NORMED),
     dim=AnyPattern("rows"),
     keepdim=AnyPattern("kept"),
 )
 
 
-def forward(sight: Sight, anchor: Op) -> Replacement | None:
-    found = next(ways(sight, _SCALE, anchor), None)
-    weighed = None if found is None else first(sight, _WEIGHED, found, _is_rms_norm)
+def forward(uses: DefUse, anchor: Op) -> Replacement | None:
+    found = next(matches(uses, _SCALE, anchor), None)
+    weighed = None if found is None else first(uses, _WEIGHED, found, _is_rms_norm)
     if weighed is None:
         return None
-    x, scale, y = sight.before(weighed["x"], CAST), weighed["scale"], weighed["result"]
+    x, scale, y = uses.before(weighed["x"], CAST), weighed["scale"], weighed["result"]
     eps = weighed.attrs["eps"]
     if x.type != y.type or not isinstance(eps, float):
         return None
-    work, weight = Work(loc=anchor.loc), weighed["weight"]
-    added = summands(sight, x)
+    work, weight = KernelBuilder(loc=anchor.loc), weighed["weight"]
+    added = summands(uses, x)
     if added is None:
         y_new, scale_new = work.call("rms_norm", [x, weight], [y.type, scale.type], eps=eps)
         instead = {y: y_new, scale: scale_new}
@@ -97,27 +99,27 @@ def forward(sight: Sight, anchor: Op) -> Replacement | None:
     return Replacement("norm", rows(x), x.type.dtype, work.ops, instead)
 
 
-def backward(sight: Sight, anchor: Op) -> Replacement | None:
-    possible = (found for pattern in _OF_NORM for found in ways(sight, pattern, anchor))
+def backward(uses: DefUse, anchor: Op) -> Replacement | None:
+    possible = (found for pattern in _OF_NORM for found in matches(uses, pattern, anchor))
     found = next(filter(_is_rms_norm, possible), None)
     if found is None:
         return None
-    x, scale, weight, grad = sight.before(found["x"], CAST), found["scale"], found["weight"], found["grad"]
+    x, scale, weight, grad = uses.before(found["x"], CAST), found["scale"], found["weight"], found["grad"]
     if grad.type != x.type:
         return None
     every = tuple(range(len(x.type.shape) - 1))
-    of_weight = first(sight, _OF_NORMS_WEIGHT, found, lambda each: each.attrs["rows"] == every)
+    of_weight = first(uses, _OF_NORMS_WEIGHT, found, lambda each: each.attrs["rows"] == every)
     if of_weight is None:
         return None
     result, through = anchor.results[0], found.values.get("through")
     if through is None:
-        result, through = with_other_way(sight, as_type(sight, result, x.type))
-    work = Work(loc=anchor.loc)
+        result, through = with_other_way(uses, as_type(uses, result, x.type))
+    work = KernelBuilder(loc=anchor.loc)
     kinds = [x.type, wide(weight.type, *weight.type.shape)]
     dx, dweight = work.call("rms_norm_backward", [x, scale, weight, grad, through], kinds)
     ends = ((result, dx), (of_weight["result"], dweight))
     return Replacement("norm", rows(x), x.type.dtype, work.ops, {old: work.like(new, old) for old, new in ends})
 
 
-def _is_rms_norm(found: Found) -> bool:
+def _is_rms_norm(found: Match) -> bool:
     return is_norm(found, "scale")

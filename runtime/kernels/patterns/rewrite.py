@@ -1,7 +1,7 @@
-"""Ops of a function replaced by kernels of our own, where these were measured to win.
+"""Replacement of ops in a function by kernels of moaic that were measured to win.
 
-Ops that nobody reads once a rule has replaced values are dropped. A rewrite is legal if its ops can be put in order,
-and if what the kernel is there to avoid is needed by nobody.
+Ops without a reader after a replacement are dropped. A rewrite is legal if its ops have a topological order, and if no
+op reads the values that the kernel exists to avoid, such as logits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moaic.ir.graph import Function
 from moaic.ir.topological_sort import sort_ops
 from moaic.runtime.kernels.gains import Wins
 from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
-from moaic.runtime.kernels.patterns.match import Sight
+from moaic.runtime.kernels.patterns.match import DefUse
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
 
 RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
@@ -24,24 +24,24 @@ RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
     "rotary": (rotary_rule.forward, rotary_rule.backward),
     "gated": (gated_rule.backward, gated_rule.forward),
 }
-"""By kernel, in this order: the gradient of what a gate lets pass is itself something that a gate lets pass."""
+"""The rules by kernel, in order of application: `gated` backward comes first, as parts of it match its forward, too."""
 
 
 def with_kernels(function: Function, wins: Wins, names: Collection[str] = tuple(RULES)) -> Function:
-    """`function`, of local types, with those of the named kernels that win."""
+    """`function`, of local types, with those of the named kernels that win at their shape."""
     for rule in [rule for name, rules in RULES.items() if name in names for rule in rules]:
-        sight = Sight(function)
+        uses = DefUse(function)
         for anchor in [result for op in function.ops for result in op.results[:1]]:
-            op = sight.makers.get(anchor)
-            found = None if op is None else rule(sight, op)
+            op = uses.makers.get(anchor)
+            found = None if op is None else rule(uses, op)
             if found is not None and wins(found.kernel, found.shape, found.element):
-                sight = Sight(_applied(sight.function, found) or sight.function)
-        function = sight.function
+                uses = DefUse(_applied(uses.function, found) or uses.function)
+        function = uses.function
     return function
 
 
 def _applied(function: Function, rewrite: Replacement) -> Function | None:
-    """None where the rewrite is not legal."""
+    """The function after a rewrite; None if that is not legal."""
     ops = sort_ops(dict(enumerate([*rewrite.ops, *(op.with_operands(rewrite.instead) for op in function.ops)])))
     if ops is None:
         return None

@@ -84,9 +84,9 @@ def chosen(tile: Tile | None, *asked: Any) -> Tile | None:
 
 def check_what_does_not_fall_into_parts_is_refused() -> None:
     tile = Tile(rows=1, columns=16)
-    with pytest.raises(ValueError, match="a dim of 6 does not fall into 2 parts by steps of 2"):
+    with pytest.raises(ValueError, match="a dim of 6 does not divide into 2 parts of stride 2"):
         exchange.pack(torch.zeros(3, 6), 1, 2, 2, tile)
-    with pytest.raises(ValueError, match="a dim of 3 does not fall into steps of 2"):
+    with pytest.raises(ValueError, match="a dim of 3 does not divide into runs of 2"):
         exchange.unpack(torch.zeros(2, 3), 0, 2, tile)
 
 

@@ -9,7 +9,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.verify import load
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, whole
-from moaic.runtime.interpreter import TOLERANCES, run_function
+from moaic.runtime.interpreter import run_function
+from moaic.runtime.rank_arrays import TOLERANCES
 from tests.runtime.rings import Ring
 
 SUMS = """// moai 1

@@ -21,8 +21,9 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
-from moaic.runtime.interpreter import gather, run_function, run_ranks, scatter
+from moaic.runtime.interpreter import run_function, run_ranks
 from moaic.runtime.protocol.shared_memory import SLOT_BYTES, create_memory
+from moaic.runtime.rank_arrays import gather, scatter
 from moaic.runtime.worker.program import Program
 from tests.runtime.rings import MASKS, Ring
 
