@@ -40,7 +40,8 @@ class Buffers:
         sizes = tuple(shape)
         steps = row_major(sizes) if strides is None else tuple(strides)
         geometry = self._geometries.setdefault((dtype, sizes, steps), len(self._geometries))
-        return Buffer(self.new_id(), dtype, sizes, steps, geometry, self._dead.append)
+        self._last_id += 1
+        return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
 
     def new_id(self) -> int:
         self._last_id += 1

@@ -51,7 +51,9 @@ class Deferral:
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         """Launches an eager op, behind the pending forward where it reads what that makes."""
-        if self.pending is None or not self._deferred(call, outputs):
+        if self.pending is None and not self._readers:
+            self._eager.launch(call, outputs)
+        elif self.pending is None or not self._deferred(call, outputs):
             self._launch(call, outputs)
 
     def _launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:

@@ -37,6 +37,8 @@ class EagerOps:
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
+        self._pool = buffers.pool
+        self._lines = buffers.lines
         self._prepared: dict[Any, Prepared] = {}
         self._operations: dict[Operation, int] = {}
 
@@ -53,13 +55,13 @@ class EagerOps:
         if prepared is None:
             self._forget_if_many()
             prepared = self._prepared[key] = self._prepare(call, outputs)
-        line = self._buffers.lines.here()
-        temporary = self._gather(ids, prepared, line)
-        self._buffers.pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
+        line = self._lines.here()
+        temporary = self._gather(ids, prepared, line) if prepared.moved else ()
+        self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
         for index, path in prepared.returned:
-            self._buffers.pool.push(Reshard(line, path, ids[index], call.views[index].buffer.id))
+            self._pool.push(Reshard(line, path, ids[index], call.views[index].buffer.id))
         if temporary:
-            self._buffers.pool.push(Free(line, temporary))
+            self._pool.push(Free(line, temporary))
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
             buffer.place, buffer.host, buffer.fill = place, None, None
 
@@ -68,7 +70,7 @@ class EagerOps:
         if len(self._prepared) >= MOST_PREPARED:
             self._prepared.clear()
             self._operations.clear()
-            self._buffers.pool.push(Forget(-1))
+            self._pool.push(Forget(-1))
 
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
         """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""
@@ -78,20 +80,20 @@ class EagerOps:
             target = temporary.get((source, path))
             if target is None:
                 target = temporary[source, path] = self._buffers.new_id()
-                self._buffers.pool.push(Reshard(line, path, source, target))
+                self._pool.push(Reshard(line, path, source, target))
             ids[index] = target
         return list(temporary.values())
 
     def _materialize_all(self, call: EagerCall) -> None:
         """Brings the operands that lie nowhere yet to where the op would have them."""
-        places = initial_placements(call.op, operands(call), self._buffers.pool.size)
+        places = initial_placements(call.op, operands(call), self._pool.size)
         for view, place in zip(call.views, places, strict=True):
             if place is not None and view.buffer.place is None:
                 self._buffers.materialize(view.buffer, place)
 
     def _prepare(self, call: EagerCall, outputs: Sequence[Buffer]) -> Prepared:
         given = operands(call)
-        decision = decide(call, given, outputs, self._buffers.pool.size)
+        decision = decide(call, given, outputs, self._pool.size)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
         for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
@@ -118,7 +120,7 @@ class EagerOps:
         number = self._operations.get(operation)
         if number is None:
             number = self._operations[operation] = len(self._operations)
-            self._buffers.pool.push(Define(self._buffers.lines.here(), number, operation.encoded()))
+            self._pool.push(Define(self._lines.here(), number, operation.encoded()))
         return number
 
 

@@ -28,31 +28,27 @@ class SourceLines:
     """Numbers for the lines that asked for something, so that commands can carry them."""
 
     def __init__(self) -> None:
-        self._numbers: dict[SourceLine, int] = {}
+        # Fixed while this exists: a forked child, in which another thread may be the main one, makes its own.
+        self._main = threading.main_thread().ident
+        self._numbers: dict[tuple[str, int], int] = {}
         self._lines: list[SourceLine] = []
 
     def here(self) -> int:
         """The number of the line that the person's program is at. On autograd's threads: that of its `backward()`."""
-        frame = _persons(_own_frame() if _is_main() else _main_frame())
-        return NOWHERE if frame is None else self.number(SourceLine(frame.f_code.co_filename, frame.f_lineno))
-
-    def number(self, line: SourceLine) -> int:
-        number = self._numbers.get(line)
+        is_main = threading.get_ident() == self._main
+        frame = _persons(sys._getframe(1) if is_main else _main_frame())  # pyright: ignore[reportPrivateUsage]
+        if frame is None:
+            return NOWHERE
+        # Every command asks, so a named tuple is made only for a new line.
+        place = frame.f_code.co_filename, frame.f_lineno
+        number = self._numbers.get(place)
         if number is None:
-            number = self._numbers[line] = len(self._lines)
-            self._lines.append(line)
+            number = self._numbers[place] = len(self._lines)
+            self._lines.append(SourceLine(*place))
         return number
 
     def line(self, number: int) -> SourceLine | None:
         return self._lines[number] if 0 <= number < len(self._lines) else None
-
-
-def _own_frame() -> FrameType:
-    return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-
-
-def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def _main_frame() -> FrameType | None:

@@ -83,7 +83,7 @@ class WorkerPool:
         self._lines = lines
         self._names = names
         self._connections = [worker.connection for worker in workers.workers]
-        self._queue: list[Any] = []
+        self._queue: list[Command] = []
         self._blocks: list[Sequence[Tensor | None]] = []
         self._queued_bytes = 0
         self._sequence = 0
@@ -133,13 +133,13 @@ class WorkerPool:
 
     def push(self, command: Command) -> None:
         """Queues a command."""
-        self._queue.append(to_wire(command))
+        self._queue.append(command)
         if len(self._queue) >= LONG_QUEUE:
             self.flush()
 
     def put(self, command: Put, parts: Sequence[Tensor | None]) -> None:
         """Queues a command with a block for each worker."""
-        self._queue.append(to_wire(command._replace(block=len(self._blocks))))
+        self._queue.append(command._replace(block=len(self._blocks)))
         self._blocks.append(parts)
         self._queued_bytes += sum(part.numel() for part in parts if part is not None)
         if self._queued_bytes >= LARGE_QUEUE:
@@ -149,7 +149,7 @@ class WorkerPool:
         """Sends what is queued, one message per worker, without waiting for anything to be done."""
         self.check()
         if self._queue:
-            self._send_queue(None, ())
+            self._send_queue([], ())
 
     def ask(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
         """Sends all that is queued and, to `ranks`, a request; waits for their answers.
@@ -167,7 +167,7 @@ class WorkerPool:
         self.check()
         self._requests += 1
         self._answers = {}
-        self._send_queue(to_wire(request._replace(request=self._requests)), ranks)
+        self._send_queue(to_wire([request._replace(request=self._requests)]), ranks)
         self._await(ranks)
         return self._answers
 
@@ -202,7 +202,7 @@ class WorkerPool:
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
         """Sends one message to each worker at once: the same commands, its own row of blocks."""
-        self._post(commands, None, (), rows)
+        self._post(commands, [], (), rows)
         self._deliver()
 
     def wait_for_greeting(self, seconds: float) -> None:
@@ -226,9 +226,9 @@ class WorkerPool:
         self.closed = True
         self._workers.close_sockets()
 
-    def _send_queue(self, request: Sequence[Any] | None, ranks: Sequence[int]) -> None:
+    def _send_queue(self, request: Sequence[Any], ranks: Sequence[int]) -> None:
         with uninterrupted():
-            commands, blocks = self._queue, self._blocks
+            commands, blocks = to_wire(self._queue), self._blocks
             self._queue, self._blocks, self._queued_bytes = [], [], 0
             rows = [[block[rank] for block in blocks] for rank in range(self.size)]
             if self._recorder is not None and commands:
@@ -239,13 +239,13 @@ class WorkerPool:
     def _post(
         self,
         commands: Sequence[Any],
-        request: Sequence[Any] | None,
+        request: Sequence[Any],
         ranks: Sequence[int],
         rows: Sequence[Sequence[Tensor | None]],
     ) -> None:
-        """Puts one message into each worker's outbox: the commands, and for some of them a request."""
+        """Puts one message into each worker's outbox: the commands, and for `ranks` a request, if there is one."""
         body = encode([self._sequence, commands]) if commands else None
-        asking = body if request is None else encode([self._sequence, [*commands, request]])
+        asking = encode([self._sequence, [*commands, *request]]) if request else body
         self._sequence += len(commands)
         self.commands += len(commands)
         self.messages += 1

@@ -1,6 +1,6 @@
 """What the controller tells workers, and what they answer: the vocabulary of the wire.
 
-A message's body is [sequence, commands]. A command is a tuple of named fields; on the wire its code stands before them.
+A message's body is [sequence, commands]. A command is a tuple of named fields; on the wire it is [code, fields].
 Workers run commands in order. `line` is a number that `source_lines.SourceLines` gave, ranks are worker numbers, and a
 worker takes no part in what is for other ranks. An answer's body is [request, kind, ...].
 
@@ -12,7 +12,7 @@ code looks at the class of a command and never compares two.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeGuard, get_args
 
@@ -207,12 +207,15 @@ def is_request(command: Command) -> TypeGuard[Request]:
     return type(command) in _REQUESTS
 
 
-def to_wire(command: Command) -> tuple[Any, ...]:
-    return (CODES[type(command)], *command)
+def to_wire(commands: Iterable[Command]) -> list[tuple[int, Command]]:
+    """The form in which msgpack packs commands."""
+    return [(CODES[type(command)], command) for command in commands]
 
 
 def from_wire(data: Sequence[Any]) -> Command:
-    return _MAKERS[data[0]](*data[1:])
+    """The command that was packed."""
+    code, fields = data
+    return _MAKERS[code](*fields)
 
 
 def kind_of(code: int) -> type[Command] | None:

@@ -27,14 +27,14 @@ KINDS: tuple[Any, ...] = get_args(Command)
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 def test_a_command_survives_the_wire(kind: Any) -> None:
     command = kind(*range(len(kind._fields)))
-    read = from_wire(decode(encode(to_wire(command))))
+    read = from_wire(decode(encode(to_wire([command])))[0])
     assert type(read) is kind
     assert read == command
 
 
-def test_the_wire_has_the_code_and_then_the_fields() -> None:
+def test_the_wire_has_the_code_and_the_fields() -> None:
     command = Operate(line=3, number=1, operands=[5, 6], scalars=(2.5, None), outputs=[7])
-    assert decode(encode(to_wire(command))) == [CODES[Operate], 3, 1, [5, 6], [2.5, None], [7]]
+    assert decode(encode(to_wire([command]))) == [[CODES[Operate], [3, 1, [5, 6], [2.5, None], [7]]]]
 
 
 def test_requests_are_the_commands_with_a_request_number() -> None:
