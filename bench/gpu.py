@@ -1,10 +1,10 @@
-"""Everything that one GPU can tell, in eight minutes: checks on it, and what moaic is worth there.
+"""Checks and measurements of moaic on one GPU, in eight minutes.
 
-Our own kernels are checked against their references and plans of small models against plain PyTorch; then training
+moaic's kernels are checked against their references, and plans of small models against plain PyTorch. Then training
 steps of two Llamas are timed beside `torch.compile` and eager PyTorch, those of a small one with and without CUDA
-graphs, and the kernels beside Inductor's and Liger-Kernel's. Every part is a process of its own with its share of the
-time: one that fails leaves the others' figures, and what is cut is said. Exit code 1: a check failed, or a part did not
-end well; 2: there is no GPU.
+graphs, and the kernels beside Inductor's and Liger-Kernel's. Every part is a process with a share of the time: if one
+fails or is cut, the report says so and keeps the figures of the others. Exit code 1: a check or a part failed; 2: there
+is no GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A part of `bench/gpu.py`: the tests of our own kernels, on the GPU instead of in Triton's interpreter.
+"""A part of `bench/gpu.py`: the tests of moaic's kernels, on the GPU instead of in Triton's interpreter.
 
 They are those of `tests/kernels/interpreted` and `bench/parked_kernels`: drawn shapes, types and strides beside
 float64. Tests that damage a kernel on purpose run in the interpreter alone, where a stray write does no harm.

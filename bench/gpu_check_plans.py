@@ -1,4 +1,4 @@
-"""A part of `bench/gpu.py`: small models train on several workers of one GPU as they do in plain PyTorch on the CPU.
+"""A part of `bench/gpu.py`: small models trained on several workers of one GPU, compared with PyTorch on the CPU.
 
 First every plan op by op, then some of them compiled, then one in eight-bit floats where the GPU has them
 and torchao is installed. The accelerator is that of MOAI_FLAVOR.

@@ -1,4 +1,4 @@
-"""What `bench/gpu.py` runs on: one JSON object, asked in a process of its own, which holds no memory of the GPU."""
+"""The machine of `bench/gpu.py` as one JSON object, from a process of its own, so that no GPU memory stays in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of `bench/gpu.py` find: a line each in a file, so that it outlives the part that found it."""
+"""The findings of the parts of `bench/gpu.py`: one line each in a file, which remains if a part crashes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A part of `bench/gpu.py`: steps of a Llama so small that asking for its kernels takes longer than they do.
+"""A part of `bench/gpu.py`: steps of a small Llama, whose kernels run shorter than their launches.
 
-moaic and `torch.compile`, each as it is and with steps that the GPU repeats (CUDA graphs). Each way is a process of its
-own; all are on the GPU at once, and take turns.
+moaic and `torch.compile`, each with and without CUDA graphs. Each way is a process; all share the GPU and take turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A part of `bench/gpu.py`: training steps of a Llama by moaic and by `torch.compile` in turns, and then eagerly.
+"""A part of `bench/gpu.py`: training steps of a Llama by moaic and by `torch.compile` in turns, then eagerly.
 
 Each way is a process of its own (`bench/gpu_train.py`). First moaic and `torch.compile` start, at once; then rounds, in
 each of which both do some steps, so that what the GPU does meanwhile falls on both alike. Figures are medians over all

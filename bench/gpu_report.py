@@ -1,4 +1,4 @@
-"""What a run of `bench/gpu.py` was and found: kept as JSON, read as Markdown."""
+"""The report of a run of `bench/gpu.py`: stored as JSON, rendered as Markdown."""
 
 from __future__ import annotations
 

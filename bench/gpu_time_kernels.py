@@ -1,7 +1,7 @@
-"""A part of `bench/gpu.py`: our own kernels beside Inductor's version of their references and Liger-Kernel's.
+"""A part of `bench/gpu.py`: moaic's kernels beside Inductor's version of their references and Liger-Kernel's.
 
-Forward and backward together, in rounds, in each of which every peer runs in turn; figures are medians of rounds. What
-is timed is first seen to compute the same.
+Forward and backward together, in rounds, in each of which every peer runs in turn; figures are medians of rounds. The
+results of all peers are compared before timing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One way of training a Llama, for `bench/gpu_llama.py`: does what it is told line by line, and answers in JSON.
+"""One way of training a Llama, for `bench/gpu_llama.py`: reads commands line by line, and answers in JSON.
 
-`start` builds the model and does the first steps, `steps N` does N more.
+`start` builds the model and runs the first steps, `steps N` runs N more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Peak memory and time of a step of a small Llama in one way: a JSON line per process that computes.
+"""Peak memory and time of a step of a small Llama in one way: one JSON line per computing process.
 
-What is measured is the growth of resident memory from before a step to its peak, as the system counts it; beside it
-what a plan was predicted to take.
+Memory is the growth of resident memory from before a step to its peak, as the system counts it, printed beside the
+prediction of the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example's model under PyTorch's own pipelines and tensor parallelism: what moaic's pp and tp are held against."""
+"""The example's model under PyTorch's own pipelines and tensor parallelism, for comparison with moaic's pp and tp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""moaic beside what a person would run otherwise, in the same minutes on the same machine.
+"""moaic beside other systems, in the same minutes on the same machine.
 
 Every peer trains the example's model in processes of its own (bench/train_once.py). First each starts once with empty
 caches: launch to the end of the first step, and the peak memory of the steps after it. Then rounds, in each of which

@@ -1,7 +1,7 @@
-"""Predictions for GPUs beside throughput that others have published: what the planner is off by where nobody measured.
+"""Predictions for GPUs beside throughput published by others: the planner's error where moaic was not measured.
 
-`python bench/published.py [ROW…]` takes `bench/published.csv`: trainings on one host, by plans that ours can say, with
-attention in one kernel, whose sources leave nothing out. Machines are as data sheets have them
+`python bench/published.py [ROW…]` reads `bench/published.csv`: trainings on one host under plans that moaic has, with
+attention in one kernel, from sources that state all parameters. Machines are those of data sheets
 (`moaic.predict.gpu_machine`).
 """
 

@@ -1,7 +1,7 @@
-"""Schedules beside their simulation: whether the planner's clock keeps the workers' time.
+"""Schedules measured beside their simulation: the error of the planner's clock.
 
-What functions take changes with whatever else the machine does. So the simulated step is made of what each function
-took on average in a trace of the run that it is compared with: this is about order, waiting and overlap.
+The time of functions varies with the load of the machine. So the simulation uses the average time of each function in a
+trace of the same run: the comparison is about order, waiting and overlap.
 """
 
 from __future__ import annotations

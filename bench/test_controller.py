@@ -1,4 +1,4 @@
-"""What a step costs in the person's own process: its CPU time, which no waiting for workers is counted in."""
+"""The CPU time of a step in the controller's process, without waiting for workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs a program that does not use moaic that moaic is installed."""
+"""The cost of an installed moaic for a program that does not use it."""
 
 from __future__ import annotations
 

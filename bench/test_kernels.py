@@ -1,6 +1,6 @@
-"""Each kernel of our own, parked ones too, on this machine's GPU, beside Inductor's version and Liger-Kernel's.
+"""All kernels, parked ones too, on this machine's GPU, beside Inductor's version and Liger-Kernel's.
 
-What it prints under `gains` is what `runtime/kernels/gains.py` records. Times are of forward and backward together.
+The output under `gains` is the table for `runtime/kernels/gains.py`. Times are of forward and backward together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that no worker can hold with its gradients and optimizer state: trained all the same, where DDP is not."""
+"""Training of a model that does not fit on one worker with its gradients and optimizer state, as DDP needs it."""
 
 from __future__ import annotations
 

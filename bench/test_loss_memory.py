@@ -1,4 +1,4 @@
-"""What a large vocabulary takes: a step of a small Llama with 32,000 words, whole, in chunks, and by PyTorch alone."""
+"""Memory and time of a step of a small Llama with 32,000 words, whole or in chunks, and in PyTorch."""
 
 from __future__ import annotations
 

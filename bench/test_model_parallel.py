@@ -1,4 +1,4 @@
-"""Plans that cut the model, beside PyTorch's own pipelines and tensor parallelism with the same cuts."""
+"""Pipelines and tensor parallelism beside PyTorch's own with the same cuts."""
 
 from __future__ import annotations
 

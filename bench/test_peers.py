@@ -1,4 +1,4 @@
-"""Steps of the 20 M Llama on two cores, against what a person would run otherwise."""
+"""Steps of the 20 M Llama on two cores, beside other systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What 1F1B is for: a worker keeps as many micro-batches as are under way, not all of them; predicted and measured."""
+"""The memory of 1F1B, predicted and measured: a worker holds the activations of the micro-batches in flight only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a plan takes for a model of true size: an 8B-shaped Llama, on GPUs that are not here, by this machine."""
+"""The time of planning a model of full size: an 8B-shaped Llama on GPUs that are not here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One peer's run in one process of it: the example's model, data and optimizer under one way of training.
+"""One process of one system: the example's model, data and optimizer, trained in one way.
 
 Prints a JSON line per step: its number, its loss, the seconds that it took and the clock at its end. Several processes
 of one peer find each other through RANK, WORLD_SIZE and a rendezvous file; each takes its share of every batch.

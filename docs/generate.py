@@ -1,7 +1,7 @@
-"""The pages that moaic writes about itself: a hook of mkdocs makes them whenever the site is built.
+"""The generated pages of the site: a hook of mkdocs that writes them whenever the site is built.
 
-Nothing here says what an op, a pass, a command or a message is: it is read from where they are declared. A rule is
-shown on an instance of its op, drawn from the cases on which the tests prove it.
+Ops, passes, commands and messages are read from their declarations. A rule is shown on an instance of its op, drawn
+from the cases on which the tests prove it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ("moaic", "ir", "passes", "runtime")
 
 DRAWN = 8
-"""Instances of an op from which the most telling is shown."""
+"""Instances of an op that are drawn; the one with the most factors is shown."""
 
 GAP = "…"
-"""Stands for what a message says of the case at hand."""
+"""Stands for the parts of a message that depend on the case."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -46,13 +46,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for place, page in PAGES.items():
-        assert place not in files.src_uris, f"{place} is a page that somebody wrote"
+        assert place not in files.src_uris, f"{place} exists as a file"
         files.append(File.generated(config, place, content=page()))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for each page: takes out the word that tells the tests that a block runs for long."""
+    """Called by mkdocs for each page: removes the word `long`, by which tests know the slow blocks."""
     return re.sub(r"^( *```[a-z]+) long$", r"\1", markdown, flags=re.MULTILINE)
 
 
@@ -61,24 +61,24 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 OPS_HEAD = """\
 # Ops
 
-An op is one declaration in a file of `ir/ops/`, and its rule is what the compiler knows of it. The rule names the
-*factors* that the dims consist of. A factor that stands on both sides may be split over workers, or over micro-batches.
-One that stands only on the left is summed over, so splitting it leaves a pending sum. `!` marks a factor that must stay
-whole, `1` is a dim of size one, `(b s)` is one dim made of two factors.
+An op is one declaration in a file of `ir/ops/`, with a rule for its sharding. The rule names the *factors* of the
+dims. A factor on both sides may be split over workers, or over micro-batches. A factor only on the left is summed
+over, so after a split of it the result is partial. `!` marks a factor that must not be split, `1` is a dim of size
+one, `(b s)` is one dim of two factors.
 
-*Linear in* names the operands, counted from 0, through which a pending sum passes; `0+1` means through both at once.
+*Linear in* lists the operands, counted from 0, that may be partial; `0+1` means both together.
 
-Rules follow from shapes and attributes, so each is shown on one instance of its op. The tests draw many instances, run
-each op on shards in every way that its rule allows, put the shards together and compare.
+A rule depends on shapes and attributes, so each is shown on one instance of its op. The tests draw many instances,
+run each op on shards in every way that its rule allows, join the shards and compare.
 """
 
 OF_KIND: Mapping[Kind, str] = {
-    Kind.NULLARY: "Made from their attributes alone, where they are needed; they cost nothing to split.",
-    Kind.VIEW: "They change how a value is looked at and cost nothing.",
-    Kind.LIGHT: "Bound by memory. Neighbors are fused into one kernel, and are computed again rather than kept.",
-    Kind.HEAVY: "Bound by arithmetic. They are kept rather than computed again.",
+    Kind.NULLARY: "Computed from their attributes alone, where they are needed; splitting them is free.",
+    Kind.VIEW: "They change the shape or strides of a value, at no cost.",
+    Kind.LIGHT: "Bound by memory. Neighbors are fused into one kernel; they are recomputed rather than saved.",
+    Kind.HEAVY: "Bound by arithmetic. They are saved rather than recomputed.",
     Kind.INSTRUCTION: "Run by the worker itself, between compiled functions: collectives along one axis of the mesh, "
-    "the send that carries a value from one stage to the next, the parts of a batch in time, and calls.",
+    "the send of a value from one stage to the next, parts along loop axes, and calls.",
 }
 
 
@@ -109,7 +109,7 @@ def _results(case: Case) -> dict[Any, str]:
 
 
 def _case(name: str) -> Case | None:
-    """Of a few drawn instances of an op the first with the most factors that may be split; None where none is drawn."""
+    """The first of a few drawn instances of an op with the most factors that may be split; None without a case."""
     sys.path.insert(0, str(ROOT))
     from hypothesis import HealthCheck, Phase, given, settings
 
@@ -159,25 +159,25 @@ def passes_page() -> str:
 KERNELS_HEAD = """\
 # Kernels of our own
 
-Compute is compiled by Inductor. The kernels in `runtime/kernels/` do in one pass what takes Inductor several, and each
-is for those GPUs and sizes on which it was measured to be faster than Inductor's version: the table says by how much.
-What nobody has measured on a GPU is off there. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
+Inductor compiles the functions of a plan. The kernels in `runtime/kernels/` need one pass over memory where Inductor
+needs several. Each is used on the GPUs and sizes for which it was measured to be faster; the table states the gain.
+Without a measurement a kernel is off. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
 
-`runtime/kernels/patterns/rewrite.py` puts kernels where the ops of a function are what they stand for, forward and
-backward: in the loss of a plan and in its layers, whose backward makes again what is cheap to make. `merge` and
-`exchange` do what stands between functions. Patterns and kernels are loaded by a worker only if a kernel has a measured
-gain on its GPU. A loss over a vocabulary that ranks share stays ops: what ranks tell each other lies between functions.
+`runtime/kernels/patterns/rewrite.py` replaces the ops of functions by kernels, forward and backward, in the loss and
+in layers, whose backward recomputes cheap values. `merge` and `exchange` are used between functions. A worker loads
+patterns and kernels only if a kernel has a measured gain on its GPU. A loss over a sharded vocabulary is not
+replaced, as it communicates between functions.
 
-Each kernel stands beside the same computation in plain PyTorch. The tests run it in Triton's interpreter on drawn
-shapes, element types and strides against float64, and compile it for each of these GPUs without a spilled register.
+Each kernel has a reference in plain PyTorch. The tests run it in Triton's interpreter on drawn shapes, element types
+and strides, compare it with float64, and compile it for each of these GPUs without a spilled register.
 """
 
 PARKED_HEAD = """\
 ## Parked kernels
 
-These have no caller, and stand in `bench/parked_kernels/`, outside the package: what they would replace is as good or
-better so far. `bench/test_kernels.py` and `bench/gpu.py` check and time them with the others. One that shows a gain
-there moves to `runtime/kernels/fused/`, into the table above, and gets a caller.
+These have no caller and are in `bench/parked_kernels/`, outside the package: the code that they would replace is at
+least as good so far. `bench/test_kernels.py` and `bench/gpu.py` check and time them with the others. A kernel that
+shows a gain moves to `runtime/kernels/fused/`, into the table above, and gets a caller.
 """
 
 
@@ -214,11 +214,11 @@ def _parked() -> str:
     return _table(("kernel", "what it computes", "it could replace", "sizes", "why it is parked"), rows)
 
 
-# What was measured on GPUs
+# Measurements on GPUs
 
 
 def gpus_page() -> str:
-    """From what `bench/gpu.py` has written."""
+    """The page of the results that `bench/gpu.py` has written."""
     sys.path.insert(0, str(ROOT / "bench"))
     from gpu_report import page
 
@@ -230,8 +230,8 @@ def gpus_page() -> str:
 TEXT_HEAD = """\
 # The text of the IR
 
-Whatever one part of the compiler hands to the next can be printed, read back, verified and started from. This is the
-grammar of that text, as the parser reads it ([lark](https://github.com/lark-parser/lark) notation).
+The output of every stage of the compiler can be printed, parsed, verified, and used as a starting point. This is the
+grammar of the text ([lark](https://github.com/lark-parser/lark) notation).
 """
 
 
@@ -244,7 +244,7 @@ def text_page() -> str:
 
 
 def commands_page() -> str:
-    """What every installed command says to `--help`, and each of its subcommands."""
+    """The output of `--help` of every installed command and of each of its subcommands."""
     parts = [
         f"## {' '.join(words)}\n\n```text\n{_help(target, words[1:])}\n```"
         for command, target in scripts().items()
@@ -260,7 +260,7 @@ def _commands(command: str, target: str) -> Iterator[list[str]]:
 
 
 def _help(target: str, words: Sequence[str]) -> str:
-    """Asked in a process of its own: what a command is called it takes from there, and how wide it may write."""
+    """The help of a command, from a process of its own with the command's name and a fixed width."""
     module, _, name = target.partition(":")
     command = next(script for script, each in scripts().items() if each == target)
     start = f"import sys, {module}; sys.argv = [{command!r}, *{[*words, '--help']!r}]; sys.exit({module}.{name}())"
@@ -279,7 +279,7 @@ def scripts() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Message:
-    """What the code says to a person who made a mistake; `GAP` stands for what it says of the case at hand."""
+    """A message to a user who made a mistake; `GAP` stands for the parts that depend on the case."""
 
     text: str
     hint: str
@@ -289,9 +289,9 @@ class Message:
 MESSAGES_HEAD = f"""\
 # All messages
 
-Every mistake that a person can make ends in one message: what is wrong, where, and what to do about it. These are all
-of them, read from the code; `{GAP}` stands for what a message says of the case at hand.
-[Troubleshooting](../troubleshooting.md) says more about those that people meet most.
+Every mistake of the user ends in one message: what is wrong, where, and what to do about it. These are all of them,
+read from the code; `{GAP}` stands for the parts that depend on the case. [Troubleshooting](../troubleshooting.md)
+explains the most frequent ones.
 """
 
 
@@ -320,7 +320,7 @@ def _messages_of(path: Path) -> Iterator[Message]:
 
 
 def _template(node: ast.expr) -> str:
-    """The text of a literal; what is filled in when it is said is a gap."""
+    """The text of a literal, with a gap for each formatted value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

@@ -37,7 +37,7 @@ TARGET = TARGETS["sm_90"]
 PASSES = "zero,outline,dp=2"
 
 BEGIN, END = "<!-- made by python docs/kernel_pages.py -->\n", "<!-- as far as here -->\n"
-"""What stands between them on the page is made."""
+"""The lines around the generated part of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def tables() -> str:
-    """What is made of the page."""
+    """The generated part of the page."""
     return "".join(map(section, SAMPLES)) + "\n"
 
 

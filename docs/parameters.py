@@ -1,4 +1,4 @@
-"""Writes the parameter guide, `docs/parameters/FAMILY.md`: what `moaic guide` says of the tutorials' models.
+"""Writes the parameter guide, `docs/parameters/FAMILY.md`: the output of `moaic guide` for the tutorials' models.
 
 `python docs/parameters.py [FAMILY…]`; planning all of them takes a while. Nothing in the tables is typed: sizes come
 from `tutorial/families.py`, machines from `docs/machines/`, and the rest is predicted.
@@ -44,7 +44,7 @@ class Setup:
 
 
 SMALL = Setup("cpu", batches=(8, 32), sequence=256, workers=(1, 2))
-"""What the tutorials train by default, where they train it."""
+"""The default of the tutorials: batches, rows and workers on this machine."""
 
 PUBLISHED = Setup("h100", batches=(8,), sequence=2048, workers=(8,), plan="dp=8,tp=1,cp=1,micro_batches=1")
 """The published sizes on one host of GPUs; only data parallelism is looked at, to keep the pages quick to make."""
@@ -85,7 +85,7 @@ def _said(setup: Setup) -> str:
 
 
 def sizes(family: str) -> list[str]:
-    """Those of the tutorial but the tiny one, which is for tests."""
+    """The sizes of the tutorial without `tiny`, which is for tests."""
     return [size for size in _families().FAMILIES[family].sizes if size != "tiny"]
 
 

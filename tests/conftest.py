@@ -1,4 +1,4 @@
-"""Data tests: every `tests/**/*.moai` file that says how it is run is a test.
+"""Data tests: every `tests/**/*.moai` file with a RUN line is a test.
 
 A file holds one or more lines `// RUN: [not] moaic ARGS [| filecheck [FLAGS]]`, in which `%s` is the file. The
 command line runs in process; `not` wants exit code 2, which is how moaic reports a person's mistake. What it printed,

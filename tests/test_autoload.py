@@ -1,4 +1,4 @@
-"""What `import torch` costs and changes, in processes of their own: nothing, until the device is used."""
+"""The cost and the effects of `import torch`, in new processes: none, until the device is used."""
 
 from __future__ import annotations
 

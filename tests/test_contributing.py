@@ -1,4 +1,4 @@
-"""What a contributor's tools read: hooks, the workflow, forms of issues, settings of editors."""
+"""Files that a contributor's tools read: hooks, the workflow, issue forms, settings of editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench/gpu.py`: parts that end in every way, what becomes of their findings, and all of it on the CPU."""
+"""`bench/gpu.py`: every outcome of its parts, their findings, and all of it on the CPU."""
 
 from __future__ import annotations
 

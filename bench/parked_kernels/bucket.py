@@ -1,4 +1,4 @@
-"""Tensors into one flat bucket for a collective, and out of it: all in one launch, with the cast and the scale.
+"""Packing of tensors into one flat bucket for a collective, and unpacking: one launch, with cast and scale.
 
 The bucket's type may be narrower than the tensors' (gradients reduced in bfloat16) or wider; the scale makes a sum over
 ranks a mean. Where the tensors lie is a table on the device, made once for as long as they stay there.

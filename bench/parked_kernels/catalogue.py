@@ -1,4 +1,4 @@
-"""The parked kernels, with their tiles, and all kernels that benchmarks and tests go through."""
+"""The parked kernels with their tiles, and the list of all kernels for benchmarks and tests."""
 
 from __future__ import annotations
 

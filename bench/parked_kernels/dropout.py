@@ -1,4 +1,4 @@
-"""Dropout whose mask depends on the key and on where an element lies in the whole tensor, never on the plan.
+"""Dropout whose mask depends on the key and on the global index of an element, not on the plan.
 
 The numbers are those of the IR's `moai.rand`, bit by bit. The gradient of dropout is dropout of the gradient, so no
 mask is kept.

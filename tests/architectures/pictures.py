@@ -1,4 +1,4 @@
-"""Pictures as the vision-language architectures of `transformers` take them, and the text that goes with them.
+"""Images in the forms that vision-language architectures of `transformers` take, and the text that goes with them.
 
 A processor would make these; its files are not here. The forms are tried in turn until plain PyTorch trains with one.
 """

@@ -1,4 +1,4 @@
-"""One architecture under plans of every kind: `python -m tests.architectures.prove KIND FAMILY` prints what was found.
+"""One architecture under plans of every kind: `python -m tests.architectures.prove KIND FAMILY` prints the results.
 
 Twice: without dropout, captured and interpreted beside plain PyTorch; with the dropouts that are published, each plan
 on virtual ranks in float64 beside the plan for one device, which draws the same masks.

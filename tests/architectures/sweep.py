@@ -1,7 +1,7 @@
-"""Every architecture in a process of its own, and the page of what was found: `make architectures`.
+"""All architectures, each in its own process, and the page of the results: `make architectures`.
 
-Goes on where it was stopped: what was found lies in out/architectures, one line per architecture. Arguments choose
-kinds (`causal image`) or architectures (`causal/llama`); without any, all are tried.
+An interrupted sweep continues: its results are in out/architectures, one line per architecture. Arguments select kinds
+(`causal image`) or architectures (`causal/llama`); the default is all.
 """
 
 from __future__ import annotations

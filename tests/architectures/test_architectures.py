@@ -1,7 +1,7 @@
-"""A sample of what `make architectures` tries: a rotary of strided halves, and mixing by Fourier transforms.
+"""A sample of `make architectures`: rotary embedding of strided halves, and mixing by Fourier transforms.
 
-In the long run also architectures that ended in a trace: views at calls that are repeated, positions interpolated from
-pictures.
+The long run includes architectures that raised errors before: views at repeated calls, positions interpolated from
+images.
 """
 
 from __future__ import annotations

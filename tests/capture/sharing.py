@@ -1,4 +1,4 @@
-"""Small functions whose results share memory, and what a caller can tell of that."""
+"""Small functions whose results share memory, and the facts about it that a caller can observe."""
 
 from __future__ import annotations
 

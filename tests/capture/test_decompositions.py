@@ -1,4 +1,4 @@
-"""Forms of ops that decompositions take in a way of their own, beside plain PyTorch."""
+"""Special cases of decompositions, compared with plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dynamo is told so that models are captured whole, and that others are left alone."""
+"""The patches of Dynamo: models are captured whole, and other backends are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers in eight-bit floats are torchao's, put into the graph; the model keeps its own."""
+"""Linear layers of Dynamo's graph replaced by torchao's eight-bit ones; the model keeps its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors, in a process where nobody has asked for one yet: PyTorch lists those that somebody has."""
+"""Ops on lists of tensors, in a new process: PyTorch lists only ops that were accessed before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models do between matrices: captured it is as PyTorch has it, every op has a rule, and cut it is exact."""
+"""Common code between matrix products: captured as in PyTorch, with a rule for every op, exact when sharded."""
 
 from __future__ import annotations
 

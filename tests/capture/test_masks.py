@@ -1,4 +1,4 @@
-"""Masks that say no more than a flag does become it, of the models that people have and of masks drawn at random."""
+"""Masks that are equal to a flag become the flag: masks of common models, and masks drawn at random."""
 
 from __future__ import annotations
 

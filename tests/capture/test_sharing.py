@@ -1,4 +1,4 @@
-"""Results of compiled functions share what they share under `aot_eager`, in the same strides, at the same offsets."""
+"""Results of compiled functions share the memory that they share under `aot_eager`, with equal strides and offsets."""
 
 from __future__ import annotations
 

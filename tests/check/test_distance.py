@@ -1,4 +1,4 @@
-"""How far results are from others: nothing that is no number may hide a difference, or be taken for one."""
+"""The distance of results: a NaN neither hides a difference nor counts as one."""
 
 from __future__ import annotations
 

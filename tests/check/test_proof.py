@@ -1,4 +1,4 @@
-"""The command `moaic check`: what it prints, and how it ends."""
+"""The command `moaic check`: its output and its exit codes."""
 
 from __future__ import annotations
 

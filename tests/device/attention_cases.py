@@ -1,4 +1,4 @@
-"""Attention as people call it, drawn: operands, masks and flags of one call, and what it is in float64."""
+"""Drawn calls of attention: operands, masks and flags, with the result in float64."""
 
 from __future__ import annotations
 

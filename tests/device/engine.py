@@ -1,6 +1,7 @@
-"""An accelerator inside this process: every command is run at once, on the host, in the geometry that was asked for.
+"""An accelerator inside this process: every command runs at once, on the host, with the requested geometry.
 
-It is stricter than the real one: a result whose shape or element type is not what the device foretold is an error.
+It is stricter than the real one: a result raises an error if it differs from the shape or type that the device
+predicted.
 """
 
 from __future__ import annotations

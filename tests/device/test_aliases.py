@@ -1,4 +1,4 @@
-"""Views that read a storage as another type: what is written on either side is seen on the other, as on the CPU."""
+"""Views that read a storage as another type: a write through either is seen through the other, as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on the device for drawn operands: that of float64, lying as the CPU's; dropout hides what it hides."""
+"""Attention on the device for drawn operands: float64's values, the CPU's strides, dropout that hides its share."""
 
 from __future__ import annotations
 

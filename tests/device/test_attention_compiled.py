@@ -1,4 +1,4 @@
-"""Compiled attention of drawn operands: that of float64, lying as the CPU's; dropout hides what it hides."""
+"""Compiled attention of drawn operands: float64's values, the CPU's strides, dropout that hides its share."""
 
 from __future__ import annotations
 

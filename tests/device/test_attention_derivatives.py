@@ -1,4 +1,4 @@
-"""Derivatives of the derivatives of attention, beside the CPU's, op by op in float64."""
+"""Second derivatives of attention, compared with the CPU's, op by op in float64."""
 
 from __future__ import annotations
 

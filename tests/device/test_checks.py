@@ -1,4 +1,4 @@
-"""What a compiled function asserts of values: it holds, or the call raises PyTorch's words and all goes on."""
+"""Assertions about values in compiled functions: a failed one raises PyTorch's error, and the program continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that a compiled function may hold, beside the same function in plain PyTorch."""
+"""Ops in compiled functions, compared with the same function in plain PyTorch."""
 
 from __future__ import annotations
 

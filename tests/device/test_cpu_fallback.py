@@ -1,4 +1,4 @@
-"""Ops that run on the host: operands of every kind, and those of other people's libraries."""
+"""Ops that run on the host: operands of every kind, and ops of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask hides from attention changes nothing, also where no attention kernel takes the operands."""
+"""Keys hidden by a mask do not change attention, even if no attention kernel takes the operands."""
 
 from __future__ import annotations
 

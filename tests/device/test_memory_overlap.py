@@ -1,4 +1,4 @@
-"""Writes into memory that is read at the same time: refused where PyTorch refuses them, and else done as there."""
+"""Writes into memory that the op also reads: refused where PyTorch refuses them, else with PyTorch's result."""
 
 from __future__ import annotations
 

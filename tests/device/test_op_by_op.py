@@ -1,4 +1,4 @@
-"""What cannot be captured runs op by op: values, gradients and writes as in plain PyTorch, with one warning."""
+"""Graphs that cannot be captured run op by op: values, gradients and writes as in plain PyTorch, with one warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages of the device by themselves, and that those of the host are what they were."""
+"""Storages of the device, and unchanged storages of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.moai`, `torch.accelerator`, and what else torch asks of a device."""
+"""`torch.moai`, `torch.accelerator`, and the other functions of torch for a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs of views and writes: after each step every tensor is what it is on the CPU."""
+"""Random programs of views and writes: after each step every tensor equals that on the CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs of views and writes, as data, and what it takes to run one on any device.
+"""Programs of views and writes as data, and a machine that runs one on any device.
 
-A step is an op's name and four numbers: which tensor it takes, which other one, and two that the op reads as it likes.
-An op gives a new tensor or writes into one that is there; what it may not do raises, on every device alike.
+A step is an op's name and four numbers: the indices of two tensors, and two arguments of the op. An op returns a new
+tensor or writes into an existing one; an invalid step raises on every device.
 """
 
 from __future__ import annotations

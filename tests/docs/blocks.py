@@ -1,4 +1,4 @@
-"""Code blocks of Markdown pages, and what kinds of them there are."""
+"""The code blocks of Markdown pages, by kind."""
 
 from __future__ import annotations
 

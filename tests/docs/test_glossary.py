@@ -1,4 +1,4 @@
-"""The page of words names what the code has."""
+"""The identifiers of the glossary exist in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The committed tables of kernels are those that are made."""
+"""The committed tables of kernels equal generated ones."""
 
 from __future__ import annotations
 

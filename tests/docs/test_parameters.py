@@ -1,4 +1,4 @@
-"""The committed parameter guide is what moaic says: one row of it is predicted anew."""
+"""The committed parameter guide is moaic's output: one row of it is predicted again."""
 
 from __future__ import annotations
 

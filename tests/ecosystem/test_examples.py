@@ -1,4 +1,4 @@
-"""The libraries that people use around PyTorch, each by its example: the losses of plain PyTorch, on two workers.
+"""Libraries around PyTorch, each by its example: the losses of plain PyTorch, on two workers.
 
 Each example runs as a program of its own in an empty home. The larger libraries are tried under the marker `exact`.
 """

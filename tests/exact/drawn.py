@@ -1,4 +1,4 @@
-"""Small models put together from drawn pieces: what people do in blocks, in losses, and to a whole batch."""
+"""Small models composed of drawn blocks, losses and ops on a whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Llama in eight-bit floats: what torchao makes of it on the host, and what workers make of it."""
+"""A small Llama in eight-bit floats, by torchao on the host and on workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captured steps and the values that go into them: what plans are proved on without workers."""
+"""Captured steps with input values, on which plans are proved without workers."""
 
 from __future__ import annotations
 

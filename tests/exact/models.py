@@ -1,4 +1,4 @@
-"""The models whose training must not change: tiny, with data that can be learned and rows of unequal length."""
+"""The models of the training tests: tiny, with data that can be learned and rows of unequal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of drawn operands in captured steps: that of float64, whole and under every split of it."""
+"""Attention of drawn operands in captured steps: equal to float64, whole and under every split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do around a compiled model does what it does in plain PyTorch."""
+"""Common code around a compiled model has the effect that it has in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn models under drawn plans, as one program and as two: what moaic makes of them is right, or refused by name."""
+"""Drawn models under drawn plans, as one program and as two: the result is correct, or an error names the reason."""
 
 from __future__ import annotations
 

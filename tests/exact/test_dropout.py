@@ -1,4 +1,4 @@
-"""Dropout draws the same masks whatever the plan: what is kept depends on the seed and on the element alone."""
+"""Dropout masks do not depend on the plan: they follow from the seed and the element alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of steps in eight-bit floats compute what one device does: scales are of whole rows, columns or tensors."""
+"""Plans of steps in eight-bit floats equal one device: scales are of whole rows, columns or tensors."""
 
 from __future__ import annotations
 

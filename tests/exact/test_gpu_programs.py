@@ -1,8 +1,8 @@
-"""What workers on GPUs run touches no tensor of the host: programs of plans, on tensors that have a device and no data.
+"""Programs for GPU workers use no tensor of the host: they run on tensors that have a device and no data.
 
-PyTorch refuses to mix devices in an op, with data or without; so every rank's instructions, run on such tensors, show
-that whatever is made on the way is made on the GPU. The collectives are those of process groups, which here carry
-nothing.
+PyTorch refuses to mix devices in an op, with data or without. So the instructions of every rank, run on such tensors,
+show that all intermediate tensors are on the GPU. The collectives are those of process groups, which carry no data
+here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training over process groups is training in plain PyTorch: here between two CPU workers, by gloo."""
+"""Training over process groups equals training in plain PyTorch: here between two CPU workers, by gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written in place after a forward does not change what that forward gives, nor its gradients."""
+"""In-place writes after a forward change neither its results nor its gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are compared with an order statistic of their own batch: exact however the batch is cut."""
+"""Comparisons of values with an order statistic of their batch: exact under every split of the batch."""
 
 from __future__ import annotations
 

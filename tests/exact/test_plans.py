@@ -1,4 +1,4 @@
-"""Plans for 1 to 8 ranks compute what the graph says: lowered, on virtual ranks, in float64. `make exact` runs all."""
+"""Plans for 1 to 8 ranks give the values of the graph: lowered, on virtual ranks, in float64. `make exact` runs all."""
 
 from __future__ import annotations
 

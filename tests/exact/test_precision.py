@@ -1,4 +1,4 @@
-"""`precision="bf16"` computes as under autocast, in every plan, and leaves what a model holds in float32."""
+"""`precision="bf16"` computes as under autocast, in every plan, and leaves parameters in float32."""
 
 from __future__ import annotations
 

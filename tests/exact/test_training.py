@@ -1,4 +1,4 @@
-"""Training on two real workers is training in plain PyTorch, in float32, under every plan."""
+"""Training on two real workers equals training in plain PyTorch, in float32, under every plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on the workers and in plain PyTorch, side by side, and how far apart they may be."""
+"""Training on the workers beside plain PyTorch, and the tolerances of their comparison."""
 
 from __future__ import annotations
 

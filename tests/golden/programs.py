@@ -1,4 +1,4 @@
-"""Programs of five models under six plans each, as text, and what they compute: a refactoring must leave all of it.
+"""Programs of five models under six plans each, as text, with their results: a refactoring must not change them.
 
 Each step is captured as on the device, from the same weights and batch every time. Source lines are numbered in the
 order in which a step meets them, so that no text changes when code moves in a file, or to another.

@@ -1,4 +1,4 @@
-"""What a refactoring must not change: programs byte for byte, and what they compute. `update.py` takes a change in."""
+"""Programs byte for byte, and their results, which a refactoring must not change. `update.py` accepts a change."""
 
 from __future__ import annotations
 

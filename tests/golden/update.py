@@ -1,6 +1,6 @@
-"""`python -m tests.golden.update` takes a change in; `python -m tests.golden.update FOLDER` writes all texts there.
+"""`python -m tests.golden.update` accepts a change; `python -m tests.golden.update FOLDER` writes all texts there.
 
-Where a digest differs and no text is kept, the second, run before the change and after it, shows what differs.
+If a digest differs and no text is kept, run the second before and after the change and compare the texts.
 """
 
 from __future__ import annotations

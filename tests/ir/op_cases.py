@@ -1,4 +1,4 @@
-"""One way to draw an instance of every op: shapes, attributes and values on which its rule is proved.
+"""Drawn instances of every op: shapes, attributes and values on which its rule is proved.
 
 Sizes are small and often odd; floating-point values are float64 multiples of a quarter, so that ties and equal numbers
 come up.

@@ -1,4 +1,4 @@
-"""Every rule proved by execution: the op on shards, put together again, is the op on the whole."""
+"""Every rule proved by execution: the joined results of an op on shards equal the op on global tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of kernels draw, how near a result must come, and how a kernel is spoiled."""
+"""Drawn operands for the tests of kernels, their tolerances, and ways to spoil a kernel."""
 
 from __future__ import annotations
 

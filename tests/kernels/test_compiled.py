@@ -1,4 +1,4 @@
-"""Every kernel as it is cut for every GPU: compiled to what that GPU runs, without a spill and within its memory."""
+"""Every kernel with its tiles for every GPU: compiled for that GPU, without spills and within its memory."""
 
 from __future__ import annotations
 

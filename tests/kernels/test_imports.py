@@ -1,4 +1,4 @@
-"""What is imported where no kernel has a measured gain: neither patterns nor kernels."""
+"""Without a measured gain, neither patterns nor kernels are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' own tests, in a process of their own: there Triton interprets kernels, and PyTorch's too if asked."""
+"""The kernels' own tests, in a process where Triton interprets kernels, and optionally PyTorch's, too."""
 
 from __future__ import annotations
 

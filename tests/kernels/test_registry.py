@@ -1,4 +1,4 @@
-"""What is known of the kernels: the table that says where each is worth using, and how it is cut."""
+"""The tables of kernels: measured gains, and tiles."""
 
 from __future__ import annotations
 

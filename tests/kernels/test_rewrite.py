@@ -1,4 +1,4 @@
-"""Kernels in the place of ops: what is found in captured steps, when it is used, and that it computes the same."""
+"""Kernels in place of ops: matches in captured steps, the condition for their use, and equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that begins from a checkpoint, as a program of its own: `resume.py FILE_OR_FOLDER PLAN`.
+"""A training that starts from a checkpoint, as a program: `resume.py FILE_OR_FOLDER PLAN`.
 
 Prints the digest of the state it found and the losses that followed.
 """

@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit, on another number of workers too, and training goes on as it would have."""
+"""Checkpoints load bit for bit, on another number of workers too, and training continues as without a break."""
 
 from __future__ import annotations
 

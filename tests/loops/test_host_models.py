@@ -1,4 +1,4 @@
-"""Models that are left on the host: their parameters are sent when they have changed, however that came about."""
+"""Models that stay on the host: parameters are sent to the device again after any kind of change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people write around a model in their training loops does on the workers what it does in plain PyTorch."""
+"""Common code of training loops has the effect that it has in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people change in a model before they compile it, or compile beside it."""
+"""Common changes to a model before it is compiled, and code that is compiled besides it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers of all kinds do on sharded parameters what they do in plain PyTorch."""
+"""Optimizers of all kinds on sharded parameters give the results of plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan that was asked for is relaxed for a batch or a piece of a model that cannot follow it; the result is exact."""
+"""A requested plan is relaxed for a batch or a piece of a model that cannot follow it; results are exact."""
 
 from __future__ import annotations
 

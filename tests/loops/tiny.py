@@ -1,4 +1,4 @@
-"""A model small enough for an optimizer's every variant, with what large ones have: embedding, norm, products, loss."""
+"""A model small enough for all variants of optimizers, with an embedding, a norm, matrix products and a loss."""
 
 from __future__ import annotations
 

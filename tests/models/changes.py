@@ -1,4 +1,4 @@
-"""Changes of a batch, and what must not notice them."""
+"""Changes of a batch, and the results that must not depend on them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Each model captured once, on the device, as people train it.
+"""Each model captured once, on the device, in its usual training step.
 
-How many (model, plan) pairs were found exact is printed at the end.
+The number of exact (model, plan) pairs is printed at the end.
 """
 
 from __future__ import annotations

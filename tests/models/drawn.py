@@ -1,4 +1,4 @@
-"""Dropout in plain PyTorch that keeps what a captured step keeps: the numbers of a key, made here anew with NumPy."""
+"""Dropout in plain PyTorch with the masks of a captured step: the random numbers of a key, computed in NumPy."""
 
 from __future__ import annotations
 

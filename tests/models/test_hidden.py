@@ -1,4 +1,4 @@
-"""What must not matter does not: hidden and future tokens, the order of rows, the length of padding, the plan."""
+"""Results do not depend on hidden and future tokens, the order of rows, the length of padding, or the plan."""
 
 from __future__ import annotations
 

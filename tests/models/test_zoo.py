@@ -1,4 +1,4 @@
-"""Models as people train them: captured whole, and exact under plans of every kind."""
+"""Common models: captured whole, and exact under plans of every kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tiny forms of the models that people train, made from their `transformers` configurations, each with a batch.
+"""Tiny forms of common models, made from their `transformers` configurations, each with a batch.
 
-Rows are ragged, labels hold -100; everything else is as the configuration has it. A model that is published with
-dropout is there twice: quiet, and with the published rates.
+Rows are ragged, and some labels are -100; all else follows the configuration. A model that is published with dropout
+is listed twice: without dropout, and with the published rates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of each op, module and optimizer: each area runs one sample on the device and beside it on the CPU."""
+"""The areas of the sweep over ops, modules and optimizers: each runs one sample on the device and on the CPU."""
 
 from __future__ import annotations
 

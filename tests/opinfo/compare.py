@@ -1,4 +1,4 @@
-"""Values on the device beside values on the CPU: how they come there, and whether they are the same."""
+"""Comparison of values on the device with values on the CPU: copying them there, and their equality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the documentation that the sweep writes: how many samples are right, and which are not, and why."""
+"""The page of the documentation that the sweep writes: counts of correct samples, and reasons of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of the sweep: a line for each sample that was begun, and for each that went somehow."""
+"""The record of the sweep: a line for each sample that began, and for each outcome."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The sweep over PyTorch's op database, in processes of their own, so that what one case breaks spoils no other.
+"""The sweep over PyTorch's op database, in several processes, so that a crash of one case affects no other.
 
-Interrupted, it goes on where it was. What it found is kept in a folder named after the sources, so that another state
-of them starts anew.
+An interrupted sweep continues. Its results are in a folder named after the sources, so that other sources start a new
+sweep.
 """
 
 from __future__ import annotations

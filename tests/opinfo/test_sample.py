@@ -1,4 +1,4 @@
-"""A sample of `make opinfo`: cases of every area that were wrong once, or cost the workers."""
+"""A sample of `make opinfo`: cases of every area that were wrong before, or crashed the workers."""
 
 from __future__ import annotations
 

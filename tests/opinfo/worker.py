@@ -1,4 +1,4 @@
-"""One process of the sweep: runs cases one after another, and says of each sample how it went, before the next."""
+"""One process of the sweep: runs cases one after another, and records the outcome of each sample before the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mode, switched on for one test, on workers that all tests of this process share."""
+"""The mode, enabled for one test, on workers that all tests of this process share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of mapped calls: complete, documented, and undone without a trace."""
+"""The table of mapped calls: complete, documented, and fully undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on the accelerator are compiled when they are called, and stay what they are."""
+"""Models on the accelerator are compiled when they are called, and keep their identity."""
 
 from __future__ import annotations
 

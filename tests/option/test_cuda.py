@@ -1,4 +1,4 @@
-"""What a program says to cuda, and what it gets."""
+"""Calls of a program to cuda, and their results."""
 
 from __future__ import annotations
 

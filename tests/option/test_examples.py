@@ -1,4 +1,4 @@
-"""Libraries that look for cuda themselves, by their examples: the losses of plain PyTorch, on two workers."""
+"""Libraries that search for cuda themselves, by their examples: the losses of plain PyTorch, on two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tutorial's script as it is printed, but for the path of the model, in a process of its own."""
+"""A tutorial's script as printed, except for the path of the model, in its own process."""
 
 from __future__ import annotations
 

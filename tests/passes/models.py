@@ -1,4 +1,4 @@
-"""Steps of models with a large vocabulary or with experts: what plans for them are, and that they are exact."""
+"""Steps of models with a large vocabulary or with experts, the plans for them, and their exactness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small steps written by hand, and a machine of round numbers."""
+"""Small steps written by hand, and a machine with round numbers."""
 
 from __future__ import annotations
 

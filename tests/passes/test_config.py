@@ -1,4 +1,4 @@
-"""A decision is declared once: requests, orders and pages have every decision that there is."""
+"""A decision is declared once: requests, orders and pages list all decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's passes are those that can be run by name, with the same options; each has a data test of its name."""
+"""The passes of a plan can be run by name with the same options, and each has a data test of its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of pipelines: those that have names, and lists that people write."""
+"""Schedules of pipelines: the named ones, and lists written by users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found when kernels were made takes the place of what fusion expects, function by function."""
+"""Counts of generated kernels replace the estimates of fusion, function by function."""
 
 from __future__ import annotations
 

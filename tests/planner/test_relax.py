@@ -1,4 +1,4 @@
-"""What a step follows of a plan that it cannot follow whole, and what is said of it."""
+"""The decisions of a plan that a step follows if it cannot follow all, and the message about it."""
 
 from __future__ import annotations
 

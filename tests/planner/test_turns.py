@@ -1,4 +1,4 @@
-"""Models that are compiled in several threads plan one after another: the planner's processes know one step."""
+"""Models compiled in several threads plan one after another: the planner's processes hold one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan small enough to have its kernels made in a moment."""
+"""A plan small enough to generate its kernels in a moment."""
 
 PLAN = """\
 mesh [dp=2]

@@ -1,4 +1,4 @@
-"""Plans for GPUs that are not here: the machine from a data sheet, and the kernels that plans are priced by."""
+"""Plans for GPUs that are not here: the machine from a data sheet, and the kernels that determine the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of a plan for GPUs that are not here: made, compiled, counted."""
+"""The kernels of a plan for GPUs that are not here: generated, compiled, counted."""
 
 from __future__ import annotations
 

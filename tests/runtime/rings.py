@@ -1,4 +1,4 @@
-"""Attention in a ring as a program, forward and backward, and operands for it."""
+"""Ring attention as a program, forward and backward, with operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An op that fails costs its own results: its error is raised as PyTorch's, and everything else goes on."""
+"""An op that fails loses its own results: its error is PyTorch's, and everything else continues."""
 
 from __future__ import annotations
 

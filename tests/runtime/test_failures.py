@@ -1,4 +1,4 @@
-"""What a person sees when workers raise or die, and that nothing is left behind however their program ends."""
+"""Errors that the user sees if workers raise or die, and that no process or memory is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the network can reach a worker, as SECURITY.md says it."""
+"""The ways from the network to a worker, as SECURITY.md states them."""
 
 from __future__ import annotations
 

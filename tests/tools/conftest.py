@@ -1,4 +1,4 @@
-"""A person of the tests' own: folders that nobody else has, and programs that use them."""
+"""A user of the tests: private folders, and programs that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster file makes of the flavors: those of this host run, limited as it says; the others are marked."""
+"""Flavors by a cluster file: those of this host run within its limits; the others are marked."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_file_limits_what_runs_here(person: Person) -> None:
     with pytest.raises(Diagnostic, match="have 14 workers together, not 15"):
         asked_for("15", person.environment)
     person.flavors_file.write_text('[[flavor]]\nname = "night"\nworkers = 3\n', encoding="utf-8")
-    with pytest.raises(Diagnostic, match="but cluster.toml gives this host 2") as raised:
+    with pytest.raises(Diagnostic, match=r"but cluster\.toml gives this host 2") as raised:
         flavors(person.environment)
     assert "flavors.toml:3:1: error: " in str(raised.value)
 

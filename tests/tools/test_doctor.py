@@ -1,4 +1,4 @@
-"""What is said of an installation: what is missing comes with what mends it, and with exit code 1."""
+"""Findings about an installation: missing parts come with a fix, and with exit code 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sizes there are, and that the chosen one is the one that the next program has."""
+"""The list of flavors, and that the next program has the selected one."""
 
 from __future__ import annotations
 

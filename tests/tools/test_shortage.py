@@ -1,4 +1,4 @@
-"""Too little memory: what is said, and that what is advised does help."""
+"""Out-of-memory messages, and that their advice helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of running programs, and that nothing of them stays."""
+"""The display of running programs, and that ended programs leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program says of itself before its first step, and how mistakes and interrupts end it."""
+"""The log of a program before its first step, and its end by mistakes and interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines are frozen: what `--help` prints of every command is kept beside this file.
+"""The command lines are frozen: the output of `--help` of every command is in a file beside this one.
 
 `python tests/tools/test_surface.py > tests/tools/surface.txt` takes a change in.
 """

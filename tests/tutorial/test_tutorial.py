@@ -1,4 +1,4 @@
-"""The tutorials as a reader runs them: the same losses on any number of workers, and on plain PyTorch."""
+"""The tutorials as a reader runs them: the same losses on any number of workers, and in plain PyTorch."""
 
 from __future__ import annotations
 

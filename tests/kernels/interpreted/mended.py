@@ -1,4 +1,4 @@
-"""What Triton's interpreter gets wrong, put right: for tests and benchmarks in which it runs kernels."""
+"""Fixes for bugs of Triton's interpreter, for tests and benchmarks that run kernels in it."""
 
 from __future__ import annotations
 

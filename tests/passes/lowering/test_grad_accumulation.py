@@ -1,4 +1,4 @@
-"""Sums over micro-batches that functions add to themselves: what they become, what stays apart, what they cost."""
+"""Accumulation of gradients inside functions: the rewritten program, its exceptions, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: where a step is cut, what rests and runs where, and that the programs compute the graph."""
+"""Pipelines: stage boundaries, owners of values and ops, and programs that give the values of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axis `cp`: the sequence split, attention by gathered keys, by an exchange of rows for heads or in a ring."""
+"""The axis `cp`: the sequence sharded, attention by gathered keys, by an exchange of rows for heads, or in a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axis `ep`: experts split, tokens brought to them, and the sum over experts and its balancing loss exact."""
+"""The axis `ep`: experts sharded, tokens gathered; the sum over experts and its balancing loss are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose operands lie already somewhere, as text: what is computed with them lies alike, and little moves."""
+"""A step whose operands have layouts already, as text: results take these layouts, with little resharding."""
 
 from __future__ import annotations
 

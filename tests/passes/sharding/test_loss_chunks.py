@@ -1,4 +1,4 @@
-"""Losses in chunks: no logits of more than one chunk at a time, and what comes out is exact."""
+"""Losses in chunks: logits of one chunk at a time, and exact results."""
 
 from __future__ import annotations
 

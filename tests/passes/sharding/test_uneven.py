@@ -1,4 +1,4 @@
-"""Sizes that few numbers divide: every plan runs exactly, or says why it cannot."""
+"""Sizes with few divisors: every plan runs exactly, or states why it cannot."""
 
 from __future__ import annotations
 

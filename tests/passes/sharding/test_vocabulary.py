@@ -1,4 +1,4 @@
-"""Split vocabularies: embedding, logits and loss stay in parts, by price alone, and what comes out is exact."""
+"""Sharded vocabularies: embedding, logits and loss stay sharded by cost alone, and results are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twins in a captured function, as text: what is made once, and what is made again all the same."""
+"""Common subexpressions in a captured function, as text: those that are merged, and those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention is written once: the eager ops of the device and the lowered ones give the same bits."""
+"""Attention has one implementation: the eager ops of the device and the lowered ones give the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by PyTorch's kernels; those for GPUs stand-ins do here: as strict about operands, and as odd in results."""
+"""Attention by PyTorch's kernels; stand-ins replace those for GPUs, as strict about operands and as odd in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled graphs whose sums are scattered together compute what they say, whatever Inductor fuses."""
+"""Compiled graphs with several scatters give correct values, whatever Inductor fuses."""
 
 from __future__ import annotations
 

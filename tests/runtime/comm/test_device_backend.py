@@ -1,4 +1,4 @@
-"""A GPU's bookkeeping of what runs beside what it computes; streams and events here only say who waited."""
+"""A GPU's bookkeeping of asynchronous work; streams and events here only record who waited."""
 
 from __future__ import annotations
 

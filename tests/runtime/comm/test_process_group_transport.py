@@ -1,4 +1,4 @@
-"""Process groups carry what shared memory does, to the last bit; here between CPU workers, by gloo."""
+"""Process groups give the bits of shared memory; here between CPU workers, by gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms of the shared memory: how far a sender gets ahead of whoever takes what it sends."""
+"""Slots of the shared memory: the number of sends ahead of the receiver."""
 
 from __future__ import annotations
 

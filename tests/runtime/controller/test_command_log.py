@@ -1,4 +1,4 @@
-"""The command log: replayed into fresh workers it brings about the same bits."""
+"""The command log: replayed into fresh workers it gives the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eager ops on real workers against the same ops here: whole, split and mixed operands, views, promises."""
+"""Eager ops on real workers compared with the host: replicated, sharded, mixed operands, views, deferred forwards."""
 
 from __future__ import annotations
 

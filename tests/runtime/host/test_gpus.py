@@ -1,4 +1,4 @@
-"""Which GPUs there are, found without starting them, and what that makes of flavors; on hosts that have none."""
+"""Enumeration of GPUs without starting them, and the resulting flavors; on hosts without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting and joining along digits, against indices computed one by one."""
+"""Cutting and joining along sub-axes, compared with indices computed one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs, on a device that repeats what PyTorch was told; what it makes while it records is worth nothing."""
+"""Captured runs, on a test device that replays calls of PyTorch and discards the results of the capture."""
 
 from __future__ import annotations
 

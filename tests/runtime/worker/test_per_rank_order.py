@@ -1,4 +1,4 @@
-"""The order in which workers do a pipeline's instructions: nobody waits for a slot that nobody will free."""
+"""The order of a pipeline's instructions on workers: no worker waits for a slot that is never freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on real workers: collectives, time steps, placing, random keys. All of it against whole tensors here."""
+"""Programs on real workers: collectives, loop axes, placement, random keys; compared with global tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eager reductions of split tensors against the same ops here, on four workers that hold parts, copies or nothing."""
+"""Eager reductions of sharded tensors compared with the host, on four workers that hold parts, replicas or nothing."""
 
 from __future__ import annotations
 

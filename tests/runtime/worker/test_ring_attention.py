@@ -1,4 +1,4 @@
-"""Rings compute what attention does: every rank in a thread, over the memory that workers of one host share."""
+"""Ring attention equals attention: every rank in a thread, over the shared memory of one host."""
 
 from __future__ import annotations
 
