@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.device.handles import extent, is_ours
-from moaic.device.op_signature import ArgKind, OpSignature
 from moaic.device.transfer import densely, laid_out, overwrite, to_device, to_host
+from moaic.runtime.protocol.aten_schema import ArgKind, Signature
 
 REPLACING: Final = frozenset(
     f"aten.{name}_"
@@ -28,23 +28,19 @@ class HostWarning(UserWarning):
     """An op ran on the host."""
 
 
-def is_random(signature: OpSignature) -> bool:
-    return "nondeterministic_seeded" in signature.tags or "generator" in signature.names
-
-
-def must_see_values(signature: OpSignature) -> bool:
+def must_see_values(signature: Signature) -> bool:
     """Whether the op's results cannot be described without its operands' values."""
     if signature.name == "aten._linalg_check_errors":
         return True
     return bool(signature.tags & {"dynamic_output_shape", "data_dependent_output"}) or not signature.gives_tensors
 
 
-def _gives_results(signature: OpSignature) -> bool:
+def _gives_results(signature: Signature) -> bool:
     """Whether the op gives tensors; one that gives none only asks."""
     return bool(signature.returns) and signature.gives_tensors
 
 
-def needs_values(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def needs_values(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this very call must run on the host: an index by a mask."""
     if signature.name != "aten.index.Tensor":
         return False
@@ -68,20 +64,20 @@ def _persons_level() -> int:
     return level
 
 
-def run(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one op on the host and bring back what it gives."""
     _say_once(signature.name)
     return quietly(signature, args, kwargs)
 
 
-def quietly(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def quietly(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`run` for ops that belong on the host."""
     replaces = signature.name.partition(".")[2].partition(".")[0]
     blank = f"aten.{replaces}" in REPLACING
     fetched: dict[int, torch.Tensor] = {}
     host_args = [_fetch(value, fetched, blank and i == 0) for i, value in enumerate(args)]
     host_kwargs = {name: _fetch(value, fetched, False) for name, value in kwargs.items()}
-    if "device" in signature.names:
+    if signature.takes_device:
         host_kwargs["device"] = torch.device("cpu")
         host_kwargs.pop("pin_memory", None)
     results = signature.overload(*host_args, **host_kwargs)
@@ -117,7 +113,7 @@ def _write_back(written: Any, fetched: dict[int, torch.Tensor]) -> None:
         overwrite(tensor, values)
 
 
-def _bring_back(signature: OpSignature, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bring_back(signature: Signature, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not signature.returns:
         return None
     listed = cast("list[Any]", results if len(signature.returns) > 1 else [results])
@@ -143,9 +139,9 @@ def _with_gaps(result: torch.Tensor) -> torch.Tensor:
     return to_device(whole).as_strided(result.shape, result.stride(), 0)
 
 
-def kernel(signature: OpSignature) -> Any:
+def kernel(signature: Signature) -> Any:
     """A kernel that always runs on the host."""
-    silent = is_random(signature) or ArgKind.TENSOR not in signature.kinds or not _gives_results(signature)
+    silent = signature.is_random or ArgKind.TENSOR not in signature.kinds or not _gives_results(signature)
     where = quietly if silent else run
 
     def on_host(*args: Any, **kwargs: Any) -> Any:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from moaic.device.op_signature import OpSignature
 from moaic.runtime.controller import session
 from moaic.runtime.host.gpus import CPU
+from moaic.runtime.protocol.aten_schema import Signature
 
 Trial = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], None]
 
 
-def trial_of(signature: OpSignature) -> Trial:
+def trial_of(signature: Signature) -> Trial:
     """Tries an elementwise op on single elements, once for each choice of types; raises NotImplementedError as it does.
 
     GPUs have other kernels, and what is not elementwise has demands on shapes and values: their workers refuse.
@@ -34,7 +34,7 @@ def _unchecked(key: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return None
 
 
-def _attempt(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _attempt(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         signature.overload(*map(_single, args), **{name: _single(value) for name, value in kwargs.items()})
     except NotImplementedError:

@@ -15,9 +15,9 @@ import torch
 from moaic.device import cpu_fallback, memory_overlap, torch_private
 from moaic.device.dtype_trial import trial_of
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
-from moaic.device.op_signature import ArgKind, OpSignature
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import View
+from moaic.runtime.protocol.aten_schema import ArgKind, Signature
 
 DeviceKernel = Callable[..., Any]
 
@@ -30,7 +30,6 @@ _CACHE_LIMIT: Final = 4096
 
 _TENSOR: Final = ArgKind.TENSOR
 _TENSORS: Final = ArgKind.TENSORS
-_VALUE: Final = ArgKind.VALUE
 _NUMBER: Final = ArgKind.NUMBER
 
 _TRIED: Final = (
@@ -59,9 +58,7 @@ class MixedDevices(RuntimeError):
     """Operands on the host that only a scalar may be."""
 
 
-def pack(
-    signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any], list[Any]]:
+def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
     """The arguments as the accelerator takes them, and the key under which the op's results are known."""
     sent: list[Any] = []
     key: list[Any] = []
@@ -72,7 +69,7 @@ def pack(
     named: dict[str, Any] = {}
     for name, value in kwargs.items():
         kind = signature.by_name[name]
-        if kind is ArgKind.PLACE:
+        if kind is ArgKind.PLACEMENT:
             check_place(name, value)
             continue
         key.append(name)
@@ -149,7 +146,7 @@ def _odd_operand(value: Any, key: list[Any]) -> Any:
     )
 
 
-def functional(signature: OpSignature) -> DeviceKernel:
+def functional(signature: Signature) -> DeviceKernel:
     """The kernel of an op whose results are all new."""
     name, overload = signature.name, signature.overload
     plans: dict[tuple[Any, ...], CallPlan] = {}
@@ -181,7 +178,7 @@ def functional(signature: OpSignature) -> DeviceKernel:
     return kernel
 
 
-def in_place_on_lists(signature: OpSignature) -> DeviceKernel:
+def in_place_on_lists(signature: Signature) -> DeviceKernel:
     """The kernel of an op that writes lists of tensors and gives nothing back: there is nothing to find out."""
     name = signature.name
     counts_versions = name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
@@ -202,11 +199,11 @@ def in_place_on_lists(signature: OpSignature) -> DeviceKernel:
     return kernel
 
 
-def mutating(signature: OpSignature) -> DeviceKernel:
+def mutating(signature: Signature) -> DeviceKernel:
     """The kernel of an op that writes into its arguments; what else it gives back is new."""
     name = signature.name
     plans: dict[tuple[Any, ...], CallPlan] = {}
-    takes_out = any(_is_out(signature, position) for position in signature.written)
+    takes_out = any(argument.is_out for argument in signature.arguments)
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
     check_types = trial_of(signature)
@@ -248,11 +245,7 @@ def _share(sent: list[Any]) -> bool:
     return len(buffers) > 1 and len(set(buffers)) < len(buffers)
 
 
-def _is_out(signature: OpSignature, position: int) -> bool:
-    return bool(torch_private.schema_of(signature.overload).arguments[position].is_out)
-
-
-def _grow(signature: OpSignature, plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _grow(signature: Signature, plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized.
 
     Ops that take `out=` give nothing but these tensors.
@@ -280,7 +273,7 @@ def fit(out: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None
 
 
 def _strides_on_host(
-    signature: OpSignature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
+    signature: Signature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, tuple[int, ...]]:
     """By name: the strides that a call on the host gives to empty `out=` tensors; none where its values are refused.
 
@@ -309,7 +302,7 @@ def _identity(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Te
     return torch.full(shape, dtype == torch.int32, dtype=dtype, device=device)
 
 
-def _check_not_read(signature: OpSignature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
+def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
     """An elementwise op cannot resize what it reads."""
     if "pointwise" in signature.tags and any(arg is out for arg in args):
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}")
@@ -333,7 +326,7 @@ def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
     return buffers
 
 
-def results_on_meta(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan | None:
+def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan | None:
     """Run the op on meta tensors; None for one that cannot say what it gives without seeing values."""
     if cpu_fallback.needs_values(signature, args, kwargs):
         return None
@@ -359,9 +352,9 @@ def _made(result: Any) -> ResultGeometry:
     return tuple(geometry_of(tensor) for tensor in result)
 
 
-def _meta_kwargs(signature: OpSignature, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _meta_kwargs(signature: Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
     named = {name: _meta(value) for name, value in kwargs.items()}
-    if "device" in signature.names:
+    if signature.takes_device:
         named["device"] = torch.device("meta")
         named.pop("pin_memory", None)
     return named

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from moaic.device import torch_private
-from moaic.device.op_signature import OpSignature
+from moaic.runtime.protocol.aten_schema import Signature
 
 
 def check_written(target: torch.Tensor, *read: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return offset * tensor.itemsize, (offset + tensor.numel()) * tensor.itemsize
 
 
-def check_call(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_call(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`check_written` for what an elementwise op writes."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     for position in signature.written:

@@ -17,13 +17,13 @@ from moaic.device.handles import (
     new_tensor,
     view_of,
 )
-from moaic.device.op_signature import signature_of
 from moaic.device.recurrent import KERNELS as RECURRENT
 from moaic.device.storages import settle
 from moaic.device.transfer import overwrite, plain, to_device, to_host
 from moaic.device.view_copies import KERNELS as VIEWS
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
+from moaic.runtime.protocol.aten_schema import signature_of
 
 aten: Final[Any] = torch.ops.aten
 

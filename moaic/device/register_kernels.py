@@ -19,8 +19,8 @@ from moaic.device import (
     torch_private,
 )
 from moaic.device.handles import is_ours
-from moaic.device.op_signature import OpSignature, signature_of
 from moaic.device.transfer import plain, to_device
+from moaic.runtime.protocol.aten_schema import Signature, signature_of
 from moaic.support import excepthook, logging_setup
 
 _SKIPPED: Final = re.compile("sparse|(?<!fake_)quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
@@ -105,7 +105,7 @@ def _on_first_call(name: str) -> Any:
 def _build(name: str) -> Any:
     signature = signature_of(torch_private.overload_of(name))
     sees = cpu_fallback.must_see_values(signature) and signature.name != "aten.index.Tensor"
-    if sees or cpu_fallback.is_random(signature):
+    if sees or signature.is_random:
         return cpu_fallback.kernel(signature)
     kernel = _generic(signature)
     packet = name.partition(".")[0]
@@ -114,7 +114,7 @@ def _build(name: str) -> Any:
     return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
 
 
-def _generic(signature: OpSignature) -> Any:
+def _generic(signature: Signature) -> Any:
     if not signature.written:
         return generic_kernels.functional(signature)
     if signature.has_lists and not signature.returns:

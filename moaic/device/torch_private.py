@@ -124,11 +124,6 @@ def gives_views(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
 
-def schema_of(overload: Any) -> Any:
-    """An overload's arguments and results."""
-    return overload._schema
-
-
 def overload_of(name: str) -> Any:
     """The overload called `aten::add.Tensor`; None for one that this PyTorch does not have."""
     namespace, _, rest = name.partition("::")

@@ -61,12 +61,11 @@ ALSO_ELEMENTWISE: Final = frozenset(
 @cache
 def is_elementwise(op: str) -> bool:
     """Raises Diagnostic for a random op: workers would each draw their own numbers."""
-    overload = signature(op).overload
-    if torch.Tag.nondeterministic_seeded in overload.tags:
+    called = signature(op)
+    if called.is_random:
         raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
-    packet = str(overload._overloadpacket).split(".")[-1]  # pyright: ignore[reportPrivateUsage]
-    listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
-    return listed or torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
+    listed = called.packet.startswith("_foreach_") and called.packet not in NOT_ELEMENTWISE
+    return listed or "pointwise" in called.tags or called.packet in ALSO_ELEMENTWISE
 
 
 @dataclass(slots=True)
@@ -292,17 +291,15 @@ def _reduced(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[
 
 def _widening(call: EagerCall, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
     """Has an op that rounds to 16 bits not do so before its parts are put together."""
-    names = [argument.name for argument in signature(call.op).arguments]
     is_narrow = combination.by in WIDENED and any(dtype in NARROW for dtype in combination.dtypes)
-    if not is_narrow or "dtype" in names[: len(call.args)]:
+    if not is_narrow or "dtype" in signature(call.op).names[: len(call.args)]:
         return ()
     return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
 
 
 def _arguments(call: EagerCall) -> dict[str, Any]:
     """The arguments that are no tensors, by name."""
-    names = [argument.name for argument in signature(call.op).arguments]
-    parts = [*zip(names, call.args, strict=False), *call.kwargs]
+    parts = [*zip(signature(call.op).names, call.args, strict=False), *call.kwargs]
     return {name: part[1] for name, part in parts if part[0] == "literal"}
 
 

@@ -13,6 +13,7 @@ from moaic.option import calls, cuda, disable_advanced_parallelization, enable_a
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.page import with_table
 from moaic.options import Choices
+from moaic.runtime.protocol.aten_schema import signature_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cuda.md"
@@ -65,7 +66,7 @@ def test_every_function_that_takes_a_device_is_mapped() -> None:
         overload = torch_private.overload_of(name)
         if overload is None or packet.startswith("_"):
             continue
-        if any(argument.name == "device" for argument in torch_private.schema_of(overload).arguments):
+        if signature_of(overload).takes_device:
             wanted |= {f"torch.{packet}"} if hasattr(torch, packet) else set()
             wanted |= {f"torch.Tensor.{packet}"} if hasattr(torch.Tensor, packet) else set()
     # Names of the CPU alone: a file in memory, quantized tensors; and pinning, which the device answers.
