@@ -1,36 +1,29 @@
 """The generic kernels: an aten op on tensors of the device becomes one command to the accelerator.
 
-What an op gives back is known before it has run: the op itself is run once on meta tensors, and the answer is kept by
-the geometry of its operands. The values of scalars stay out of that key, so that a learning rate that changes with
-every step costs nothing.
+The geometry of an op's results is known before it has run: the op is run once on meta tensors, and the geometry is kept
+by the key of the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import torch
 
 from moaic.device import cpu_fallback, memory_overlap, torch_private
+from moaic.device.call_packing import form_of, packer
 from moaic.device.dtype_trial import trial_of
 from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
 from moaic.runtime.controller import session
-from moaic.runtime.controller.buffer import View
-from moaic.runtime.protocol.aten_schema import ArgKind, Signature
+from moaic.runtime.controller.buffer import Buffer
+from moaic.runtime.controller.eager_call import CallForm
+from moaic.runtime.protocol.aten_schema import Signature
 
 DeviceKernel = Callable[..., Any]
 
-_tuple: Any = tuple
-_new: Final[Callable[..., Any]] = _tuple.__new__
-"""Makes a View in half the time that its own `__new__` takes, which is written in Python."""
-
 _CACHE_LIMIT: Final = 4096
-"""Geometries kept per op; a program that never repeats its shapes starts over instead of growing without end."""
-
-_TENSOR: Final = ArgKind.TENSOR
-_TENSORS: Final = ArgKind.TENSORS
-_NUMBER: Final = ArgKind.NUMBER
+"""Calls remembered per op; a program that never repeats its shapes starts over instead of growing without end."""
 
 _TRIED: Final = (
     "aten._embedding_bag",
@@ -42,156 +35,87 @@ _TRIED: Final = (
     "aten.multilabel_margin_loss_forward",
     "aten.nonzero_static",
 )
-"""Ops whose results on meta tensors look different from those on the CPU: tried on zeros instead."""
+"""Ops whose results on meta tensors differ in shape or type from those on the CPU: run on zeros instead."""
 
 ResultGeometry = Geometry | None | tuple[Geometry, ...]
 
 
 class CallPlan(NamedTuple):
-    """What an op gives back for operands of one geometry; `single` when that is just one tensor."""
+    """The form of calls of one key, and the geometries of their new results."""
 
+    form: CallForm
     single: Geometry | None
+    """The result, where there is just one new tensor."""
     results: tuple[ResultGeometry, ...]
 
 
-class MixedDevices(RuntimeError):
-    """Operands on the host that only a scalar may be."""
+class _Plans(dict[tuple[Any, ...], CallPlan]):
+    """The plans of an op, by the key of the call."""
+
+    def remember(
+        self,
+        key: tuple[Any, ...],
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: tuple[ResultGeometry, ...],
+    ) -> CallPlan:
+        """Keep the plan of a call that gives new tensors as `results` says."""
+        form = form_of(signature, args, kwargs, _flat(results))
+        only = results[0] if len(results) == 1 else None
+        if len(self) >= _CACHE_LIMIT:
+            self.clear()
+        plan = self[key] = CallPlan(form, only if isinstance(only, Geometry) else None, results)
+        return plan
 
 
-def pack(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
-    """The arguments as the accelerator takes them, and the key under which the op's results are known."""
-    sent: list[Any] = []
-    key: list[Any] = []
-    for kind, value in zip(signature.kinds, args, strict=False):
-        _pack(kind, value, sent, key)
-    if not kwargs:
-        return tuple(sent), kwargs, key
-    named: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        kind = signature.by_name[name]
-        if kind is ArgKind.PLACEMENT:
-            check_place(name, value)
-            continue
-        key.append(name)
-        one: list[Any] = []
-        _pack(kind, value, one, key)
-        named[name] = one[0]
-    return tuple(sent), named, key
-
-
-def check_place(name: str, value: Any) -> None:
-    """Refuse what an argument of creation asks for that the device cannot give."""
-    if name == "device" and value is not None and value.index not in (None, 0):
-        raise RuntimeError(f"there is one device moai, moai:0, not {value}; its workers are not devices of their own")
-    if name == "pin_memory" and value:
-        raise RuntimeError("only tensors on the cpu can be pinned, not tensors on device moai")
-    if name == "layout" and value not in (None, torch.strided):
-        raise NotImplementedError(f"device moai holds dense tensors only, not {value}")
-
-
-def _pack(kind: ArgKind, value: Any, sent: list[Any], key: list[Any]) -> None:
-    if kind is _TENSOR:
-        try:
-            buffer = value.untyped_storage().moai
-        except AttributeError:
-            sent.append(_odd_operand(value, key))
-            return
-        shape = value.shape
-        strides = value.stride()
-        dtype = value.dtype
-        sent.append(_new(View, (buffer, shape, strides, value.storage_offset(), dtype)))
-        key += (shape, strides, dtype)
-    elif kind is _NUMBER:
-        sent.append(value)
-        key.append(type(value))
-    elif kind is _TENSORS:
-        sent.append(_pack_list(value, key))
-    else:
-        plain: Any = tuple(cast("list[Any]", value)) if type(value) is list else value
-        sent.append(plain)
-        key.append(plain)
-        if type(plain) is float:  # arange(6.0) is not arange(6), though 6.0 == 6
-            key.append(float)
-
-
-def _pack_list(tensors: Sequence[Any], key: list[Any]) -> list[Any]:
-    key.append(len(tensors))
-    views: list[Any] = []
-    for tensor in tensors:
-        _pack(_TENSOR, tensor, views, key)
-    return views
-
-
-def pack_views(tensors: Sequence[Any]) -> list[Any]:
-    """The views of a list of tensors, for ops that need no key: the inner loop of an optimizer's step."""
-    try:
-        return [
-            _new(View, (t.untyped_storage().moai, t.shape, t.stride(), t.storage_offset(), t.dtype)) for t in tensors
-        ]
-    except AttributeError:
-        return _pack_list(tensors, [])
-
-
-def _odd_operand(value: Any, key: list[Any]) -> Any:
-    """An operand that is no tensor of the device: absent, a number, or a scalar on the host, which is sent by value."""
-    if not isinstance(value, torch.Tensor):
-        key.append(type(value))
-        return value
-    if value.device.type == "cpu" and value.dim() == 0:
-        key.append(value.dtype)
-        return value.detach()
-    raise MixedDevices(
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"moai:0 and {value.device}! Move the tensor of shape {list(value.shape)} with .to('moai')."
-    )
+def _flat(results: Iterable[ResultGeometry]) -> Iterator[Geometry]:
+    for made in results:
+        if isinstance(made, Geometry):
+            yield made
+        elif made is not None:
+            yield from made
 
 
 def functional(signature: Signature) -> DeviceKernel:
     """The kernel of an op whose results are all new."""
-    name, overload = signature.name, signature.overload
-    plans: dict[tuple[Any, ...], CallPlan] = {}
+    plans = _Plans()
+    pack = packer(signature)
     check_types = trial_of(signature)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        sent, named, key = pack(signature, args, kwargs)
-        known = tuple(key)
-        plan = plans.get(known)
+        packed = pack(args, kwargs)
+        plan = plans.get(packed.key)
         if plan is None:
-            made = results_on_meta(signature, args, kwargs)
-            if made is None:
+            results = results_on_meta(signature, args, kwargs)
+            if results is None:
                 return cpu_fallback.run(signature, args, kwargs)
-            check_types(key, args, kwargs)
-            if len(plans) >= _CACHE_LIMIT:
-                plans.clear()
-            plan = plans[known] = made
+            check_types(packed.key, args, kwargs)
+            plan = plans.remember(packed.key, signature, args, kwargs, results)
         accelerator = session.accelerator()
         single = plan.single
         if single is not None:
             buffer = accelerator.buffer(single.name, single.shape, single.strides)
-            accelerator.launch(name, sent, named, (buffer,))
+            accelerator.launch_call(packed.eager(plan.form), (buffer,))
             return place(single, buffer)
-        outputs = build(plan)
-        accelerator.launch(name, sent, named, _buffers(outputs))
+        outputs = build(plan.results)
+        accelerator.launch_call(packed.eager(plan.form), _buffers(outputs))
         return outputs if len(outputs) > 1 else outputs[0] if outputs else None
 
-    kernel.__name__ = str(overload)
+    kernel.__name__ = str(signature.overload)
     return kernel
 
 
-def in_place_on_lists(signature: Signature) -> DeviceKernel:
-    """The kernel of an op that writes lists of tensors and gives nothing back: there is nothing to find out."""
-    name = signature.name
-    counts_versions = name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
+def writing(signature: Signature) -> DeviceKernel:
+    """The kernel of an op that writes into its arguments and gives nothing new, so that no result is foretold."""
+    plans = _Plans()
+    pack = packer(signature)
+    counts_versions = signature.name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
 
     def kernel(*args: Any, **kwargs: Any) -> None:
-        sent: list[Any] = []
-        for kind, value in zip(signature.kinds, args, strict=False):
-            if kind is _TENSORS:
-                sent.append(pack_views(value))
-            else:
-                _pack(kind, value, sent, [])
-        named = pack(signature, (), kwargs)[1] if kwargs else kwargs
-        session.accelerator().launch(name, tuple(sent), named, ())
+        packed = pack(args, kwargs)
+        plan = plans.get(packed.key) or plans.remember(packed.key, signature, args, kwargs, ())
+        session.accelerator().launch_call(packed.eager(plan.form), ())
         if counts_versions:
             torch_private.increment_version(args[0])
 
@@ -200,37 +124,33 @@ def in_place_on_lists(signature: Signature) -> DeviceKernel:
 
 
 def mutating(signature: Signature) -> DeviceKernel:
-    """The kernel of an op that writes into its arguments; what else it gives back is new."""
-    name = signature.name
-    plans: dict[tuple[Any, ...], CallPlan] = {}
+    """The kernel of an op that writes into its arguments; its other results are new."""
+    plans = _Plans()
+    pack = packer(signature)
     takes_out = any(argument.is_out for argument in signature.arguments)
     alone = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
     check_types = trial_of(signature)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        sent, named, key = pack(signature, args, kwargs)
-        known = tuple(key)
-        plan = plans.get(known)
-        if is_elementwise and (plan is None or _share([*sent, *named.values()])):
+        packed = pack(args, kwargs)
+        plan = plans.get(packed.key)
+        if is_elementwise and (plan is None or _share(packed.buffers)):
             memory_overlap.check_call(signature, args, kwargs)
         if plan is None:
-            plan = results_on_meta(signature, args, kwargs)
-            if plan is None:
+            results = results_on_meta(signature, args, kwargs)
+            if results is None:
                 return cpu_fallback.run(signature, args, kwargs)
-            check_types(key, args, kwargs)
-            if takes_out and _grow(signature, plan, args, kwargs):
+            check_types(packed.key, args, kwargs)
+            if takes_out and _grow(signature, results, args, kwargs):
                 return kernel(*args, **kwargs)
-            if len(plans) >= _CACHE_LIMIT:
-                plans.clear()
-            plans[known] = plan
+            new = tuple(made for made, at in zip(results, signature.returns, strict=True) if at is None)
+            plan = plans.remember(packed.key, signature, args, kwargs, new)
         if alone:
-            session.accelerator().launch(name, sent, named, ())
+            session.accelerator().launch_call(packed.eager(plan.form), ())
             return signature.argument(signature.returns[0] or 0, args, kwargs)
-        fresh = build(
-            CallPlan(None, tuple(m for m, at in zip(plan.results, signature.returns, strict=True) if at is None))
-        )
-        session.accelerator().launch(name, sent, named, _buffers(fresh))
+        fresh = build(plan.results)
+        session.accelerator().launch_call(packed.eager(plan.form), _buffers(fresh))
         rest = iter(fresh)
         results = tuple(next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns)
         return results if len(results) > 1 else results[0] if results else None
@@ -239,19 +159,20 @@ def mutating(signature: Signature) -> DeviceKernel:
     return kernel
 
 
-def _share(sent: list[Any]) -> bool:
+def _share(buffers: list[Buffer]) -> bool:
     """Whether two of the operands have one buffer."""
-    buffers = [id(value[0]) for value in sent if type(value) is View]
     return len(buffers) > 1 and len(set(buffers)) < len(buffers)
 
 
-def _grow(signature: Signature, plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _grow(
+    signature: Signature, results: tuple[ResultGeometry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized.
 
     Ops that take `out=` give nothing but these tensors.
     """
     small: dict[str, Geometry] = {}
-    for made, at in zip(cast("tuple[Geometry, ...]", plan.results), signature.returns, strict=True):
+    for made, at in zip(cast("tuple[Geometry, ...]", results), signature.returns, strict=True):
         name = signature.names[at or 0]
         out: torch.Tensor = kwargs[name]
         if out.shape != made.shape:
@@ -308,11 +229,11 @@ def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}")
 
 
-def build(plan: CallPlan) -> tuple[Any, ...]:
-    """New tensors for the results of a plan."""
+def build(results: tuple[ResultGeometry, ...]) -> tuple[Any, ...]:
+    """New tensors of these geometries."""
     return tuple(
         None if made is None else new_tensor(made) if isinstance(made, Geometry) else [new_tensor(m) for m in made]
-        for made in plan.results
+        for made in results
     )
 
 
@@ -326,8 +247,10 @@ def _buffers(outputs: tuple[Any, ...]) -> list[Any]:
     return buffers
 
 
-def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan | None:
-    """Run the op on meta tensors; None for one that cannot say what it gives without seeing values."""
+def results_on_meta(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ResultGeometry, ...] | None:
+    """The geometries of an op's results, found on meta tensors; None where they depend on the operands' values."""
     if cpu_fallback.needs_values(signature, args, kwargs):
         return None
     if signature.name.startswith(_TRIED):
@@ -339,9 +262,7 @@ def results_on_meta(signature: Signature, args: tuple[Any, ...], kwargs: dict[st
             return None
     count = len(signature.returns)
     listed = cast("tuple[Any, ...]", results if count > 1 else (results,) if count else ())
-    made = tuple(_made(result) for result in listed)
-    first = made[0] if len(made) == 1 else None
-    return CallPlan(first if isinstance(first, Geometry) else None, made)
+    return tuple(_made(result) for result in listed)
 
 
 def _made(result: Any) -> ResultGeometry:

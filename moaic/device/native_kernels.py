@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 
 from moaic.device import memory_overlap, torch_private
-from moaic.device.generic_kernels import check_place, mutating
+from moaic.device.call_packing import check_placement
+from moaic.device.generic_kernels import mutating, writing
 from moaic.device.handles import (
     dtype_name,
     extent,
@@ -27,6 +28,8 @@ from moaic.runtime.protocol.aten_schema import signature_of
 
 aten: Final[Any] = torch.ops.aten
 
+_launch_copy: Final = writing(signature_of(aten.copy_.default))
+_launch_fill: Final = writing(signature_of(aten.fill_.Scalar))
 _training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
 _view: Final = torch_private.metadata_kernel(aten.view.default)
 _view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
@@ -42,7 +45,7 @@ def empty(
     memory_format: torch.memory_format | None = None,
     **where: Any,
 ) -> torch.Tensor:
-    _check_places(where)
+    _check_placements(where)
     kind = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         shape = tuple(size)
@@ -55,14 +58,14 @@ def empty(
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
 ) -> torch.Tensor:
-    _check_places(where)
+    _check_placements(where)
     _check_sizes(size)
     return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
 
 
-def _check_places(where: Mapping[str, Any]) -> None:
+def _check_placements(where: Mapping[str, Any]) -> None:
     for name, value in where.items():
-        check_place(name, value)
+        check_placement(name, value)
 
 
 def _check_sizes(size: Sequence[int]) -> None:
@@ -71,7 +74,7 @@ def _check_sizes(size: Sequence[int]) -> None:
 
 
 def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
-    _check_places(where)
+    _check_placements(where)
     kind = dtype or torch.full((), fill_value, device="cpu").dtype
     shape = tuple(size)
     _check_sizes(shape)
@@ -86,11 +89,10 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
     """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
     view = view_of(tensor)
-    accelerator = session.accelerator()
     if view.is_whole and not isinstance(value, complex):
-        accelerator.fill(view.buffer, _as_element(value, tensor.dtype))
+        session.accelerator().fill(view.buffer, _as_element(value, tensor.dtype))
     else:
-        accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
+        _launch_fill(tensor, value)
     return tensor
 
 
@@ -129,7 +131,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         overwrite(target, source)
     elif not memory_overlap.is_same(target, source):
         memory_overlap.check_written(target, source)
-        session.accelerator().launch("aten.copy_", (view_of(target), view_of(plain(source))), {}, ())
+        _launch_copy(target, plain(source))
     return target
 
 
@@ -170,9 +172,9 @@ def to_copy(
     """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
     kind = dtype or tensor.dtype
     target = device or tensor.device
-    check_place("layout", layout)
+    check_placement("layout", layout)
     if target.type == torch_private.NAME:
-        check_place("device", target)
+        check_placement("device", target)
     if not is_ours(tensor):
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)

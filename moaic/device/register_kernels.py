@@ -118,7 +118,7 @@ def _generic(signature: Signature) -> Any:
     if not signature.written:
         return generic_kernels.functional(signature)
     if signature.has_lists and not signature.returns:
-        return generic_kernels.in_place_on_lists(signature)
+        return generic_kernels.writing(signature)
     return generic_kernels.mutating(signature)
 
 

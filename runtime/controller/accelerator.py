@@ -20,17 +20,16 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout, Mesh
 from moaic.ir.parser import parse
-from moaic.runtime.controller.buffer import Buffer, View, row_major, whole
+from moaic.runtime.controller.buffer import Buffer, View, row_major, storage_geometry, whole
 from moaic.runtime.controller.command_log import CommandRecorder, Log
 from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.controller.eager_call import EagerCall, take_apart
 from moaic.runtime.controller.eager_placement import (
-    EagerCall,
     births,
     decide,
     geometry_of,
     operands,
     serves,
-    take_apart,
 )
 from moaic.runtime.controller.errors import LateWarning, WorkerError
 from moaic.runtime.controller.launch import LocalWorkers
@@ -54,6 +53,9 @@ MOST_PREPARED: Final = 10_000
 
 GREETING_SECONDS: Final = 0.5
 """How long nobody looks whether the workers are still awaited."""
+
+
+_NOWHERE: Final = id(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,6 @@ class Accelerator:
         if self._recorder is not None:
             self._pool.record(self._recorder)
         self._places: dict[Placement, Placement] = {}
-        self._geometries: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         self._dead: deque[int] = deque()
         self._last_id = 0
         self._prepared: dict[Any, Prepared] = {}
@@ -126,11 +127,10 @@ class Accelerator:
     def buffer(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
         """A buffer without a value. Without strides it is row-major."""
         sizes = tuple(shape)
-        steps = row_major(sizes) if strides is None else tuple(strides)
+        geometry = storage_geometry(dtype, sizes, row_major(sizes) if strides is None else tuple(strides))
         with self._lock:
-            geometry = self._geometries.setdefault((dtype, sizes, steps), len(self._geometries))
             self._last_id += 1
-            return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
+            return Buffer(self._last_id, geometry, self._dead.append)
 
     def upload(self, buffer: Buffer, tensor: Tensor, *, is_kept: bool = False) -> None:
         """Gives the whole buffer the value of a tensor of its shape.
@@ -203,9 +203,12 @@ class Accelerator:
         Tensors among the arguments are views; 0-dim CPU tensors go by value. `outputs` take the results of a functional
         op; what an op writes in place or by `out=` is read off its schema. Raises TypeError for what cannot be sent.
         """
+        self.launch_call(take_apart(op, args, kwargs, [buffer.geometry for buffer in outputs]), outputs)
+
+    def launch_call(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        """`launch` for arguments that have been taken apart."""
         with self._lock:
             self._pool.check()
-            call = take_apart(op, args, kwargs)
             if self._pending is not None and self._deferred(call, outputs):
                 return
             self._launch(call, outputs)
@@ -489,7 +492,7 @@ class Accelerator:
         if buffer.place is None:
             copy.host, copy.fill = buffer.host, buffer.fill
         else:
-            self._launch(take_apart("aten.clone", (whole(buffer),), {}), (copy,))
+            self._launch(take_apart("aten.clone", (whole(buffer),), {}, (copy.geometry,)), (copy,))
         return copy
 
     def _clear_the_way(
@@ -514,12 +517,11 @@ class Accelerator:
         assert pending is not None
         if pending.running:
             return False
-        written = [view.buffer for view, each in zip(call.views, operands(call), strict=True) if each.written]
-        if any(view.buffer.promise is not None for view in call.views):
-            reads = [view.buffer for view in call.views]
-            pending.defer(lambda: self._launch(call, outputs), reads, (*written, *outputs))
+        changed = (*call.written(), *outputs)
+        if any(buffer.promise is not None for buffer in call.buffers):
+            pending.defer(lambda: self._launch(call, outputs), call.buffers, changed)
             return True
-        if any(pending.reads(buffer) for buffer in (*written, *outputs)):
+        if any(pending.reads(buffer) for buffer in changed):
             pending.force()
         return False
 
@@ -527,21 +529,22 @@ class Accelerator:
 
     def _launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         if self._keepers and self._live_keepers():
-            pairs = zip(call.views, operands(call), strict=True)
-            self._save_kept([view.buffer for view, each in pairs if each.written])
-        key, ids, is_settled = _key(call, outputs)
-        if not is_settled:
+            self._save_kept(call.written())
+        places = [id(buffer.place) for buffer in call.buffers]
+        if _NOWHERE in places:
             self._settle_all(call)
-            key, ids, _ = _key(call, outputs)
+            places = [id(buffer.place) for buffer in call.buffers]
+        key = (call.form, *places, *call.offsets)
         prepared = self._prepared.get(key)
         if prepared is None:
             self._make_room()
-            prepared = self._prepared[key] = self._prepare(call, outputs)
+            prepared = self._prepared[key] = self._prepare(call)
+        ids = [buffer.id for buffer in call.buffers]
         line = self._lines.here()
         temporary = self._gather(ids, prepared, line)
         self._pool.push([Code.OPERATE, line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]])
         for index, path in prepared.returned:
-            self._pool.push([Code.MOVE, line, path, ids[index], call.views[index].buffer.id])
+            self._pool.push([Code.MOVE, line, path, ids[index], call.buffers[index].id])
         if temporary:
             self._pool.push([Code.FREE, line, temporary])
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
@@ -569,14 +572,14 @@ class Accelerator:
 
     def _settle_all(self, call: EagerCall) -> None:
         """Brings the operands that lie nowhere yet to where the op would have them."""
-        places = births(call.op, operands(call), self.flavor)
-        for view, place in zip(call.views, places, strict=True):
-            if place is not None and view.buffer.place is None:
-                self._settle(view.buffer, place)
+        places = births(call.form.op, operands(call), self.flavor)
+        for buffer, place in zip(call.buffers, places, strict=True):
+            if place is not None and buffer.place is None:
+                self._settle(buffer, place)
 
-    def _prepare(self, call: EagerCall, outputs: Sequence[Buffer]) -> Prepared:
-        given = operands(call)
-        decision = decide(call, given, outputs, self.flavor)
+    def _prepare(self, call: EagerCall) -> Prepared:
+        form, given = call.form, operands(call)
+        decision = decide(form, given, self.flavor)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
         for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
@@ -590,8 +593,8 @@ class Accelerator:
         geometries = tuple(each.geometry for each in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
-        kwargs = (*call.kwargs, *decision.kwargs)
-        number = self._defined(Operation(call.op, call.args, kwargs, geometries, ranks, combination))
+        kwargs = (*form.kwargs, *decision.kwargs)
+        number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
         outputs_places = tuple(self._same(place) for place in decision.outputs)
         return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
 
@@ -627,23 +630,6 @@ class Accelerator:
         if code == Code.LOAD:
             return f"compiling program {subject}"
         return "starting" if code < 0 else Code(code).name.lower()
-
-
-def _key(call: EagerCall, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
-    """What a decision depends on, the operands' ids, and whether every operand lies somewhere."""
-    ids: list[int] = []
-    items: list[Any] = []
-    is_settled = True
-    for buffer, shape, strides, offset, dtype in call.views:
-        place = buffer.place
-        if place is None:
-            is_settled = False
-        ids.append(buffer.id)
-        items += (id(place), buffer.geometry, dtype)
-        if offset or shape != buffer.shape or strides != buffer.strides:
-            items.append((shape, strides, offset))
-    shapes = tuple([buffer.geometry for buffer in outputs])
-    return (call.op, call.args, call.kwargs, shapes, tuple(items)), ids, is_settled
 
 
 def _bytes(block: bytes) -> Tensor:

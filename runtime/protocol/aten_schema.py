@@ -32,6 +32,8 @@ class ArgKind(Enum):
     TENSORS = "tensors"
     NUMBER = "number"
     """A scalar on whose value no shape depends. Scalars of ops without tensors are LITERAL: the end of `arange`."""
+    NUMBERS = "numbers"
+    """A list of such scalars: one per position of lists of tensors."""
     DTYPE = "dtype"
     MEMORY_FORMAT = "memory_format"
     """Decides the strides of the results; the IR leaves it out, as its tensors have no strides."""
@@ -185,8 +187,8 @@ def _kind(argument: Any, *, nullary: bool) -> ArgKind:
         return ArgKind.PLACEMENT
     if "Tensor" in type_:
         return ArgKind.TENSORS if "List" in type_ else ArgKind.TENSOR
-    if type_ in ("number", "float") and not nullary:
-        return ArgKind.NUMBER
+    if type_ in ("number", "float", "List[number") and not nullary:
+        return ArgKind.NUMBERS if "List" in type_ else ArgKind.NUMBER
     return {"ScalarType": ArgKind.DTYPE, "MemoryFormat": ArgKind.MEMORY_FORMAT}.get(type_, ArgKind.LITERAL)
 
 

@@ -42,6 +42,7 @@ def test_placement_is_no_attribute(name: str) -> None:
 def test_a_scalar_beside_tensors_is_a_number() -> None:
     assert kind("aten.add.Tensor", "alpha") is ArgKind.NUMBER
     assert kind("aten.norm.Scalar", "p") is ArgKind.NUMBER
+    assert kind("aten._foreach_mul.ScalarList", "scalars") is ArgKind.NUMBERS
 
 
 def test_a_scalar_that_decides_a_shape_is_a_literal() -> None:
