@@ -8,16 +8,10 @@ from typing import Any, Final
 import torch
 
 from moaic.device import memory_overlap, torch_private
+from moaic.device.batch_norm import KERNELS as BATCH_NORM
 from moaic.device.call_packing import check_placement
-from moaic.device.generic_kernels import mutating, writing
-from moaic.device.handles import (
-    dtype_name,
-    extent,
-    geometry,
-    is_ours,
-    new_tensor,
-    view_of,
-)
+from moaic.device.generic_kernels import meta_of, writing
+from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
 from moaic.device.recurrent import KERNELS as RECURRENT
 from moaic.device.storages import settle
 from moaic.device.transfer import overwrite, plain, to_device, to_host
@@ -30,7 +24,6 @@ aten: Final[Any] = torch.ops.aten
 
 _launch_copy: Final = writing(signature_of(aten.copy_.default))
 _launch_fill: Final = writing(signature_of(aten.fill_.Scalar))
-_training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
 _view: Final = torch_private.metadata_kernel(aten.view.default)
 _view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
 _resize: Final = torch_private.metadata_kernel(aten.resize_.default)
@@ -179,7 +172,7 @@ def to_copy(
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)
     if target.type == torch_private.NAME:
-        like = aten._to_copy.default(_meta(tensor), dtype=kind, memory_format=memory_format)
+        like = aten._to_copy.default(meta_of(tensor), dtype=kind, memory_format=memory_format)
         return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
     host = to_host(tensor)
     wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
@@ -266,73 +259,6 @@ def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return _view(tensor, size)
 
 
-def batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
-    if running_mean is None or running_var is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    return functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-def functional_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
-    if not training:
-        return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
-    return _training_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-def evaluating_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Batch norm with given statistics; like the CPU's it saves none."""
-    made = geometry(x.dtype, x.shape, torch.empty_like(_meta(x)).stride())
-    accelerator = session.accelerator()
-    outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
-    operands = tuple(None if t is None else view_of(t) for t in (x, weight, bias, running_mean, running_var))
-    accelerator.launch(
-        "aten._native_batch_norm_legit_no_training",
-        (*operands, 0.0, eps),
-        {},
-        [view_of(output).buffer for output in outputs],
-    )
-    return outputs[0], outputs[1], outputs[2]
-
-
-def inferring_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op behind it, which has a momentum that it does not use."""
-    return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
-
-
 def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
     """Counts of integers, too, which the CPU has no kernel for and other accelerators do."""
     if not tensor.is_floating_point():
@@ -349,10 +275,6 @@ def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale:
     largest = torch.stack([norm.float() for norm in aten._foreach_norm.Scalar(tensors, float("inf"))])
     found_inf.copy_(torch.maximum(found_inf, largest.isfinite().all().logical_not().to(found_inf.dtype)))
     aten._foreach_mul_.Tensor(tensors, inv_scale)
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -396,13 +318,11 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::view.dtype": view_dtype,
     "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
-    "aten::native_batch_norm": batch_norm,
-    "aten::_native_batch_norm_legit": functional_batch_norm,
-    "aten::_native_batch_norm_legit_no_training": inferring_batch_norm,
     "aten::histc": histc,
     "aten::record_stream": nothing,
     "aten::is_set_to": same_storage,
     "aten::_nested_tensor_from_mask_left_aligned": never,
+    **BATCH_NORM,
     **RECURRENT,
     **VIEWS,
 }
