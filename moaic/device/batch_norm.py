@@ -1,4 +1,4 @@
-"""Batch norm, whose ops differ in which statistics they read, write and save."""
+"""Kernels of batch norm, whose ops differ in the statistics that they read, write and save."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
+    """`native_batch_norm`, whose schema does not mark the running statistics as written; those of the ops below do."""
     if running_mean is None or running_var is None:
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
     return functional(x, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -44,7 +44,7 @@ def functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
+    """`_native_batch_norm_legit`, whose saved statistics are empty in evaluation."""
     if not training:
         return evaluating(x, weight, bias, running_mean, running_var, eps)
     return _training(x, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -58,7 +58,7 @@ def evaluating(
     running_var: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm with given statistics; like the CPU's it saves none."""
+    """Batch norm with given statistics; like on the CPU, the saved statistics are empty."""
     made = geometry(x.dtype, x.shape, torch.empty_like(meta_of(x)).stride())
     accelerator = session.accelerator()
     outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
@@ -81,7 +81,7 @@ def inferring(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The op behind it, which has a momentum that it does not use."""
+    """`_native_batch_norm_legit_no_training`, which does not use its momentum."""
     return evaluating(x, weight, bias, running_mean, running_var, eps)
 
 
@@ -90,4 +90,4 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_native_batch_norm_legit": functional,
     "aten::_native_batch_norm_legit_no_training": inferring,
 }
-"""By op as torch names it."""
+"""By torch's name of the op."""

@@ -1,7 +1,7 @@
 """The generic kernels: an aten op on tensors of the device becomes one command to the accelerator.
 
-The geometry of an op's results is known before it has run: the op is run once on meta tensors, and the geometry is kept
-by the key of the call.
+The geometry of the results is found before the op runs on the workers: the op runs on meta tensors, once per key of a
+call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from moaic.device import cpu_fallback, memory_overlap, torch_private
 from moaic.device.call_packing import form_of, packer
 from moaic.device.dtype_trial import trial_of
-from moaic.device.handles import Geometry, extent, geometry_of, new_tensor, place, view_of
+from moaic.device.handles import Geometry, extent, full_tensor, geometry_of, new_tensor, view_of
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.eager_call import CallForm
@@ -23,7 +23,7 @@ from moaic.runtime.protocol.aten_schema import Signature
 DeviceKernel = Callable[..., Any]
 
 _CACHE_LIMIT: Final = 4096
-"""Calls remembered per op; a program that never repeats its shapes starts over instead of growing without end."""
+"""Calls remembered per op; the cache is cleared when it is full, which bounds it for programs with ever new shapes."""
 
 _TRIED: Final = (
     "aten._embedding_bag",
@@ -60,7 +60,7 @@ class _Plans(dict[tuple[Any, ...], CallPlan]):
         kwargs: dict[str, Any],
         results: tuple[ResultGeometry, ...],
     ) -> CallPlan:
-        """Keep the plan of a call that gives new tensors as `results` says."""
+        """Keep the plan of a call whose new results have the geometries `results`."""
         form = form_of(signature, args, kwargs, _flat(results))
         only = results[0] if len(results) == 1 else None
         if len(self) >= _CACHE_LIMIT:
@@ -78,7 +78,7 @@ def _flat(results: Iterable[ResultGeometry]) -> Iterator[Geometry]:
 
 
 def functional(signature: Signature) -> DeviceKernel:
-    """The kernel of an op whose results are all new."""
+    """The kernel of an op that returns only new tensors."""
     plans = _Plans()
     pack = packer(signature)
     check_types = trial_of(signature)
@@ -97,7 +97,7 @@ def functional(signature: Signature) -> DeviceKernel:
         if single is not None:
             buffer = accelerator.buffer(single.name, single.shape, single.strides)
             accelerator.launch_call(packed.eager(plan.form), (buffer,))
-            return place(single, buffer)
+            return full_tensor(single, buffer)
         outputs = build(plan.results)
         accelerator.launch_call(packed.eager(plan.form), _buffers(outputs))
         return outputs if len(outputs) > 1 else outputs[0] if outputs else None
@@ -107,7 +107,7 @@ def functional(signature: Signature) -> DeviceKernel:
 
 
 def writing(signature: Signature) -> DeviceKernel:
-    """The kernel of an op that writes into its arguments and gives nothing new, so that no result is foretold."""
+    """The kernel of an op that writes into its arguments and returns no new tensor; it does not run on meta tensors."""
     plans = _Plans()
     pack = packer(signature)
     counts_versions = signature.name.startswith("aten._foreach_")  # PyTorch leaves that to the kernels of these ops
@@ -124,11 +124,11 @@ def writing(signature: Signature) -> DeviceKernel:
 
 
 def mutating(signature: Signature) -> DeviceKernel:
-    """The kernel of an op that writes into its arguments; its other results are new."""
+    """The kernel of an op that writes into its arguments and may return new tensors too."""
     plans = _Plans()
     pack = packer(signature)
     takes_out = any(argument.is_out for argument in signature.arguments)
-    alone = len(signature.returns) == 1 and signature.returns[0] is not None
+    returns_argument = len(signature.returns) == 1 and signature.returns[0] is not None
     is_elementwise = "pointwise" in signature.tags
     check_types = trial_of(signature)
 
@@ -146,7 +146,7 @@ def mutating(signature: Signature) -> DeviceKernel:
                 return kernel(*args, **kwargs)
             new = tuple(made for made, at in zip(results, signature.returns, strict=True) if at is None)
             plan = plans.remember(packed.key, signature, args, kwargs, new)
-        if alone:
+        if returns_argument:
             session.accelerator().launch_call(packed.eager(plan.form), ())
             return signature.argument(signature.returns[0] or 0, args, kwargs)
         fresh = build(plan.results)
@@ -167,9 +167,9 @@ def _share(buffers: list[Buffer]) -> bool:
 def _grow(
     signature: Signature, results: tuple[ResultGeometry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Resize `out=` tensors to the shape of the result, as every device of PyTorch does; true if one was resized.
+    """Resize `out=` tensors to the shape of the result, as PyTorch does; True if one was resized.
 
-    Ops that take `out=` give nothing but these tensors.
+    Ops with `out=` return only these tensors.
     """
     small: dict[str, Geometry] = {}
     for made, at in zip(cast("tuple[Geometry, ...]", results), signature.returns, strict=True):
@@ -180,14 +180,14 @@ def _grow(
             small[name] = made
     if not small:
         return False
-    lies = _strides_on_host(signature, small, args, kwargs)
+    strides = _strides_on_host(signature, small, args, kwargs)
     for name, made in small.items():
-        fit(kwargs[name], made.shape, lies.get(name, made.strides))
+        fit(kwargs[name], made.shape, strides.get(name, made.strides))
     return True
 
 
 def fit(out: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None:
-    """Give an `out=` tensor of another shape the geometry that the CPU would."""
+    """Resize an `out=` tensor to the geometry that it would have on the CPU."""
     out.resize_(shape)
     if out.stride() != tuple(strides):
         out.as_strided_(shape, strides)
@@ -196,9 +196,9 @@ def fit(out: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None
 def _strides_on_host(
     signature: Signature, small: Mapping[str, Geometry], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, tuple[int, ...]]:
-    """By name: the strides that a call on the host gives to empty `out=` tensors; none where its values are refused.
+    """By name the strides that a call on the host gives to empty `out=` tensors; empty if the host refuses the values.
 
-    Ops of linear algebra write column by column into what they resize, and what they do on meta tensors does not tell.
+    Ops of linear algebra resize to column-major strides, but not on meta tensors.
     """
     fill = torch.ones if "pointwise" in signature.tags else _identity
     named = {name: _filled(value, fill) for name, value in kwargs.items()}
@@ -217,14 +217,14 @@ def _filled(value: Any, fill: Callable[..., torch.Tensor]) -> Any:
 
 
 def _identity(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Matrices that every decomposition takes; of vectors, indices count from zero and pivots, in int32, from one."""
+    """Identity matrices, which every decomposition accepts; vectors of ones in int32 (pivots), else zeros (indices)."""
     if len(shape) > 1:
         return torch.eye(*shape[-2:], dtype=dtype, device=device).expand(shape)
     return torch.full(shape, dtype == torch.int32, dtype=dtype, device=device)
 
 
 def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int], args: tuple[Any, ...]) -> None:
-    """An elementwise op cannot resize what it reads."""
+    """Raise if an elementwise op would resize a tensor that it reads."""
     if "pointwise" in signature.tags and any(arg is out for arg in args):
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(shape)}")
 
@@ -290,7 +290,7 @@ def _meta(value: Any) -> Any:
 
 
 def _zeros(value: Any) -> Any:
-    """Stands for an operand on the host; int32 are pivots, which count from one."""
+    """Zeros on the host in place of an operand; ones for int32, since pivots count from one."""
     if isinstance(value, torch.Tensor):
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return made.fill_(1 if value.dtype == torch.int32 else 0)
@@ -300,7 +300,7 @@ def _zeros(value: Any) -> Any:
 
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor that looks like `tensor`; a host scalar stays what it is, since promotion treats it apart."""
+    """A meta tensor with the geometry of `tensor`; 0-dim host tensors are kept, as type promotion treats them apart."""
     if tensor.device.type == "cpu" and tensor.dim() == 0:
         return tensor.detach()
     offset = tensor.storage_offset()

@@ -1,4 +1,4 @@
-"""Kernels of the device's own: creation, copies, views, resizing, reading a scalar, and ops that no worker knows."""
+"""Kernels written for the device: creation, copies, views, resizing, reading a scalar, ops without a worker kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from moaic.device.call_packing import check_placement
 from moaic.device.generic_kernels import meta_of, writing
 from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
 from moaic.device.recurrent import KERNELS as RECURRENT
-from moaic.device.storages import settle
-from moaic.device.transfer import overwrite, plain, to_device, to_host
+from moaic.device.storages import ensure_buffer
+from moaic.device.transfer import overwrite, resolved, to_device, to_host
 from moaic.device.view_copies import KERNELS as VIEWS
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
@@ -75,12 +75,12 @@ def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = No
 
 
 def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
-    """Zeros that torch would not store; here they are stored."""
+    """`_efficientzerotensor`: torch stores no zeros for it, the device does."""
     return full(size, 0, dtype=dtype or torch.get_default_dtype(), **where)
 
 
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
+    """Fill with a number; a whole tensor that is on no worker yet is filled where it is first used."""
     view = view_of(tensor)
     if view.is_whole and not isinstance(value, complex):
         session.accelerator().fill(view.buffer, _as_element(value, tensor.dtype))
@@ -90,7 +90,7 @@ def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
 
 
 def _as_element(value: Any, dtype: torch.dtype) -> bool | int | float:
-    """`value` as an element of `dtype` would hold it, up to rounding; overflow raises as it does on the CPU."""
+    """`value` converted to `dtype` but for rounding; overflow raises as on the CPU."""
     if dtype == torch.bool:
         return bool(value)
     if dtype.is_floating_point or dtype.is_complex:
@@ -124,12 +124,12 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         overwrite(target, source)
     elif not memory_overlap.is_same(target, source):
         memory_overlap.check_written(target, source)
-        _launch_copy(target, plain(source))
+        _launch_copy(target, resolved(source))
     return target
 
 
 def _copy_through(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into a tensor whose elements are to be conjugated or negated when they are read."""
+    """Copy into a lazily conjugated or negated tensor."""
     if target.is_conj():
         target.conj().copy_(source.conj())
     else:
@@ -162,7 +162,7 @@ def to_copy(
     layout: torch.layout | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
+    """The copy that `.to`, `.cpu`, `.float` and similar methods make, in each direction."""
     kind = dtype or tensor.dtype
     target = device or tensor.device
     check_placement("layout", layout)
@@ -189,7 +189,7 @@ def item(tensor: torch.Tensor) -> Any:
 def resize_(
     tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Change the shape; a storage that is too small gives way to a larger one."""
+    """Change the shape; a storage that is too small is replaced by a larger one."""
     like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     offset: Any = tensor.storage_offset()
     available = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
@@ -200,7 +200,7 @@ def resize_(
 
 
 def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int) -> torch.Tensor:
-    """Give a tensor a storage of its own, as large as `like` or of `flat` elements, that begins as the old one did."""
+    """Give a tensor a new storage, as large as `like` or of `flat` elements, that begins with the old content."""
     if torch_private.is_shared(tensor):
         raise NotImplementedError(
             f"a tensor of shape {list(tensor.shape)} on device moai cannot grow to {list(like.shape)}: "
@@ -228,9 +228,9 @@ def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
 def set_storage_offset(
     tensor: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Point a tensor at a storage; one that came as plain bytes learns here what it holds."""
+    """Set the storage of a tensor; a storage of untyped bytes gets a buffer of the tensor's type."""
     strides = tuple(stride) if len(stride) == len(size) else row_major(tuple(size))
-    settle(source, tensor.dtype)
+    ensure_buffer(source, tensor.dtype)
     return _set_geometry(_KEYS, tensor, source, storage_offset, tuple(size), strides)
 
 
@@ -240,18 +240,18 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy at once: PyTorch would put it off until it is written, by an allocator that the device has not."""
+    """An immediate copy: PyTorch's lazy copy needs a C++ allocator, which the device does not have."""
     return tensor.clone()
 
 
 def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same bits seen as another type."""
-    dtype_name(dtype)  # raises for one that the device does not hold
+    """A view of the same bits as another type."""
+    dtype_name(dtype)  # raises for an unsupported type
     return _view_dtype(tensor, dtype)
 
 
 def view_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """A contiguous copy in another shape, also where no view can have it."""
+    """A contiguous copy in another shape, also where no view has that shape."""
     return tensor.contiguous().view(size).clone()
 
 
@@ -260,7 +260,7 @@ def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
-    """Counts of integers, too, which the CPU has no kernel for and other accelerators do."""
+    """Histogram, also of integers, which other accelerators support and the CPU does not."""
     if not tensor.is_floating_point():
         return aten.histc.default(tensor.double(), bins, min, max).to(tensor.dtype)
     made = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
@@ -269,7 +269,7 @@ def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
 
 
 def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
+    """The op of GradScaler: divide by the scale and detect non-finite values, by ops that run on shards."""
     if not tensors:
         return
     largest = torch.stack([norm.float() for norm in aten._foreach_norm.Scalar(tensors, float("inf"))])
@@ -277,12 +277,12 @@ def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale:
     aten._foreach_mul_.Tensor(tensors, inv_scale)
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """An op that means nothing here, such as telling a stream about a tensor."""
+def no_op(*_: Any, **__: Any) -> None:
+    """An op without effect on the device, such as `record_stream`."""
 
 
-def never(*_: Any, **__: Any) -> bool:
-    """Whether a batch can become a nested tensor: none can, so layers keep to dense ones."""
+def always_false(*_: Any, **__: Any) -> bool:
+    """Whether a batch can become a nested tensor: False, so layers use dense tensors."""
     return False
 
 
@@ -319,14 +319,14 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
     "aten::histc": histc,
-    "aten::record_stream": nothing,
+    "aten::record_stream": no_op,
     "aten::is_set_to": same_storage,
-    "aten::_nested_tensor_from_mask_left_aligned": never,
+    "aten::_nested_tensor_from_mask_left_aligned": always_false,
     **BATCH_NORM,
     **RECURRENT,
     **VIEWS,
 }
-"""By op as torch names it."""
+"""By torch's name of the op."""
 
 METADATA: Final = (
     "aten::view",
@@ -336,7 +336,7 @@ METADATA: Final = (
     "aten::view_as_real",
     "aten::view_as_complex",
 )
-"""Ops whose CPU kernel changes geometry and reads no element."""
+"""Ops whose CPU kernel changes only geometry."""
 
 COMPOSITE: Final = frozenset(
     f"aten::{name}"
@@ -385,4 +385,4 @@ COMPOSITE: Final = frozenset(
         "swapdims_",
     )
 )
-"""Ops left to what torch makes of them: they create through others, or only touch metadata."""
+"""Ops left to torch's composite kernels: they call other ops, or only touch metadata."""

@@ -286,7 +286,7 @@ def test_out_grows_also_where_indices_bind_the_operands() -> None:
 def test_data_dependent_ops_run_on_the_host_and_say_so_once() -> None:
     from moaic.device import cpu_fallback
 
-    cpu_fallback._say_once.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    cpu_fallback._warn_once.cache_clear()  # pyright: ignore[reportPrivateUsage]
     x = torch.tensor([0.0, 1.0, 2.0], device=MOAI)
     with pytest.warns(HostWarning, match="nonzero on device moai runs on the host"):
         assert x.nonzero().tolist() == [[1], [2]]
