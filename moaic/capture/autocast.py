@@ -44,7 +44,7 @@ def takes_precision(backend: Backend) -> Backend:
 
 @cache
 def _install() -> None:
-    torch_private.dynamo_optimize().take_over(_optimize)
+    torch_private.dynamo_optimize().patch(_optimize)
 
 
 def _optimize(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
 from moaic.compile.step import Key, Step, StepCall
 from moaic.device.handles import is_ours, tensor_of, view_of
-from moaic.device.host_tensor_cache import mirrored, uploaded
+from moaic.device.host_tensor_cache import cached_buffer, uploaded
 from moaic.device.lifecycle import LIFECYCLE
 from moaic.device.registration import register
 from moaic.ir.errors import Diagnostic
@@ -120,7 +120,7 @@ class GraphEngine:
             return [_buffer(accelerator, tensor) for tensor in arguments]
         roles = [captured.function.param_role(index).kind for index in range(len(arguments))]
         return [
-            mirrored(accelerator, tensor)
+            cached_buffer(accelerator, tensor)
             if kind in ("param", "buffer") and not is_ours(tensor)
             else _buffer(accelerator, tensor)
             for kind, tensor in zip(roles, arguments, strict=True)

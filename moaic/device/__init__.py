@@ -1,1 +1,1 @@
-"""The virtual device `moai`: PyTorch's PrivateUse1 in Python, in front of the runtime's accelerator."""
+"""The virtual device `moai`: PyTorch's PrivateUse1 device in Python, on top of the runtime's accelerator."""

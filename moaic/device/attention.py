@@ -1,8 +1,8 @@
 """Scaled dot product attention as one op forward and one backward.
 
-On a device that torch does not know, `scaled_dot_product_attention` falls apart into matmuls and a softmax. Here it is
+torch decomposes `scaled_dot_product_attention` on a device that it does not know into matmuls and a softmax. Here it is
 `moai::sdpa(q, k, v, mask, is_causal, scale) -> (out, logsumexp)`, in eager programs and in captured graphs alike, and
-every worker picks its own kernel. What the op cannot do (attention dropout, odd shapes, `torch.func`) is decomposed.
+each worker picks a kernel. Attention that the op does not support (dropout, odd shapes, `torch.func`) is decomposed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMAS: Final = (
 
 
 def _like_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
-    """Geometry of the results: they lie in memory as the CPU's do."""
+    """Results with the memory layout of the CPU's."""
     batch, heads, length, _ = query.shape
     logsumexp = query.new_empty((batch, length, heads), dtype=attention_math.accumulator(query.dtype)).transpose(1, 2)
     return torch.empty_like(query), logsumexp
@@ -41,7 +41,7 @@ def _like_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: 
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
-    """Eager attention, op by op; in captured graphs the op stays whole and is the workers' business."""
+    """Eager attention, op by op; in captured graphs it stays one op, for which each worker picks a kernel."""
     out, saved = _like_sdpa(query, key, value, mask, is_causal, scale)
     result, logsumexp = attention_math.forward(query, key, value, mask, is_causal, scale)
     return out.copy_(result), saved.copy_(logsumexp)
@@ -83,9 +83,9 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    """Derivatives of the gradients, through the attention that they belong to, op by op.
+    """Second derivatives: attention is composed again and differentiated twice, op by op.
 
-    What reaches the gradients by way of `out` and `logsumexp` is counted in those of query, key and value.
+    Derivatives through `out` and `logsumexp` are included in those of query, key and value.
     """
     *inputs, mask = ctx.saved_tensors
     with torch.enable_grad():
@@ -117,9 +117,9 @@ def attend(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` on device moai."""
     asked = (query, key, value, attn_mask)
-    whole = not dropout_p and not torch_private.is_transforming() and _fits(*asked, enable_gqa)
-    is_fused = whole and _is_fused_on_the_cpu(*asked)
-    if not whole or (is_causal and attn_mask is not None and not is_fused):
+    is_one_op = not dropout_p and not torch_private.is_transforming() and _fits(*asked, enable_gqa)
+    is_fused = is_one_op and _is_fused_on_the_cpu(*asked)
+    if not is_one_op or (is_causal and attn_mask is not None and not is_fused):
         return _composite(*asked, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:
         attn_mask, is_causal = _also_causal(attn_mask, query, key), False
@@ -130,9 +130,9 @@ def attend(
 
 
 _composite: Final[Callable[..., Tensor]] = aten.scaled_dot_product_attention.default.decompose
-"""PyTorch's own: it checks the operands, and takes attention apart into matmul, softmax, dropout, matmul.
+"""PyTorch's own decomposition: checks the operands, then composes matmul, softmax, dropout and matmul.
 
-For that it makes a bool mask one to add, which `_scaled_dot_product_attention_math` by itself does not.
+Unlike `_scaled_dot_product_attention_math` it converts a bool mask to an additive one.
 """
 
 
@@ -147,13 +147,13 @@ def _four_dims(mask: Tensor | None) -> Tensor | None:
 
 
 def _also_causal(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """`mask` that hides the keys after a row's own number, too."""
+    """`mask` combined with the causal mask."""
     seen = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=mask.device).tril()
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -math.inf)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
-    """Whether attention kernels take these operands."""
+    """Whether attention kernels accept these operands."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.is_floating_point():
         return False
     if not query.dtype == key.dtype == value.dtype or not query.device == key.device == value.device:
@@ -178,12 +178,15 @@ def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
 
 
 def _is_fused_on_the_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether the CPU's kernel takes what fits: results lie as that has them, and it takes a mask with the flag."""
+    """Whether the CPU's fused kernel accepts operands that fit.
+
+    It then decides the memory layout of the results, and takes a mask together with `is_causal`.
+    """
     return all(tensor.stride(-1) == 1 for tensor in (query, key, value)) and (mask is None or mask.dim() != 3)
 
 
 def install() -> None:
-    """Define the two ops and let torch's attention on the device be them."""
+    """Define the two ops, and dispatch torch's attention on the device to them."""
     library: Any = torch.library.Library("moai", "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
@@ -201,4 +204,4 @@ def install() -> None:
 
 
 _LIBRARIES: Final[list[Any]] = []
-"""Keeps the definitions: they end with the object that made them."""
+"""Keeps the definitions alive: they end with the library object."""

@@ -115,7 +115,7 @@ FULL_RESULT: Final = (
     "sum",
     "sum.dim_IntList",
 )
-"""Ops that compute in float32 unless they are told a type."""
+"""Ops that compute in float32 unless the call gives a dtype."""
 
 WIDEST: Final = (
     "addcdiv",
@@ -130,7 +130,7 @@ WIDEST: Final = (
     "tensordot",
     "scatter_add",
 )
-"""Ops whose operands are brought to the widest floating type among them."""
+"""Ops whose operands are cast to the widest floating type among them."""
 
 _KEY: Final = "AutocastPrivateUse1"
 
@@ -165,11 +165,11 @@ def _full(args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype | None:
-    """The widest floating type; None where there is nothing to bring together."""
-    found = {value.dtype for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    if len(found) < 2:
+    """The widest floating type; None if the operands have one type."""
+    types = {value.dtype for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    if len(types) < 2:
         return None
-    return torch.float32 if torch.float32 in found else _low(args)
+    return torch.float32 if torch.float32 in types else _low(args)
 
 
 def _full_result(overload: Any) -> Callable[..., Any]:
@@ -193,7 +193,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def install() -> None:
-    """Register the casts; every other op passes through."""
+    """Register the casts; other ops fall through to the next dispatch key."""
     registry = torch_private.Registry("aten", _KEY)
     for names, wanted in ((LOW, _low), (FULL, _full), (WIDEST, _widest)):
         for name in names:

@@ -1,4 +1,4 @@
-"""Element types that the CPU's kernels refuse and meta tensors do not, found before a worker is asked."""
+"""Check element types that CPU kernels refuse but meta kernels accept, before an op is sent to CPU workers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 
 import torch
 
-from moaic.device.op_signature import OpSignature
 from moaic.runtime.controller import session
 from moaic.runtime.host.gpus import CPU
+from moaic.runtime.protocol.aten_schema import Signature
 
 Trial = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], None]
 
 
-def trial_of(signature: OpSignature) -> Trial:
-    """Tries an elementwise op on single elements, once for each choice of types; raises NotImplementedError as it does.
+def trial_of(signature: Signature) -> Trial:
+    """A check that runs an elementwise op on single elements, once per combination of element types.
 
-    GPUs have other kernels, and what is not elementwise has demands on shapes and values: their workers refuse.
+    It raises the NotImplementedError of the CPU kernel. GPUs have other kernels, and ops that are not elementwise
+    restrict shapes and values too: for both the workers raise.
     """
-    right: set[tuple[Any, ...]] = set()
+    accepted: set[tuple[Any, ...]] = set()
 
     def check(key: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         types = tuple(each for each in key if isinstance(each, torch.dtype | type))
-        if types not in right and set(session.SESSION.flavor().devices) == {CPU}:
+        if types not in accepted and set(session.SESSION.flavor().devices) == {CPU}:
             _attempt(signature, args, kwargs)
-            right.add(types)
+            accepted.add(types)
 
     return check if "pointwise" in signature.tags else _unchecked
 
@@ -34,17 +35,17 @@ def _unchecked(key: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return None
 
 
-def _attempt(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _attempt(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         signature.overload(*map(_single, args), **{name: _single(value) for name, value in kwargs.items()})
     except NotImplementedError:
         raise
     except RuntimeError:
-        return  # by the values, which are not the operands'
+        return  # about the values, which are not those of the operands
 
 
 def _single(value: Any) -> Any:
-    """A tensor of the same type with at most one element; 1, by which anything can be divided."""
+    """A tensor of the same type with at most one element: 1, a valid divisor."""
     if isinstance(value, torch.Tensor):
         return torch.ones([min(size, 1) for size in value.shape], dtype=value.dtype, device="cpu")
     return [_single(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]

@@ -1,8 +1,8 @@
 """Tensors of the device and the buffers behind them.
 
-A tensor of the device has no data in this process. Its storage stands on an address that is never read and carries the
-`Buffer` by which the accelerator knows it, so views, `.data`, `detach`, parameters and autograd's copies all find the
-same buffer, and the buffer is let go when the last of them is.
+A tensor of the device has no data in this process. Its storage has an address that is never read, and the attribute
+`moai` with the accelerator's `Buffer`. So views, `.data`, `detach`, parameters and autograd's copies share the buffer,
+which is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 DEVICE: Final = torch_private.DEVICE
 
 _numbers: Final = count()
-"""Numbers for addresses: one step is atomic, so backward's threads may make tensors too."""
+"""Numbers addresses; `next` is atomic, so threads of backward may create tensors too."""
 
 _FIRST_ADDRESS: Final = 1 << 60
 _ADDRESS_STEP: Final = 1 << 31
@@ -34,7 +34,7 @@ _CPU_KEYS: Final = torch_private.CPU_KEYS
 
 
 class Geometry(NamedTuple):
-    """Everything that can be said of a tensor before its values are known."""
+    """Element type, shape and strides of a tensor."""
 
     dtype: torch.dtype
     name: str
@@ -47,16 +47,16 @@ class Geometry(NamedTuple):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Our name of an element type; TypeError for one that the accelerator does not hold."""
+    """The element type's name in the IR; TypeError for a type that the device does not support."""
     try:
         return DTYPE_NAMES[dtype]
     except KeyError:
         known = ", ".join(str(known).removeprefix("torch.") for known in DTYPE_NAMES)
-        raise TypeError(f"device moai holds no tensors of {dtype}; it holds {known}") from None
+        raise TypeError(f"device moai does not support {dtype}; valid: {known}") from None
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the end of the last one."""
+    """Number of elements from the first to the last, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -71,25 +71,25 @@ _geometry: Final = lru_cache(4096)(geometry)
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Geometry of a tensor on any device, its offset left out."""
+    """Geometry of a tensor on any device, without its offset."""
     return geometry(tensor.dtype, tensor.shape, tensor.stride())
 
 
 def new_storage(nbytes: int) -> Any:
-    """A storage of the device that no buffer stands behind yet."""
+    """A storage of the device without a buffer."""
     return _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, nbytes)
 
 
-def place(made: Geometry, buffer: Buffer) -> torch.Tensor:
-    """The first tensor of `buffer`, whose geometry is `made`."""
-    storage = _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, made.nbytes)
+def full_tensor(like: Geometry, buffer: Buffer) -> torch.Tensor:
+    """A new tensor over the whole of `buffer`, whose geometry is `like`."""
+    storage = _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, like.nbytes)
     storage.moai = buffer
-    return _set_geometry(_CPU_KEYS, _create(made.shape, made.dtype), storage, 0, made.shape, made.strides)
+    return _set_geometry(_CPU_KEYS, _create(like.shape, like.dtype), storage, 0, like.shape, like.strides)
 
 
-def new_tensor(made: Geometry) -> torch.Tensor:
-    """An uninitialised tensor on a buffer of its own."""
-    return place(made, session.accelerator().buffer(made.name, made.shape, made.strides))
+def new_tensor(like: Geometry) -> torch.Tensor:
+    """An uninitialized tensor with a new buffer."""
+    return full_tensor(like, session.accelerator().buffer(like.name, like.shape, like.strides))
 
 
 def tensor_of(
@@ -97,14 +97,14 @@ def tensor_of(
 ) -> torch.Tensor:
     """The tensor of a buffer that has none yet; `shape` and `strides` are those of the buffer, in elements.
 
-    Call it once per buffer: two calls make two storages, which torch takes for tensors that share nothing.
+    Called once per buffer: two calls make two storages, whose tensors do not share memory for torch.
     """
-    tensor = place(_geometry(DTYPES[buffer.dtype], shape, strides), buffer)
+    tensor = full_tensor(_geometry(DTYPES[buffer.dtype], shape, strides), buffer)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
 def view_of(tensor: torch.Tensor) -> View:
-    """The buffer behind a tensor of the device and the geometry through which the tensor sees it.
+    """The buffer of a tensor of the device, with the tensor's geometry.
 
     Raises TypeError for a tensor of another device.
     """

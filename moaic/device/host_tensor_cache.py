@@ -1,7 +1,7 @@
-"""Tensors of the host on the accelerator. What a model holds is mirrored: sent anew only when its values have changed.
+"""Buffers of host tensors. The tensors of a model are cached: they are sent again only when their values have changed.
 
-The version that torch counts tells of most changes; writes through `.data` or by other means it does not see. So what
-was sent is kept, and a tensor whose version is the same is compared with it, which costs a fraction of sending it.
+torch's version counter reveals most changes, but not writes through `.data`. So a copy of the sent values is kept, and
+a tensor whose version is unchanged is compared with it, which costs a fraction of sending it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from moaic.runtime.controller.buffer import Buffer, row_major
 
 
 @dataclass(slots=True)
-class Mirror:
-    """A tensor of the host as the accelerator has it."""
+class CachedTensor:
+    """The buffer of a host tensor, and the version and values that were sent."""
 
     accelerator: Accelerator
     buffer: Buffer
@@ -28,32 +28,32 @@ class Mirror:
 
 
 def uploaded(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    """A new buffer with the value of a tensor of the host, contiguous."""
+    """A new contiguous buffer with the value of a host tensor."""
     buffer = _buffer_for(accelerator, tensor)
     accelerator.upload(buffer, tensor.detach().contiguous())
     return buffer
 
 
-def mirrored(accelerator: Accelerator, tensor: Tensor) -> Buffer:
-    """The buffer that mirrors a tensor of the host, up to date. It lasts as long as the tensor's storage."""
+def cached_buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
+    """The buffer with the current value of a host tensor. It lives as long as the tensor's storage."""
     storage: Any = tensor.untyped_storage()
-    mirrors: dict[Any, Mirror] = storage.__dict__.setdefault("moai_mirrors", {})
+    cached: dict[Any, CachedTensor] = storage.__dict__.setdefault("moai_cached", {})
     key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-    mirror = mirrors.get(key)
-    if mirror is None or mirror.accelerator is not accelerator:
+    held = cached.get(key)
+    if held is None or held.accelerator is not accelerator:
         buffer = _buffer_for(accelerator, tensor)
-    elif mirror.version == _version(tensor) and same_bits(mirror.sent, tensor.detach()):
-        return mirror.buffer
+    elif held.version == _version(tensor) and same_bits(held.sent, tensor.detach()):
+        return held.buffer
     else:
-        buffer = mirror.buffer
+        buffer = held.buffer
     sent = tensor.detach().clone(memory_format=torch.contiguous_format)
     accelerator.upload(buffer, sent, is_kept=True)
-    mirrors[key] = Mirror(accelerator, buffer, _version(tensor), sent)
+    cached[key] = CachedTensor(accelerator, buffer, _version(tensor), sent)
     return buffer
 
 
 def _version(tensor: Tensor) -> int:
-    """How often torch has seen the tensor written; it does not count for tensors made in inference mode."""
+    """The version counter; 0 for tensors made in inference mode, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -1,4 +1,4 @@
-"""What names the device, and whether the program uses it."""
+"""The device's name, and whether the program uses the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moaic.device import torch_private
 NAME: Final = torch_private.NAME
 
 IN_USE: Final = threading.Event()
-"""Set when the program uses the device for the first time; until then torch must behave as if it were not installed."""
+"""Set at the first use of the device; before, torch must behave as if moaic were not installed."""
 
 
 def is_moai(device: Any) -> bool:

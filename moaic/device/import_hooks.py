@@ -1,6 +1,6 @@
-"""What must be in place before the device is used: each hook passes everything through that is not about `moai`.
+"""Hooks that are needed before the first use of the device; calls that do not involve `moai` pass through unchanged.
 
-Loaded by `import torch`, so it imports nothing of ours that is heavy; the work is done elsewhere.
+`import torch` loads this file, so it imports no heavy module of moaic at the top.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from moaic.device.identity import IN_USE, NAME, is_moai
 
 @cache
 def install(other: torch.device | None) -> None:
-    """Put the hooks in place, once; `other` is the accelerator that PyTorch was built for, if any."""
-    torch_private.STORAGE_NEW.take_over(_storage_new)
-    torch_private.STORAGE_COPY.take_over(_storage_copy)
-    torch_private.STORAGE_WRITE.take_over(_storage_write)
-    torch_private.STORAGE_READ.take_over(_storage_read)
-    torch_private.STORAGE_ITEM.take_over(_storage_item)
-    torch_private.STORAGE_SWAP.take_over(_storage_swap)
-    torch_private.MODULE_APPLY.take_over(_module_apply)
-    torch_private.generator_new().take_over(_generator_new)
-    torch_private.CURRENT_ACCELERATOR.take_over(partial(_current_accelerator, other))
-    torch_private.ANY_ACCELERATOR.take_over(_any_accelerator)
+    """Install the hooks once; `other` is the accelerator that PyTorch was built for, if any."""
+    torch_private.STORAGE_NEW.patch(_storage_new)
+    torch_private.STORAGE_COPY.patch(_storage_copy)
+    torch_private.STORAGE_WRITE.patch(_storage_write)
+    torch_private.STORAGE_READ.patch(_storage_read)
+    torch_private.STORAGE_ITEM.patch(_storage_item)
+    torch_private.STORAGE_SWAP.patch(_storage_swap)
+    torch_private.MODULE_APPLY.patch(_module_apply)
+    torch_private.generator_new().patch(_generator_new)
+    torch_private.CURRENT_ACCELERATOR.patch(partial(_current_accelerator, other))
+    torch_private.ANY_ACCELERATOR.patch(_any_accelerator)
     torch.serialization.register_package(9, _tag, _restore)
 
 
@@ -121,29 +121,31 @@ def _generator_new(real: Any) -> Any:
 
 def _current_accelerator(other: torch.device | None, real: Any) -> Any:
     def current_accelerator() -> torch.device | None:
-        found = real()
-        unused = found is not None and found.type == NAME and not IN_USE.is_set()
-        return other if unused else found
+        current = real()
+        unused = current is not None and current.type == NAME and not IN_USE.is_set()
+        return other if unused else current
 
     return current_accelerator
 
 
 def _any_accelerator(real: Any) -> Any:
     def any_accelerator(check: bool = False) -> torch.device:
-        found = real(check)
-        unused = found.type == NAME and not IN_USE.is_set()
-        return (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else found
+        current = real(check)
+        unused = current.type == NAME and not IN_USE.is_set()
+        return (
+            (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else current
+        )
 
     return any_accelerator
 
 
 def _tag(storage: Any) -> str | None:
-    """What torch.save notes as the place of a storage."""
+    """The location that torch.save records for a storage."""
     return "moai:0" if storage.device.type == NAME else None
 
 
 def _restore(storage: Any, location: str) -> Any:
-    """What torch.load makes of a storage that was saved on the device or is mapped to it."""
+    """The storage that torch.load makes for one saved on the device or mapped to it."""
     if not is_moai(location):
         return None
     from moaic.device import storages

@@ -1,4 +1,4 @@
-"""The device's one start in a process: when the program first uses it."""
+"""Start of the device, once per process, at its first use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from moaic.device.identity import IN_USE
 
 
 class Lifecycle:
-    """How the device starts is said by `registration`, which knows everything; whoever needs a started device asks."""
+    """Starts the device by a function that `registration` sets, so that low layers need not import high ones."""
 
     def __init__(self) -> None:
         self._starting = threading.RLock()
         self._start: Callable[[], None] | None = None
 
-    def start_by(self, start: Callable[[], None]) -> None:
-        """From now on the first use calls `start`."""
+    def set_start(self, start: Callable[[], None]) -> None:
+        """Set the function that the first use calls."""
         self._start = start
 
     def ensure_started(self) -> None:
-        """Returns once the device can compute."""
+        """Start the device if it has not been started."""
         if IN_USE.is_set():
             return
         with self._starting:

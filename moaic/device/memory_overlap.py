@@ -1,4 +1,4 @@
-"""Which writes PyTorch refuses because elements share memory, found before a worker is asked."""
+"""Refuse writes into overlapping memory as PyTorch does, before an op is sent to the workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 
 from moaic.device import torch_private
-from moaic.device.op_signature import OpSignature
+from moaic.runtime.protocol.aten_schema import Signature
 
 
 def check_written(target: torch.Tensor, *read: torch.Tensor) -> None:
-    """Raise as PyTorch does for a write into elements that are one element, or that are read at other places."""
+    """Raise for a write into a tensor that overlaps itself, or one of the tensors that are read."""
     if not target.numel():
         return
     if any(step == 0 and size > 1 for size, step in zip(target.shape, target.stride(), strict=True)):
@@ -28,11 +28,13 @@ def check_written(target: torch.Tensor, *read: torch.Tensor) -> None:
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements, read in the same way."""
-    return one is other or (torch_private.share(one, other) and all(ask(one) == ask(other) for ask in _ASKED))
+    """Whether two tensors have the same storage, geometry and type."""
+    return one is other or (
+        torch_private.share(one, other) and all(property_(one) == property_(other) for property_ in _IDENTITY)
+    )
 
 
-_ASKED: Final[tuple[Callable[[torch.Tensor], object], ...]] = (
+_IDENTITY: Final[tuple[Callable[[torch.Tensor], object], ...]] = (
     torch.Tensor.storage_offset,
     torch.Tensor.size,
     torch.Tensor.stride,
@@ -43,7 +45,7 @@ _ASKED: Final[tuple[Callable[[torch.Tensor], object], ...]] = (
 
 
 def _overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one storage share some memory but are not the same; only dense ones are looked at."""
+    """Whether two dense tensors of one storage overlap without being equal; False for tensors with gaps."""
     if not other.numel() or not (_is_dense(one) and _is_dense(other)):
         return False
     (begin, end), (start, stop) = _bytes(one), _bytes(other)
@@ -61,8 +63,8 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return offset * tensor.itemsize, (offset + tensor.numel()) * tensor.itemsize
 
 
-def check_call(signature: OpSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`check_written` for what an elementwise op writes."""
+def check_call(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`check_written` for each tensor that an elementwise op writes."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     for position in signature.written:
         written = signature.argument(position, args, kwargs)

@@ -1,4 +1,4 @@
-"""Moving modules: parameters stay the objects that they are, so tied weights stay tied and optimizers keep theirs."""
+"""Moves of modules keep the parameter objects, so tied weights stay tied and optimizers keep their parameters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Move:
-    """What `Module._apply` applies to every tensor; a parameter that comes to or leaves the device is exchanged within.
+    """The function that `Module._apply` applies to each tensor; it swaps the C++ tensor of a parameter that moves.
 
-    torch would put a new `Parameter` in the place of the old one, in each module apart, since it does not know that a
-    tensor of the host can become one of ours.
+    torch would replace the `Parameter` by a new one in each module, since it does not know that a host tensor can
+    become a tensor of the device.
     """
 
     def __init__(self, convert: Convert) -> None:
         self.convert = convert
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        # What is moved in inference mode may be trained later, as it is the same parameter.
+        # A parameter that is moved in inference mode is the same object, and may be trained later.
         if not torch.is_inference_mode_enabled() or is_lazy(tensor) or tensor.is_inference():
             return self._moved(tensor)
         with torch.inference_mode(mode=False):
@@ -53,7 +53,7 @@ class Move:
 
 
 def _forbid_backward(parameter: torch.nn.Parameter) -> None:
-    """A graph recorded before the move would add to a gradient that nobody holds any more: let it say so."""
+    """Raise in the backward of a graph recorded before the move: it would accumulate into an orphaned gradient."""
     torch_private.accumulate_node(parameter).register_prehook(_moved_since)
 
 

@@ -1,4 +1,4 @@
-"""Kernels of the device's own: creation, copies, views, resizing, reading a scalar, and ops that no worker knows."""
+"""Kernels written for the device: creation, copies, views, resizing, reading a scalar, ops without a worker kernel."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from typing import Any, Final
 import torch
 
 from moaic.device import memory_overlap, torch_private
-from moaic.device.generic_kernels import check_place, mutating
-from moaic.device.handles import (
-    dtype_name,
-    extent,
-    geometry,
-    is_ours,
-    new_tensor,
-    view_of,
-)
-from moaic.device.op_signature import signature_of
+from moaic.device.batch_norm import KERNELS as BATCH_NORM
+from moaic.device.call_packing import check_placement
+from moaic.device.generic_kernels import meta_of, writing
+from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
 from moaic.device.recurrent import KERNELS as RECURRENT
-from moaic.device.storages import settle
-from moaic.device.transfer import overwrite, plain, to_device, to_host
+from moaic.device.storages import ensure_buffer
+from moaic.device.transfer import overwrite, resolved, to_device, to_host
 from moaic.device.view_copies import KERNELS as VIEWS
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
+from moaic.runtime.protocol.aten_schema import signature_of
 
 aten: Final[Any] = torch.ops.aten
 
-_training_batch_norm: Final = mutating(signature_of(aten._native_batch_norm_legit.default))
+_launch_copy: Final = writing(signature_of(aten.copy_.default))
+_launch_fill: Final = writing(signature_of(aten.fill_.Scalar))
 _view: Final = torch_private.metadata_kernel(aten.view.default)
 _view_dtype: Final = torch_private.metadata_kernel(aten.view.dtype)
 _resize: Final = torch_private.metadata_kernel(aten.resize_.default)
@@ -40,29 +36,29 @@ def empty(
     *,
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format | None = None,
-    **where: Any,
+    **placement: Any,
 ) -> torch.Tensor:
-    _check_places(where)
-    kind = dtype or torch.get_default_dtype()
+    _check_placements(placement)
+    element_type = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         shape = tuple(size)
         _check_sizes(shape)
-        return new_tensor(geometry(kind, shape, row_major(shape)))
-    like = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format)
-    return new_tensor(geometry(kind, like.shape, like.stride()))
+        return new_tensor(geometry(element_type, shape, row_major(shape)))
+    like = torch.empty(size, dtype=element_type, device="meta", memory_format=memory_format)
+    return new_tensor(geometry(element_type, like.shape, like.stride()))
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any
 ) -> torch.Tensor:
-    _check_places(where)
+    _check_placements(placement)
     _check_sizes(size)
     return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
 
 
-def _check_places(where: Mapping[str, Any]) -> None:
-    for name, value in where.items():
-        check_place(name, value)
+def _check_placements(placement: Mapping[str, Any]) -> None:
+    for name, value in placement.items():
+        check_placement(name, value)
 
 
 def _check_sizes(size: Sequence[int]) -> None:
@@ -70,32 +66,31 @@ def _check_sizes(size: Sequence[int]) -> None:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
 
 
-def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
-    _check_places(where)
-    kind = dtype or torch.full((), fill_value, device="cpu").dtype
+def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **placement: Any) -> torch.Tensor:
+    _check_placements(placement)
+    element_type = dtype or torch.full((), fill_value, device="cpu").dtype
     shape = tuple(size)
     _check_sizes(shape)
-    return fill_(new_tensor(geometry(kind, shape, row_major(shape))), fill_value)
+    return fill_(new_tensor(geometry(element_type, shape, row_major(shape))), fill_value)
 
 
-def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
-    """Zeros that torch would not store; here they are stored."""
-    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **where)
+def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> torch.Tensor:
+    """`_efficientzerotensor`: torch stores no zeros for it, the device does."""
+    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **placement)
 
 
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fill with a number; a whole tensor that no worker holds yet will be filled where it is first needed."""
+    """Fill with a number; a whole tensor that is on no worker yet is filled where it is first used."""
     view = view_of(tensor)
-    accelerator = session.accelerator()
     if view.is_whole and not isinstance(value, complex):
-        accelerator.fill(view.buffer, _as_element(value, tensor.dtype))
+        session.accelerator().fill(view.buffer, _as_element(value, tensor.dtype))
     else:
-        accelerator.launch("aten.fill_.Scalar", (view, value), {}, ())
+        _launch_fill(tensor, value)
     return tensor
 
 
 def _as_element(value: Any, dtype: torch.dtype) -> bool | int | float:
-    """`value` as an element of `dtype` would hold it, up to rounding; overflow raises as it does on the CPU."""
+    """`value` converted to `dtype` but for rounding; overflow raises as on the CPU."""
     if dtype == torch.bool:
         return bool(value)
     if dtype.is_floating_point or dtype.is_complex:
@@ -129,12 +124,12 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         overwrite(target, source)
     elif not memory_overlap.is_same(target, source):
         memory_overlap.check_written(target, source)
-        session.accelerator().launch("aten.copy_", (view_of(target), view_of(plain(source))), {}, ())
+        _launch_copy(target, resolved(source))
     return target
 
 
 def _copy_through(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into a tensor whose elements are to be conjugated or negated when they are read."""
+    """Copy into a lazily conjugated or negated tensor."""
     if target.is_conj():
         target.conj().copy_(source.conj())
     else:
@@ -167,24 +162,24 @@ def to_copy(
     layout: torch.layout | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """The copy behind `.to`, `.cpu`, `.float` and their like, in each direction."""
-    kind = dtype or tensor.dtype
+    """The copy that `.to`, `.cpu`, `.float` and similar methods make, in each direction."""
+    element_type = dtype or tensor.dtype
     target = device or tensor.device
-    check_place("layout", layout)
+    check_placement("layout", layout)
     if target.type == torch_private.NAME:
-        check_place("device", target)
+        check_placement("device", target)
     if not is_ours(tensor):
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)
     if target.type == torch_private.NAME:
-        like = aten._to_copy.default(_meta(tensor), dtype=kind, memory_format=memory_format)
-        return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
+        like = aten._to_copy.default(meta_of(tensor), dtype=element_type, memory_format=memory_format)
+        return copy_(new_tensor(geometry(element_type, like.shape, like.stride())), tensor)
     host = to_host(tensor)
-    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
+    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=element_type, device="meta")
     strides = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format).stride()
-    if target.type == "cpu" and host.dtype == kind and host.stride() == strides:
+    if target.type == "cpu" and host.dtype == element_type and host.stride() == strides:
         return host
-    return torch.empty_strided(tensor.shape, strides, dtype=kind, device=target).copy_(host)
+    return torch.empty_strided(tensor.shape, strides, dtype=element_type, device=target).copy_(host)
 
 
 def item(tensor: torch.Tensor) -> Any:
@@ -194,7 +189,7 @@ def item(tensor: torch.Tensor) -> Any:
 def resize_(
     tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Change the shape; a storage that is too small gives way to a larger one."""
+    """Change the shape; a storage that is too small is replaced by a larger one."""
     like = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     offset: Any = tensor.storage_offset()
     available = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
@@ -205,14 +200,14 @@ def resize_(
 
 
 def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int) -> torch.Tensor:
-    """Give a tensor a storage of its own, as large as `like` or of `flat` elements, that begins as the old one did."""
+    """Give a tensor a new storage, as large as `like` or of `flat` elements, that begins with the old content."""
     if torch_private.is_shared(tensor):
         raise NotImplementedError(
             f"a tensor of shape {list(tensor.shape)} on device moai cannot grow to {list(like.shape)}: "
             "other tensors share its storage, which cannot be enlarged; resize a clone() of it"
         )
-    made = geometry(tensor.dtype, like.shape, like.stride()) if flat is None else geometry(tensor.dtype, (flat,), (1,))
-    grown = new_tensor(made)
+    shape, strides = (like.shape, like.stride()) if flat is None else ((flat,), (1,))
+    grown = new_tensor(geometry(tensor.dtype, shape, strides))
     if kept:
         grown.as_strided((kept,), (1,)).copy_(tensor.as_strided((kept,), (1,), 0))
     return _set_geometry(
@@ -233,9 +228,9 @@ def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
 def set_storage_offset(
     tensor: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Point a tensor at a storage; one that came as plain bytes learns here what it holds."""
+    """Set the storage of a tensor; a storage of untyped bytes gets a buffer of the tensor's type."""
     strides = tuple(stride) if len(stride) == len(size) else row_major(tuple(size))
-    settle(source, tensor.dtype)
+    ensure_buffer(source, tensor.dtype)
     return _set_geometry(_KEYS, tensor, source, storage_offset, tuple(size), strides)
 
 
@@ -245,18 +240,18 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy at once: PyTorch would put it off until it is written, by an allocator that the device has not."""
+    """An immediate copy: PyTorch's lazy copy needs a C++ allocator, which the device does not have."""
     return tensor.clone()
 
 
 def view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same bits seen as another type."""
-    dtype_name(dtype)  # raises for one that the device does not hold
+    """A view of the same bits as another type."""
+    dtype_name(dtype)  # raises for an unsupported type
     return _view_dtype(tensor, dtype)
 
 
 def view_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """A contiguous copy in another shape, also where no view can have it."""
+    """A contiguous copy in another shape, also where no view has that shape."""
     return tensor.contiguous().view(size).clone()
 
 
@@ -264,84 +259,17 @@ def unsafe_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return _view(tensor, size)
 
 
-def batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`native_batch_norm` writes its statistics without saying so; the ops behind it do say."""
-    if running_mean is None or running_var is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    return functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-def functional_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_native_batch_norm_legit`, whose saved statistics are empty when it does not train."""
-    if not training:
-        return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
-    return _training_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-def evaluating_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Batch norm with given statistics; like the CPU's it saves none."""
-    made = geometry(x.dtype, x.shape, torch.empty_like(_meta(x)).stride())
-    accelerator = session.accelerator()
-    outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
-    operands = tuple(None if t is None else view_of(t) for t in (x, weight, bias, running_mean, running_var))
-    accelerator.launch(
-        "aten._native_batch_norm_legit_no_training",
-        (*operands, 0.0, eps),
-        {},
-        [view_of(output).buffer for output in outputs],
-    )
-    return outputs[0], outputs[1], outputs[2]
-
-
-def inferring_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op behind it, which has a momentum that it does not use."""
-    return evaluating_batch_norm(x, weight, bias, running_mean, running_var, eps)
-
-
 def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
-    """Counts of integers, too, which the CPU has no kernel for and other accelerators do."""
+    """Histogram, also of integers, which other accelerators support and the CPU does not."""
     if not tensor.is_floating_point():
         return aten.histc.default(tensor.double(), bins, min, max).to(tensor.dtype)
-    made = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
-    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(made).buffer])
-    return made
+    new = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
+    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(new).buffer])
+    return new
 
 
 def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """What GradScaler asks: divide by the scale, and say if anything was not finite. By ops that run on parts."""
+    """The op of GradScaler: divide by the scale and detect non-finite values, by ops that run on shards."""
     if not tensors:
         return
     largest = torch.stack([norm.float() for norm in aten._foreach_norm.Scalar(tensors, float("inf"))])
@@ -349,16 +277,12 @@ def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale:
     aten._foreach_mul_.Tensor(tensors, inv_scale)
 
 
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+def no_op(*_: Any, **__: Any) -> None:
+    """An op without effect on the device, such as `record_stream`."""
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """An op that means nothing here, such as telling a stream about a tensor."""
-
-
-def never(*_: Any, **__: Any) -> bool:
-    """Whether a batch can become a nested tensor: none can, so layers keep to dense ones."""
+def always_false(*_: Any, **__: Any) -> bool:
+    """Whether a batch can become a nested tensor: False, so layers use dense tensors."""
     return False
 
 
@@ -394,17 +318,15 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::view.dtype": view_dtype,
     "aten::view_copy": view_copy,
     "aten::_unsafe_view": unsafe_view,
-    "aten::native_batch_norm": batch_norm,
-    "aten::_native_batch_norm_legit": functional_batch_norm,
-    "aten::_native_batch_norm_legit_no_training": inferring_batch_norm,
     "aten::histc": histc,
-    "aten::record_stream": nothing,
+    "aten::record_stream": no_op,
     "aten::is_set_to": same_storage,
-    "aten::_nested_tensor_from_mask_left_aligned": never,
+    "aten::_nested_tensor_from_mask_left_aligned": always_false,
+    **BATCH_NORM,
     **RECURRENT,
     **VIEWS,
 }
-"""By op as torch names it."""
+"""By torch's name of the op."""
 
 METADATA: Final = (
     "aten::view",
@@ -414,7 +336,7 @@ METADATA: Final = (
     "aten::view_as_real",
     "aten::view_as_complex",
 )
-"""Ops whose CPU kernel changes geometry and reads no element."""
+"""Ops whose CPU kernel changes only geometry."""
 
 COMPOSITE: Final = frozenset(
     f"aten::{name}"
@@ -463,4 +385,4 @@ COMPOSITE: Final = frozenset(
         "swapdims_",
     )
 )
-"""Ops left to what torch makes of them: they create through others, or only touch metadata."""
+"""Ops left to torch's composite kernels: they call other ops, or only touch metadata."""

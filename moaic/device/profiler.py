@@ -1,4 +1,4 @@
-"""`torch.moai.profiler`: PyTorch's profiler, with what every worker did in the same trace."""
+"""`torch.moai.profiler`: PyTorch's profiler with a track per worker in the exported trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TraceEvent = dict[str, Any]
 """One event of a Chrome trace."""
 
 
-class profile(torch.profiler.profile):  # noqa: N801, the name that torch gave it
+class profile(torch.profiler.profile):  # noqa: N801, torch's name
     """`torch.profiler.profile` with one more track per worker in the exported trace.
 
     A track shows each instruction of the programs that the worker ran, and each other command, in a local trace's time.
@@ -26,19 +26,19 @@ class profile(torch.profiler.profile):  # noqa: N801, the name that torch gave i
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.spans: Mapping[int, Sequence[TraceSpan]] = {}
-        """Per worker what it did in the last cycle that was recorded."""
+        """Per worker the instructions and commands of the last recorded cycle."""
 
     def start_trace(self) -> None:
         super().start_trace()
         session.accelerator().trace(on=True)
 
     def stop_trace(self) -> None:
-        """Waits for the workers: what was asked of them belongs to the trace."""
+        """Waits for the workers: all queued commands belong to the trace."""
         self.spans = session.accelerator().trace(on=False)
         super().stop_trace()
 
     def export_chrome_trace(self, path: str, *args: Any, **options: Any) -> None:
-        """Takes what torch's takes, which is more with every PyTorch."""
+        """Takes the arguments of torch's method, which differ between versions of PyTorch."""
         super().export_chrome_trace(path, *args, **options)
         opened = gzip.open if path.endswith(".gz") else open
         with opened(path, "rt", encoding="utf-8") as file:

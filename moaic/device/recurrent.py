@@ -1,4 +1,7 @@
-"""The fused LSTM and GRU cells that torch asks of every device but the CPU, written out: no worker has such kernels."""
+"""The fused LSTM and GRU cells, composed of other ops.
+
+torch calls them on each device but the CPU, so CPU workers have no kernels for them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """New hidden state, and what the backward needs: reset, update and new gate, old state, hidden part of the new."""
+    """New hidden state, and the saved reset, update and new gates, old state, and hidden part of the new gate."""
     given = input_gates if input_bias is None else input_gates + input_bias
     hidden = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
     ir, iz, in_ = given.chunk(3, 1)
@@ -91,4 +94,4 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_thnn_fused_gru_cell": gru_cell,
     "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
 }
-"""By op as torch names it."""
+"""By torch's name of the op."""

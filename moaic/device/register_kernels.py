@@ -1,4 +1,4 @@
-"""Registers the kernels when the device is used for the first time."""
+"""Registers the kernels at the first use of the device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from moaic.device import (
     torch_private,
 )
 from moaic.device.handles import is_ours
-from moaic.device.op_signature import OpSignature, signature_of
-from moaic.device.transfer import plain, to_device
+from moaic.device.transfer import resolved, to_device
+from moaic.runtime.protocol.aten_schema import Signature, signature_of
 from moaic.support import excepthook, logging_setup
 
 _SKIPPED: Final = re.compile("sparse|(?<!fake_)quantize|::_?q_|mkldnn|cudnn|miopen|nested|mps|fbgemm|jagged")
-"""Families of ops that no tensor of the device can reach."""
+"""Ops that are never called with tensors of the device."""
 
 _MAKING_SPARSE: Final = frozenset(
     f"aten::_sparse_{layout}_tensor_unsafe" for layout in ("compressed", "coo", "csr", "csc", "bsr", "bsc")
 )
-"""Behind sparse tensors that are made of tensors of the device: PyTorch would make them, and then know no op."""
+"""Ops that construct sparse tensors: PyTorch would make them of tensors of the device, and then have no op for them."""
 
 _INDEXING: Final = frozenset(
     f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
@@ -53,12 +53,12 @@ _LAZILY_CONJUGATED: Final = frozenset(
         "triangular_solve",
     )
 )
-"""Ops to which torch hands tensors whose conjugation or negation is still to be done."""
+"""Ops to which torch passes lazily conjugated or negated tensors."""
 
 
 @cache
 def start() -> None:
-    """Make the device able to compute. Workers start later still, with the first command to them."""
+    """Register kernels and patches. Workers start later, with the first command."""
     excepthook.install()
     logging_setup.install(os.environ)
     registry = torch_private.Registry("aten", "PrivateUse1")
@@ -75,7 +75,7 @@ def start() -> None:
 
 
 def _kernel(name: str) -> Any:
-    """The kernel of an aten op; None for one that is left to torch."""
+    """The kernel of an aten op; None for an op that torch composes of others."""
     if name in native_kernels.KERNELS:
         return native_kernels.KERNELS[name]
     if name in native_kernels.METADATA:
@@ -91,7 +91,7 @@ def _kernel(name: str) -> Any:
 
 
 def _on_first_call(name: str) -> Any:
-    """A kernel that is built when it is first called: a program uses a few dozen of two thousand."""
+    """A kernel that is built at its first call: a program uses a few dozen of two thousand."""
     built: list[Any] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def _on_first_call(name: str) -> Any:
 def _build(name: str) -> Any:
     signature = signature_of(torch_private.overload_of(name))
     sees = cpu_fallback.must_see_values(signature) and signature.name != "aten.index.Tensor"
-    if sees or cpu_fallback.is_random(signature):
+    if sees or signature.is_random:
         return cpu_fallback.kernel(signature)
     kernel = _generic(signature)
     packet = name.partition(".")[0]
@@ -114,16 +114,16 @@ def _build(name: str) -> Any:
     return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
 
 
-def _generic(signature: OpSignature) -> Any:
+def _generic(signature: Signature) -> Any:
     if not signature.written:
         return generic_kernels.functional(signature)
     if signature.has_lists and not signature.returns:
-        return generic_kernels.in_place_on_lists(signature)
+        return generic_kernels.writing(signature)
     return generic_kernels.mutating(signature)
 
 
 def _indexing(kernel: Any) -> Any:
-    """Indices may stand on the host, as on every device of PyTorch."""
+    """Accept indices on the host, as other devices do."""
 
     def with_indices(tensor: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         there = [index if index is None or is_ours(index) else to_device(index) for index in indices]
@@ -133,12 +133,12 @@ def _indexing(kernel: Any) -> Any:
 
 
 def _resolving(kernel: Any) -> Any:
-    def resolved(value: Any) -> Any:
+    def without_lazy_bits(value: Any) -> Any:
         lazy = isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
-        return plain(value) if lazy else value
+        return resolved(value) if lazy else value
 
     def on_plain(*args: Any, **kwargs: Any) -> Any:
-        return kernel(*(resolved(value) for value in args), **kwargs)
+        return kernel(*(without_lazy_bits(value) for value in args), **kwargs)
 
     return on_plain
 
@@ -151,7 +151,7 @@ def _sparse(overload: Any, *_: Any, **__: Any) -> Any:
 
 
 def _unknown(overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """An op of somebody else's library: its CPU kernel runs on the host, if it has one."""
+    """An op of another library: its CPU kernel, if any, runs on the host."""
     if "sparse" in str(overload):
         _sparse(overload)
     if overload.namespace == "aten":

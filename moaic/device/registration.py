@@ -1,8 +1,8 @@
-"""Makes `moai` a device of PyTorch, or has it wait for the program to ask for it.
+"""Registers `moai` as a device of PyTorch, at import or on request.
 
-Where a real accelerator exists even the name would be visible (torch lets a device of this kind win over CUDA), so
-there the name is given only when the program asks for it: through `register()`, which `torch.compile(backend="moai")`
-calls, or by `model.to("moai")`. `torch.moai` can be asked all the same, and `torch.moreh` is its other name.
+With a real accelerator in the machine a registered device would change programs that do not use it (torch prefers a
+device of this kind to CUDA). There it is registered on request: by `register()`, which `torch.compile(backend="moai")`
+calls, or by `model.to("moai")`. `torch.moai` exists in both cases; `torch.moreh` is its other name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ OTHER_NAME: Final = "moreh"
 
 @cache
 def register() -> None:
-    """Make `moai` a device of this process; harmless when it is one already."""
+    """Register `moai` in this process, if it is not registered yet."""
     if torch_private.renamed():
         if torch_private.backend_name() == torch_private.NAME:
             return
         raise RuntimeError(
-            f"device moai cannot be registered: PyTorch has room for one device of its kind and "
-            f"{torch_private.backend_name()} has taken it"
+            "device moai cannot be registered: PyTorch supports one device of its kind (PrivateUse1) per process, "
+            f"and {torch_private.backend_name()} is registered"
         )
     from moaic.device import guard, import_hooks, torch_module
 
-    LIFECYCLE.start_by(_start)
+    LIFECYCLE.set_start(_start)
     if hasattr(torch, torch_private.NAME):
         delattr(torch, torch_private.NAME)
     other = torch.accelerator.current_accelerator()
@@ -48,7 +48,7 @@ def _start() -> None:
 
 
 def real_accelerator() -> bool:
-    """Whether the machine has an accelerator that this PyTorch could use, asked without starting its driver."""
+    """Whether the machine has an accelerator that this PyTorch can use; does not start its driver."""
     if not torch_private.compiled_for_accelerators():
         return False
     if torch.backends.mps.is_built():
@@ -60,10 +60,10 @@ def real_accelerator() -> bool:
 
 
 def register_on_request() -> None:
-    """Give the device its name when a module is moved to it, or `torch.moai` is used."""
+    """Register the device when a module is moved to it, or `torch.moai` is used."""
     from moaic.device import torch_module
 
-    LIFECYCLE.start_by(_start)
+    LIFECYCLE.set_start(_start)
     for name in (torch_private.NAME, OTHER_NAME):
         setattr(torch, name, torch_module)
 
@@ -76,4 +76,4 @@ def register_on_request() -> None:
 
         return to
 
-    torch_private.MODULE_TO.take_over(make)
+    torch_private.MODULE_TO.patch(make)

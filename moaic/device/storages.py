@@ -1,7 +1,7 @@
-"""Storages of the device that do not come from a tensor: deepcopy, torch.load and `torch.UntypedStorage(n, ...)`.
+"""Storages of the device that are made without a tensor, by deepcopy, torch.load and `torch.UntypedStorage(n, ...)`.
 
-Such a storage is only a number of bytes until a tensor is set on it and says what they are. Until then the bytes that
-were copied into it wait on the host.
+Such a storage has no element type until a tensor is set on it. Until then bytes that are copied into it stay on the
+host.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from moaic.runtime.controller.buffer import Buffer, whole
 from moaic.runtime.dtypes import DTYPES
 
 
-class Bytes:
-    """The content of a storage that no tensor has been set on; `host` is None while it is undefined."""
+class HostBytes:
+    """The content of a storage without a buffer; `host` is None while it is undefined."""
 
     __slots__ = ("host",)
 
@@ -31,15 +31,15 @@ def _buffer(storage: Any) -> Buffer | None:
     return getattr(storage, "moai", None)
 
 
-def settle(storage: Any, dtype: torch.dtype) -> None:
-    """Give a storage its buffer when the first tensor is set on it; others may read it as other types later."""
+def ensure_buffer(storage: Any, dtype: torch.dtype) -> None:
+    """Give a storage a buffer of the first tensor's type; later tensors may view it as other types."""
     name = dtype_name(dtype)
     if _buffer(storage) is None:
-        _settle_bytes(storage, name if storage.nbytes() % dtype.itemsize == 0 else "u8")
+        _make_buffer(storage, name if storage.nbytes() % dtype.itemsize == 0 else "u8")
 
 
-def _settle_bytes(storage: Any, name: str) -> None:
-    waiting: Bytes | None = getattr(storage, "moai_bytes", None)
+def _make_buffer(storage: Any, name: str) -> None:
+    waiting: HostBytes | None = getattr(storage, "moai_bytes", None)
     dtype = DTYPES[name]
     accelerator = session.accelerator()
     buffer = accelerator.buffer(name, (storage.nbytes() // dtype.itemsize,), (1,))
@@ -53,14 +53,14 @@ def new(size: Any) -> Any:
     LIFECYCLE.ensure_started()
     if isinstance(size, int):
         storage = new_storage(size)
-        storage.moai_bytes = Bytes()
+        storage.moai_bytes = HostBytes()
         return storage
     content = torch.tensor(list(size), dtype=torch.uint8, device="cpu")
     return fill_from(new(content.numel()), content.untyped_storage())
 
 
 def fill_from(target: Any, source: Any) -> Any:
-    """Copy a storage of any device into one of ours; both have the same number of bytes."""
+    """Copy a storage of any device into a storage of the device of the same size."""
     if target.nbytes() != source.nbytes():
         raise RuntimeError(f"cannot copy a storage of {source.nbytes()} bytes into one of {target.nbytes()}")
     given, held = _buffer(source), _buffer(target)
@@ -93,7 +93,7 @@ def fetch(storage: Any) -> Any:
     """The content of a storage of the device as a storage of the host."""
     buffer = _buffer(storage)
     if buffer is None:
-        waiting: Bytes | None = getattr(storage, "moai_bytes", None)
+        waiting: HostBytes | None = getattr(storage, "moai_bytes", None)
         if waiting is None or waiting.host is None:
             return torch.UntypedStorage(storage.nbytes())
         return waiting.host.untyped_storage()

@@ -1,6 +1,6 @@
-"""`torch.moai`: what PyTorch expects of a device's module, and what the accelerator has to tell.
+"""`torch.moai`: the functions that PyTorch expects of a device's module, and reports about the accelerator.
 
-Importing it starts nothing: `import torch` does that in every program.
+`import torch` imports it in every program, so importing it starts nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _accelerator() -> Any:
 def _check(device: Any) -> int:
     """The index of a device argument; there is one accelerator, however many workers it has."""
     if device is None or device == NAME:
-        return 0  # asked first: PyTorch may not know the name yet
+        return 0  # checked first, as the device may not be registered yet
     index = device if isinstance(device, int) else torch.device(device).index
     if isinstance(device, str | torch.device) and not is_moai(device):
         raise ValueError(f"expected device moai, got {device}")
@@ -47,7 +47,7 @@ def _check(device: Any) -> int:
 
 
 def is_available() -> bool:
-    """True; to torch itself only once the program uses the device, since torch takes any device that says so."""
+    """True; but False to torch until the program uses the device, since torch uses each available device."""
     return IN_USE.is_set() or not _asked_by_torch()
 
 
@@ -66,7 +66,7 @@ def init() -> None:
 
 
 def device_count() -> int:
-    """One: the accelerator is one device, whatever its flavor."""
+    """1: the accelerator is one device, whatever its flavor."""
     return 1
 
 
@@ -91,7 +91,7 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
     return {"supported_dtypes": set(DTYPE_NAMES)}
 
 
-class device:  # noqa: N801, the name that torch.cuda gave it
+class device:  # noqa: N801, the name in torch.cuda
     """A context that selects a device; there is only one."""
 
     def __init__(self, device: Any) -> None:
@@ -112,7 +112,7 @@ class device_of(device):  # noqa: N801
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until everything that was asked of the accelerator is done; raises what went wrong on a worker."""
+    """Wait until all queued commands are done; raises the error of a worker that failed."""
     _check(device)
     if IN_USE.is_set():
         _accelerator().synchronize()
@@ -126,16 +126,16 @@ def set_flavor(flavor: int | str) -> None:
 
 
 def report() -> dict[str, Any]:
-    """What the accelerator has done: the selected plan and what took how long on the way to it."""
+    """The selected plan, and the times of the steps that led to it."""
     from moaic.support.report import last_step
 
     return last_step()
 
 
 def peak_flops(dtype: torch.dtype = torch.float32) -> float:
-    """FLOPs per second of matrix products in `dtype` by all workers together, as measured here for the planner.
+    """FLOPs per second of matrix products in `dtype` by all workers together, as measured for the planner.
 
-    It is what model FLOPs utilization is a share of. Raises Diagnostic for a dtype that is not of floating point.
+    The denominator of model FLOPs utilization. Raises Diagnostic for a dtype that is not of floating point.
     """
     if not dtype.is_floating_point:
         raise Diagnostic(f"peak_flops counts floating-point operations, of which {dtype} has none")
@@ -216,7 +216,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """What GPUs' allocators counted at most; of CPU workers the largest answer to any question about memory."""
+    """Peak of the GPU allocators; for CPU workers the largest value that any memory query has returned."""
     _check(device)
     return int(memory_stats().get("allocated_bytes.all.peak", 0))
 
@@ -263,14 +263,14 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Nothing to do: workers give memory back as soon as it is free."""
+    """No effect: workers release memory as soon as it is free."""
 
 
 def empty_host_cache() -> None:
-    """Nothing to do: there is no pinned memory."""
+    """No effect: there is no pinned memory."""
 
 
-# Streams: the accelerator runs its commands in order, so there is one
+# Streams: the accelerator runs its commands in order, so there is one stream
 
 
 class Stream:
@@ -291,10 +291,10 @@ class Stream:
         return True
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for: later commands follow earlier ones."""
+        """No effect: commands run in order."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for: there is one stream."""
+        """No effect: there is one stream."""
 
     def record_event(self, event: Event | None = None) -> Event:
         recorded = event or Event()
@@ -315,7 +315,7 @@ class Stream:
 
 
 class Event:
-    """A moment in the stream of commands; with `enable_timing` recording waits for it, so that times are true."""
+    """A position in the command stream; with `enable_timing`, `record` waits for it, so that times are exact."""
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self.enable_timing = enable_timing
@@ -327,7 +327,7 @@ class Event:
         self._time = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for: later commands follow earlier ones."""
+        """No effect: commands run in order."""
 
     def query(self) -> bool:
         synchronize()
@@ -352,7 +352,7 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Any) -> None:
-    """Nothing to choose from: there is one stream."""
+    """No effect: there is one stream."""
 
 
 def stream(stream: Any) -> Any:
@@ -375,7 +375,7 @@ def is_autocast_available() -> bool:
 
 
 _PARTS: Final = {"option": "moaic.option", "profiler": "moaic.device.profiler"}
-"""Submodules, loaded when they are first asked for."""
+"""Submodules, imported at first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Functions of torch that would fail for a device made in Python, taken over once the program uses it."""
+"""Patches of torch functions that fail for a device implemented in Python, installed at its first use."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _MEMORY: Final = {
 
 def install_in_use() -> None:
     """Called when the device starts."""
-    _take_over_accelerator()
-    for seam in torch_private.RUN_BACKWARD:
-        seam.take_over(guard.raise_held)
-    torch_private.PIN.take_over(_pin)
-    torch_private.PRINT.take_over(_print)
-    torch_private.COMPILE_BY_DEFAULT.take_over(_compile_by_default)
+    _patch_accelerator()
+    for point in torch_private.RUN_BACKWARD:
+        point.patch(guard.raise_held)
+    torch_private.PIN.patch(_pin)
+    torch_private.PRINT.patch(_print)
+    torch_private.COMPILE_BY_DEFAULT.patch(_compile_by_default)
 
 
-def _take_over_accelerator() -> None:
+def _patch_accelerator() -> None:
     for name, ours in (_ACCELERATOR | _MEMORY).items():
-        for seam in torch_private.accelerator_seams(name):
-            seam.take_over(partial(_for_moai, ours))
+        for point in torch_private.accelerator_patch_points(name):
+            point.patch(partial(_for_moai, ours))
 
 
 def _for_moai(ours: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def _for_moai(ours: Callable[..., Any], real: Callable[..., Any]) -> Callable[..
 
 
 def _pin(real: Any) -> Any:
-    """Workers copy what they are sent, so pinned memory would gain nothing: a host tensor stays as it is."""
+    """Return a host tensor as it is: workers copy the data sent to them, so pinned memory has no benefit."""
 
     def pin_memory(self: Any, device: Any = None) -> Any:
         if self.device.type == NAME:
@@ -72,7 +72,7 @@ def _pin(real: Any) -> Any:
 
 
 def _print(real: Any) -> Any:
-    """A tensor is fetched once to be printed, instead of once per element."""
+    """Fetch a tensor once to print it, instead of once per element."""
 
     def tensor_str(self: Any, indent: int) -> str:
         return real(self.detach().cpu() if self.device.type == NAME else self, indent)
@@ -81,7 +81,7 @@ def _print(real: Any) -> Any:
 
 
 def _compile_by_default(real: Any) -> Any:
-    """`torch.compile` without a backend, on tensors of the device, means ours: Inductor runs in the workers."""
+    """Compile graphs with tensors of the device by backend `moai`; Inductor runs in the workers."""
 
     def compile_graph(self: Any, graph: Any, examples: Sequence[Any], **options: Any) -> Any:
         if any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in examples):

@@ -1,6 +1,6 @@
-"""The only place that touches PyTorch's private device API: everything else in the device goes through these names.
+"""PyTorch's private API, as far as the device uses it: no other file of the device touches it.
 
-Measured on PyTorch 2.13. What each name must do is held by tests/device, which pass with 2.11 too.
+Written for PyTorch 2.13; tests/device, which check each name, pass with 2.11 too.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from torch.utils import backend_registration
 NAME: Final = "moai"
 
 DEVICE: Final = torch.device("privateuseone", 0)
-"""PyTorch's name of the kind of device that `moai` is, known before it has the name; they are equal afterwards."""
+"""PyTorch's own name of the device, valid before it is renamed to `moai`; the two are equal afterwards."""
 
 _torch: Final[Any] = torch
 _C: Final[Any] = _torch._C
 _registration: Final[Any] = backend_registration
 
 construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construct_storage_from_data_pointer
-"""A storage on an address that is never read, of so many bytes. Attributes set on it live as long as the storage."""
+"""Makes a storage of a given size on an address that is never read; attributes set on it live as long as it does."""
 
 create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create_empty_tensor
-"""A tensor of the device without a storage worth the name; `set_geometry` gives it one."""
+"""Makes a tensor of the device with a placeholder storage, which `set_geometry_kernel` replaces."""
 
 SPARSE_KEYS: Final = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
-"""What ops on sparse tensors of the device are dispatched by."""
+"""Dispatch keys of sparse tensors of the device."""
 
 CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
-"""The CPU's kernels, for ops that touch nothing but sizes, strides and the storage pointer."""
+"""Selects CPU kernels, for ops that touch only sizes, strides and the storage pointer."""
 
 DEVICE_GUARD: Final[Any] = _C._acc.DeviceGuard
-"""Base of what PyTorch asks, by a method `type_`, which device's streams to switch."""
+"""Base class of device guards: PyTorch calls `type_` to learn whose streams to switch."""
 
 DEVICE_TYPE: Final[Any] = _C._autograd.DeviceType.PrivateUse1
 
 swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap_tensor_impl
-"""Exchange what two tensor objects stand for, whoever else refers to them."""
+"""Exchanges the C++ tensors behind two Python tensors, also for all other references to them."""
 
 
 def is_transforming() -> bool:
-    """Whether a transform of `torch.func` is at work, which takes custom ops for what cannot be differentiated."""
+    """Whether a transform of `torch.func` is active; it cannot differentiate custom ops."""
     return _C._functorch.peek_interpreter_stack() is not None
 
 
@@ -57,7 +57,7 @@ def set_geometry_kernel() -> Callable[..., torch.Tensor]:
 
 
 increment_version: Final[Callable[[Any], None]] = _C._increment_version
-"""Note that tensors of a list are written, for backward to find out; tensors of inference have no version."""
+"""Increments the version counters of a list of tensors, which backward checks; inference tensors have none."""
 
 
 def share(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -66,13 +66,14 @@ def share(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether any other tensor has the storage of `tensor`; the object in Python that stands for it counts, too."""
+    """Whether another tensor has the storage of `tensor`."""
     storage: Any = tensor.untyped_storage()
+    # Two references are the tensor's own and that of `storage`.
     return _C._storage_Use_Count(storage._cdata) > 2
 
 
 def metadata_kernel(overload: Any) -> Callable[..., Any]:
-    """The CPU kernel of an op that only changes geometry, called with the op's own arguments."""
+    """The CPU kernel of an op that changes only geometry, called with the arguments of the op."""
     call = overload._handle.redispatch_boxed
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +90,7 @@ def compiled_for_accelerators() -> bool:
 
 
 def cuda_devices() -> int:
-    """CUDA or ROCm devices that this process may see, asked without starting the driver's runtime; -1 if unknown."""
+    """Number of visible CUDA or ROCm devices, without starting the driver's runtime; -1 if unknown."""
     cuda: Any = torch.cuda
     return int(cuda._device_count_amdsmi() if torch.version.hip else cuda._device_count_nvml())
 
@@ -104,7 +105,7 @@ def backend_name() -> str:
 
 
 def register_device(module: Any, guard: Any) -> None:
-    """Rename PrivateUse1 to `moai`, with `module` as `torch.moai`; raises RuntimeError where another device took it."""
+    """Rename PrivateUse1 to `moai`, with `module` as `torch.moai`; raises RuntimeError if it has another name."""
     _registration._setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
 
 
@@ -124,13 +125,8 @@ def gives_views(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
 
-def schema_of(overload: Any) -> Any:
-    """An overload's arguments and results."""
-    return overload._schema
-
-
 def overload_of(name: str) -> Any:
-    """The overload called `aten::add.Tensor`; None for one that this PyTorch does not have."""
+    """The overload named `aten::add.Tensor`; None if this PyTorch does not have it."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:
@@ -140,11 +136,11 @@ def overload_of(name: str) -> Any:
 
 
 _REGISTERED: Final[list[Any]] = []
-"""Keeps registrations: PyTorch takes them back when the object that made them goes."""
+"""Keeps registrations alive: PyTorch removes them when the library object is destroyed."""
 
 
 class Registry:
-    """Kernels registered under one dispatch key; they last as long as the process."""
+    """Kernels registered under one dispatch key, for the lifetime of the process."""
 
     def __init__(self, namespace: str, key: str) -> None:
         self.key = key
@@ -164,9 +160,9 @@ class Registry:
 
 
 def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, which Dynamo lets run as it is.
+    """`kernel`, excluded from Dynamo's tracing.
 
-    Behind a graph break it would take the kernel, called by the dispatcher, for a function of the person's.
+    After a graph break Dynamo would trace the kernel, which the dispatcher calls, as if it were the user's function.
     """
     frames: Any = _C._dynamo.eval_frame
 
@@ -179,17 +175,17 @@ def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_key(key: str) -> Any:
-    """A context in which ops are dispatched as if no tensor had `key`."""
+    """A context in which the dispatcher ignores `key`."""
     return _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, key)))
 
 
 def dynamo_backend(name: str) -> Callable[..., Any]:
-    """What `torch.compile(backend=name)` calls."""
+    """The backend that `torch.compile(backend=name)` calls."""
     return _torch._dynamo.lookup_backend(name)
 
 
 def accumulate_node(parameter: torch.Tensor) -> Any:
-    """The node by which backward adds to `parameter.grad`."""
+    """The autograd node that accumulates `parameter.grad`."""
     return torch.autograd.graph.get_gradient_edge(parameter).node
 
 
@@ -202,96 +198,99 @@ def hooks_of(parameter: torch.Tensor) -> dict[str, Any]:
 
 
 def set_hooks(parameter: torch.Tensor, hooks: dict[str, Any]) -> None:
-    """Hang hooks that another implementation of the tensor had on the one that it has now."""
+    """Set hooks that `hooks_of` returned before `swap_tensor_impl`."""
     for name, value in hooks.items():
         if value:
             setattr(parameter, name, value)
 
 
 def backward_on_calling_thread() -> None:
-    """From now on backward() runs on the thread that calls it, where the person's frames are, not on one per device.
+    """Run backward() on the calling thread, which has the user's frames, instead of on one thread per device.
 
-    It also ends a race of torch's: a thread of the engine that lets go of a graph while Python shuts down aborts.
+    It also avoids a race in torch: an engine thread that frees a graph while Python shuts down aborts the process.
     """
     _C._set_multithreading_enabled(False)
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
-    """A function of torch that cannot know of a device made in Python, and is replaced for its sake."""
+class PatchPoint:
+    """A function of torch that does not support a device implemented in Python, and is replaced."""
 
     owner: Any
     name: str
 
-    def take_over(self, make: Callable[[Any], Any]) -> Callable[[], None]:
-        """Put what `make` makes of the real function in its place; the result, called, undoes that."""
+    def patch(self, make: Callable[[Any], Any]) -> Callable[[], None]:
+        """Replace the real function by `make(real)`; returns a function that restores it."""
         before = self.owner.__dict__.get(self.name, _INHERITED)
         ours = make(getattr(self.owner, self.name))
         setattr(self.owner, self.name, staticmethod(ours) if self.name == "__new__" else ours)
 
-        def give_back() -> None:
+        def restore() -> None:
             if before is _INHERITED:
                 delattr(self.owner, self.name)
             else:
                 setattr(self.owner, self.name, before)
 
-        return give_back
+        return restore
 
 
 _INHERITED: Final = object()
-"""Stands for an attribute that the owner has from a base, or not at all."""
+"""The owner inherits the attribute from a base class, or does not have it."""
 
 
-STORAGE_NEW: Final = Seam(torch.UntypedStorage, "__new__")
-"""Crashes where a device has no allocator in C++."""
+STORAGE_NEW: Final = PatchPoint(torch.UntypedStorage, "__new__")
+"""Crashes for a device without an allocator in C++."""
 
-STORAGE_COPY: Final = Seam(torch.UntypedStorage, "copy_")
+STORAGE_COPY: Final = PatchPoint(torch.UntypedStorage, "copy_")
 
-STORAGE_WRITE: Final = Seam(torch.UntypedStorage, "_write_file")
-"""Behind pickle: makes a second storage on the first one's address."""
+STORAGE_WRITE: Final = PatchPoint(torch.UntypedStorage, "_write_file")
+"""Called by pickle; makes a second storage on the address of the first."""
 
-STORAGE_READ: Final = Seam(torch.UntypedStorage, "_set_from_file")
+STORAGE_READ: Final = PatchPoint(torch.UntypedStorage, "_set_from_file")
 
-STORAGE_ITEM: Final = Seam(torch.UntypedStorage, "__getitem__")
-"""Reads bytes where they stand."""
+STORAGE_ITEM: Final = PatchPoint(torch.UntypedStorage, "__getitem__")
+"""Reads bytes from the storage's address."""
 
-STORAGE_SWAP: Final = Seam(torch.UntypedStorage, "byteswap")
-"""Reads and writes bytes where they stand."""
+STORAGE_SWAP: Final = PatchPoint(torch.UntypedStorage, "byteswap")
+"""Reads and writes bytes at the storage's address."""
 
-MODULE_APPLY: Final = Seam(torch.nn.Module, "_apply")
-"""Behind every move of a module."""
+MODULE_APPLY: Final = PatchPoint(torch.nn.Module, "_apply")
+"""Called by every method that moves a module."""
 
-MODULE_TO: Final = Seam(torch.nn.Module, "to")
+MODULE_TO: Final = PatchPoint(torch.nn.Module, "to")
 
-RUN_BACKWARD: Final = (Seam(torch.autograd.graph, "_engine_run_backward"), Seam(torch.autograd, "_engine_run_backward"))
-"""Behind every way to ask for gradients."""
+RUN_BACKWARD: Final = (
+    PatchPoint(torch.autograd.graph, "_engine_run_backward"),
+    PatchPoint(torch.autograd, "_engine_run_backward"),
+)
+"""Called by every function that computes gradients."""
 
-PIN: Final = Seam(torch.Tensor, "pin_memory")
+PIN: Final = PatchPoint(torch.Tensor, "pin_memory")
 
-PRINT: Final = Seam(_torch._tensor_str, "_tensor_str")
+PRINT: Final = PatchPoint(_torch._tensor_str, "_tensor_str")
 """Reads a tensor element by element."""
 
-COMPILE_BY_DEFAULT: Final = Seam(_torch._TorchCompileInductorWrapper, "__call__")
-"""Behind `torch.compile` without a backend: makes code for devices that Inductor knows."""
+COMPILE_BY_DEFAULT: Final = PatchPoint(_torch._TorchCompileInductorWrapper, "__call__")
+"""Called by `torch.compile` without a backend; generates code only for devices that Inductor knows."""
 
-CURRENT_ACCELERATOR: Final = Seam(_C, "_accelerator_getAccelerator")
-"""Behind `torch.accelerator.current_accelerator()`, and in newer PyTorch behind `torch.get_device_module()`, too."""
+CURRENT_ACCELERATOR: Final = PatchPoint(_C, "_accelerator_getAccelerator")
+"""Called by `torch.accelerator.current_accelerator()` and, in newer PyTorch, by `torch.get_device_module()`."""
 
-CALL_COMPILED: Final = Seam(torch.nn.Module, "_compiled_call_impl")
-"""What a call of a module runs instead of its own code; None for nothing."""
+CALL_COMPILED: Final = PatchPoint(torch.nn.Module, "_compiled_call_impl")
+"""The compiled call of a module, which replaces its own code; None if there is none."""
 
-CUDA_INIT: Final = Seam(torch.cuda, "_lazy_init")
+CUDA_INIT: Final = PatchPoint(torch.cuda, "_lazy_init")
 """Called before the first use of CUDA, from Python and C++ alike."""
 
 CUDA_IS_AVAILABLE: Final = torch.cuda.is_available
-"""The real question, whatever the program is told."""
+"""PyTorch's own function, also while it is patched for the program."""
 
-ANY_ACCELERATOR: Final = Seam(_C, "_get_accelerator")
-"""The same for torch.distributed and others, with the CPU where there is none."""
+ANY_ACCELERATOR: Final = PatchPoint(_C, "_get_accelerator")
+"""The same for torch.distributed and others; the CPU if there is no accelerator."""
 
 
-class _MadeInPython(type):
-    """What makes generators where PyTorch itself has nothing in Python that does."""
+class _GeneratorType(type):
+    """The metaclass of a Python stand-in for `torch.Generator`; its calls make real generators."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Generator:
         return _C.Generator(*args, **kwargs)
@@ -301,41 +300,41 @@ class _MadeInPython(type):
 
 
 @cache
-def generator_new() -> Seam:
-    """Behind `torch.Generator(...)`; where that is a type of C++ alone, as in PyTorch 2.11, one that passes for it."""
+def generator_new() -> PatchPoint:
+    """Called by `torch.Generator(...)`; a type of C++ alone, as in PyTorch 2.11, is replaced by a Python stand-in."""
     if type(torch.Generator) is type:
-        _torch.Generator = _MadeInPython("Generator", (_C.Generator,), {"__module__": "torch"})
-    return Seam(type(torch.Generator), "__call__")
+        _torch.Generator = _GeneratorType("Generator", (_C.Generator,), {"__module__": "torch"})
+    return PatchPoint(type(torch.Generator), "__call__")
 
 
-def accelerator_seams(name: str) -> tuple[Seam, ...]:
-    """The places where torch.accelerator keeps a function."""
+def accelerator_patch_points(name: str) -> tuple[PatchPoint, ...]:
+    """Each module of torch.accelerator that has a function of this name."""
     modules = (torch.accelerator, torch.accelerator.memory)
-    return tuple(Seam(module, name) for module in modules if hasattr(module, name))
+    return tuple(PatchPoint(module, name) for module in modules if hasattr(module, name))
 
 
-def dynamo_optimize() -> Seam:
-    """What `torch.compile` calls, with a backend that knows its options, before a model is given to it."""
-    return Seam(importlib.import_module("torch._dynamo"), "optimize")
+def dynamo_optimize() -> PatchPoint:
+    """Called by `torch.compile` with a backend that knows its options, before it gets a model."""
+    return PatchPoint(importlib.import_module("torch._dynamo"), "optimize")
 
 
-def device_context() -> Seam:
-    """Behind `with torch.device(...)` and `torch.set_default_device`."""
-    return Seam(importlib.import_module("torch.utils._device").DeviceContext, "__init__")
+def device_context() -> PatchPoint:
+    """Called by `with torch.device(...)` and `torch.set_default_device`."""
+    return PatchPoint(importlib.import_module("torch.utils._device").DeviceContext, "__init__")
 
 
-def is_cuda_in_graphs() -> Seam:
-    """What Dynamo takes `tensor.is_cuda` for while it traces."""
-    return Seam(importlib.import_module("torch._dynamo.variables").TensorVariable, "method_attr_is_cuda")
+def is_cuda_in_graphs() -> PatchPoint:
+    """The value of `tensor.is_cuda` while Dynamo traces."""
+    return PatchPoint(importlib.import_module("torch._dynamo.variables").TensorVariable, "method_attr_is_cuda")
 
 
 def traced_constant(translator: Any, value: object) -> Any:
-    """A value that Dynamo knows while it traces, made for the translator that asked."""
+    """A constant as Dynamo represents it, for the translator that traces."""
     return importlib.import_module("torch._dynamo.variables.base").VariableTracker.build(translator, value)
 
 
 def read_tables_of_functions() -> None:
-    """Have PyTorch note functions in its tables as they are now: it knows some by identity, and looks once."""
+    """Fill PyTorch's tables of functions now: it identifies some functions by identity and fills each table once."""
     rules, overrides = importlib.import_module("torch._dynamo.trace_rules"), _torch.overrides
     for table in (
         rules.get_torch_obj_rule_map,
@@ -350,23 +349,23 @@ def read_tables_of_functions() -> None:
 
 
 def call_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """The module's own code, hooks included."""
+    """The module's call without the compiled one, hooks included."""
     ours: Any = module
     return ours._call_impl
 
 
 def is_seen_by_dynamo(module: torch.nn.Module) -> bool:
-    """Whether Dynamo traces the module's forward where it comes upon it; it passes over those of PyTorch itself."""
+    """Whether Dynamo traces the module's forward; it skips modules of PyTorch itself."""
     rules = importlib.import_module("torch._dynamo.trace_rules")
     return not rules.check(module.forward)
 
 
 def pass_over(function: Any) -> None:
-    """Have Dynamo run a function as it is where a graph is broken, instead of starting a graph in it."""
+    """Make Dynamo run a function eagerly after a graph break instead of starting a graph in it."""
     if isinstance(function, FunctionType):
         importlib.import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
 
 
 def is_module_of_a_compiler(module: torch.nn.Module) -> bool:
-    """Whether the module is a product of a compiler, which has its own way to be called."""
+    """Whether a compiler made the module; such a module has a call of its own."""
     return isinstance(module, (torch.jit.ScriptModule, _torch.fx.GraphModule, _torch._dynamo.OptimizedModule))

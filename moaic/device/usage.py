@@ -1,4 +1,4 @@
-"""How much the accelerator holds."""
+"""Memory statistics of the accelerator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moaic.runtime.controller import session
 
 
 class Peak:
-    """The largest sum of all workers' buffers that was seen when somebody asked: all that is known of CPU workers."""
+    """The largest sum of all workers' buffers that a memory query has returned; CPU workers record no peak."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -19,7 +19,7 @@ _PEAK: Final = Peak()
 
 
 def memory_stats() -> OrderedDict[str, Any]:
-    """Buffers of all workers together, once they have done all that was asked for; in bytes."""
+    """Bytes of the buffers of all workers together, after all queued commands."""
     workers = session.accelerator().stats().workers
     current, counted = (sum(each) for each in zip(*((worker.bytes, worker.peak) for worker in workers), strict=True))
     _PEAK.bytes = max(_PEAK.bytes, current, counted)
@@ -34,6 +34,6 @@ def memory_stats() -> OrderedDict[str, Any]:
 
 
 def reset_peak() -> None:
-    """Forget the largest value seen."""
+    """Reset the peak."""
     _PEAK.bytes = 0
     session.accelerator().stats(forget_peak=True)

@@ -1,4 +1,4 @@
-"""Ops that copy views of a tensor into a list of tensors: each is resized to what it gets."""
+"""Ops that copy views of a tensor into a list of tensors, each resized to its view."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 from moaic.device import torch_private
 from moaic.device.identity import is_moai
-from moaic.device.torch_private import NAME, Seam
+from moaic.device.torch_private import NAME, PatchPoint
 from moaic.option import cuda
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
@@ -95,21 +95,21 @@ def _moves() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
     yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
-    files = Seam(torch.serialization, "default_restore_location")
+    files = PatchPoint(torch.serialization, "default_restore_location")
     yield Mapping("torch.load", "`map_location` and places in the file: `cuda` is the accelerator", files, _restore)
 
 
 def _queries() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "is_cuda", "True on the accelerator", _is_cuda)
-    seam = torch_private.is_cuda_in_graphs()
-    yield Mapping("TensorVariable.method_attr_is_cuda of Dynamo", "True on the accelerator", seam, _is_cuda_in_graphs)
+    point = torch_private.is_cuda_in_graphs()
+    yield Mapping("TensorVariable.method_attr_is_cuda of Dynamo", "True on the accelerator", point, _is_cuda_in_graphs)
 
 
 def _mixed_precision() -> Iterator[Mapping]:
     meaning = "`cuda` is the accelerator"
-    autocast = Seam(torch.amp.autocast_mode.autocast, "__init__")
+    autocast = PatchPoint(torch.amp.autocast_mode.autocast, "__init__")
     yield Mapping("torch.autocast", f"{meaning}; so `torch.cuda.amp.autocast`", autocast, _autocast)
-    scaler = Seam(torch.amp.grad_scaler.GradScaler, "__init__")
+    scaler = PatchPoint(torch.amp.grad_scaler.GradScaler, "__init__")
     yield Mapping("torch.amp.GradScaler", f"{meaning}; so `torch.cuda.amp.GradScaler`", scaler, _grad_scaler)
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype", "set_autocast_enabled"):
         yield _mapping(torch, "torch", name, meaning, device_type)
@@ -121,11 +121,13 @@ def _module_calls(auto_compile: AutoCompile) -> Iterator[Mapping]:
     meaning = "a whole model on the accelerator is compiled when it is first called"
     yield Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
     meaning = "its module, with inputs moved to the accelerator: all devices are one"
-    yield Mapping("torch.nn.DataParallel", meaning, Seam(torch.nn.DataParallel, "forward"), always(_data_parallel))
+    yield Mapping(
+        "torch.nn.DataParallel", meaning, PatchPoint(torch.nn.DataParallel, "forward"), always(_data_parallel)
+    )
 
 
 def _mapping(owner: Any, path: str, name: str, meaning: str, make: Make) -> Mapping:
-    return Mapping(f"{path}.{name}", meaning, Seam(owner, name), make)
+    return Mapping(f"{path}.{name}", meaning, PatchPoint(owner, name), make)
 
 
 def _generator(real: Any) -> Any:

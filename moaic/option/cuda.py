@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from moaic.device import torch_module
-from moaic.device.torch_private import CUDA_INIT, NAME, Seam
+from moaic.device.torch_private import CUDA_INIT, NAME, PatchPoint
 from moaic.ir.errors import Diagnostic
 from moaic.option.devices import DEVICE, translated
 from moaic.option.mapping import Mapping, always
@@ -205,7 +205,9 @@ def mappings() -> Iterator[Mapping]:
         CUDA_INIT,
         always(_refusal("CUDA itself", _BOUND_EARLY)),
     )
-    yield Mapping("torch.moai._check", "`cuda` names the accelerator too", Seam(torch_module, "_check"), _checking)
+    yield Mapping(
+        "torch.moai._check", "`cuda` names the accelerator too", PatchPoint(torch_module, "_check"), _checking
+    )
 
 
 _BOUND_EARLY: Final = (
@@ -225,11 +227,11 @@ def _mapped(name: str, ours: Any, meaning: str) -> Iterator[Mapping]:
     shown = getattr(torch.cuda, name, None)
     if shown is None:
         return
-    yield Mapping(f"torch.cuda.{name}", meaning, Seam(torch.cuda, name), always(ours))
+    yield Mapping(f"torch.cuda.{name}", meaning, PatchPoint(torch.cuda, name), always(ours))
     for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         if vars(module).get(name) is shown:
             call = f"{module.__name__}.{name}"
-            yield Mapping(call, meaning, Seam(module, name), always(ours))
+            yield Mapping(call, meaning, PatchPoint(module, name), always(ours))
 
 
 def _refused(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moaic.device.torch_private import Seam
+from moaic.device.torch_private import PatchPoint
 
 Make = Callable[[Any], Any]
 """Makes the replacement from the real function."""
@@ -20,7 +20,7 @@ class Mapping:
     """The call as the user writes it."""
     meaning: str
     """The effect in the mode, for the documentation."""
-    seam: Seam
+    point: PatchPoint
     make: Make
 
 

@@ -31,8 +31,8 @@ class Mode:
         auto_compile = AutoCompile(choices)
         self._undo.append(auto_compile.release)
         for mapping in calls.mappings(auto_compile):
-            self._undo.append(mapping.seam.take_over(mapping.make))
-            torch_private.pass_over(getattr(mapping.seam.owner, mapping.seam.name))
+            self._undo.append(mapping.point.patch(mapping.make))
+            torch_private.pass_over(getattr(mapping.point.owner, mapping.point.name))
         ADAMW_IMPORT_HOOK.install()
         self._undo.append(ADAMW_IMPORT_HOOK.remove)
 

@@ -29,6 +29,7 @@ from moaic.runtime.codegen.lower_to_fx import trace
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.host.gpu_specs import Target
 from moaic.runtime.kernels.dispatch import with_measured_kernels
+from moaic.runtime.protocol.aten_schema import signature_of
 
 GPU: Final = torch.device("cuda", 0)
 """PyTorch's name of the device, for AMD's GPUs too."""
@@ -277,8 +278,7 @@ def _dtype(node: Any) -> str:
 def _is_causal(node: Any) -> bool:
     if _packet(node) not in ATTENTION:
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    return bool(dict(zip(names, node.args, strict=False)).get("is_causal", False))
+    return bool(dict(zip(signature_of(node.target).names, node.args, strict=False)).get("is_causal", False))
 
 
 def _example(value: Any) -> Any:

@@ -21,10 +21,8 @@ from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.command_log import CommandRecorder, Log
 from moaic.runtime.controller.deferral import Deferral, ForwardReader
 from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.controller.eager_call import EagerCall, take_apart
 from moaic.runtime.controller.eager_ops import EagerOps
-from moaic.runtime.controller.eager_placement import (
-    take_apart,
-)
 from moaic.runtime.controller.errors import LateWarning, WorkerError
 from moaic.runtime.controller.launch import LocalWorkers
 from moaic.runtime.controller.programs import Programs
@@ -150,9 +148,13 @@ class Accelerator:
         Tensors among the arguments are views; 0-dim CPU tensors go by value. `outputs` take the results of a functional
         op; what an op writes in place or by `out=` is read off its schema. Raises TypeError for what cannot be sent.
         """
+        self.launch_call(take_apart(op, args, kwargs, [buffer.geometry for buffer in outputs]), outputs)
+
+    def launch_call(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        """`launch` for arguments that have been taken apart."""
         with self._lock:
             self._pool.check()
-            self._deferral.launch(take_apart(op, args, kwargs), outputs)
+            self._deferral.launch(call, outputs)
 
     def load(self, text: str, *, compiled: bool = True, recorded: bool = False, module: Module | None = None) -> int:
         """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.

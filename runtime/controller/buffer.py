@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +17,25 @@ if TYPE_CHECKING:
     from moaic.runtime.controller.deferred_forward import DeferredForward
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StorageGeometry:
+    """Element type, shape and strides of a storage's first tensor. Made by `storage_geometry`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+
+
+storage_geometry: Final = lru_cache(1 << 16)(StorageGeometry)
+"""One object for equal geometries, so that the keys of caches compare them by identity."""
+
+
 class Buffer:
     """One storage of the virtual accelerator; equal only to itself. Made by `Accelerator.buffer`.
 
-    The geometry is that of the storage's first tensor, strides in elements. While `place` is None nothing is on the
-    workers: the value is `host`, or `fill` everywhere, or undefined. With a `promise` the value is still to be made.
+    While `place` is None nothing is on the workers: the value is `host`, or `fill` everywhere, or undefined. With a
+    `promise` the value is still to be made.
     """
 
     __slots__ = (
@@ -37,20 +52,12 @@ class Buffer:
         "strides",
     )
 
-    def __init__(
-        self,
-        number: int,
-        dtype: str,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        geometry: int,
-        bury: Callable[[int], None],
-    ) -> None:
-        """`geometry` numbers dtype, shape and strides together; `bury` is told the id in the end, from any thread."""
+    def __init__(self, number: int, geometry: StorageGeometry, bury: Callable[[int], None]) -> None:
+        """`bury` is told the id in the end, from any thread."""
         self.id = number
-        self.dtype = dtype
-        self.shape = shape
-        self.strides = strides
+        self.dtype = geometry.dtype
+        self.shape = geometry.shape
+        self.strides = geometry.strides
         self.geometry = geometry
         self.place: Placement | None = None
         self.host: Tensor | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.layout import Layout, Mesh
-from moaic.runtime.controller.buffer import Buffer, View, row_major
+from moaic.runtime.controller.buffer import Buffer, View, row_major, storage_geometry
 from moaic.runtime.controller.eager_placement import geometry_of
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
@@ -30,7 +30,6 @@ class Buffers:
         self.pool: Final = pool
         self.lines: Final = lines
         self._places: dict[Placement, Placement] = {}
-        self._geometries: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         self._reshardings: dict[Resharding, int] = {}
         self._dead: deque[int] = deque()
         self._last_id = 0
@@ -38,10 +37,9 @@ class Buffers:
     def make(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
         """A buffer without a value, row-major without strides."""
         sizes = tuple(shape)
-        steps = row_major(sizes) if strides is None else tuple(strides)
-        geometry = self._geometries.setdefault((dtype, sizes, steps), len(self._geometries))
+        geometry = storage_geometry(dtype, sizes, row_major(sizes) if strides is None else tuple(strides))
         self._last_id += 1
-        return Buffer(self._last_id, dtype, sizes, steps, geometry, self._dead.append)
+        return Buffer(self._last_id, geometry, self._dead.append)
 
     def new_id(self) -> int:
         self._last_id += 1

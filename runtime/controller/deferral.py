@@ -12,8 +12,8 @@ from typing import Protocol
 from moaic.runtime.controller.buffer import Buffer, whole
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.controller.eager_call import EagerCall, take_apart
 from moaic.runtime.controller.eager_ops import EagerOps
-from moaic.runtime.controller.eager_placement import EagerCall, operands, take_apart
 
 
 class ForwardReader(Protocol):
@@ -58,8 +58,7 @@ class Deferral:
 
     def _launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         if self._readers and self._live_readers():
-            pairs = zip(call.views, operands(call), strict=True)
-            self._save_kept([view.buffer for view, each in pairs if each.written])
+            self._save_kept(call.written())
         self._eager.launch(call, outputs)
 
     def _withdraw(self) -> None:
@@ -99,7 +98,7 @@ class Deferral:
         if buffer.place is None:
             copy.host, copy.fill = buffer.host, buffer.fill
         else:
-            self._launch(take_apart("aten.clone", (whole(buffer),), {}), (copy,))
+            self._launch(take_apart("aten.clone", (whole(buffer),), {}, (copy.geometry,)), (copy,))
         return copy
 
     def clear_the_way(
@@ -124,11 +123,10 @@ class Deferral:
         assert pending is not None
         if pending.running:
             return False
-        written = [view.buffer for view, each in zip(call.views, operands(call), strict=True) if each.written]
-        if any(view.buffer.promise is not None for view in call.views):
-            reads = [view.buffer for view in call.views]
-            pending.defer(lambda: self._launch(call, outputs), reads, (*written, *outputs))
+        changed = (*call.written(), *outputs)
+        if any(buffer.promise is not None for buffer in call.buffers):
+            pending.defer(lambda: self._launch(call, outputs), call.buffers, changed)
             return True
-        if any(pending.reads(buffer) for buffer in (*written, *outputs)):
+        if any(pending.reads(buffer) for buffer in changed):
             pending.force()
         return False

@@ -8,11 +8,14 @@ from typing import Any, Final
 
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
-from moaic.runtime.controller.eager_placement import EagerCall, decide, initial_placements, operands, serves
+from moaic.runtime.controller.eager_call import EagerCall
+from moaic.runtime.controller.eager_placement import decide, initial_placements, operands, serves
 from moaic.runtime.protocol.commands import Define, Forget, Free, Operate, Reshard
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.placement import Placement
+
+_NOWHERE: Final = id(None)
 
 MOST_PREPARED: Final = 10_000
 """Eager ops that are remembered at a time."""
@@ -47,19 +50,21 @@ class EagerOps:
         return next((each.op for each, other in self._operations.items() if other == number), "an op")
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
-        key, ids, is_placed = _key(call, outputs)
-        if not is_placed:
+        places = [id(buffer.place) for buffer in call.buffers]
+        if _NOWHERE in places:
             self._materialize_all(call)
-            key, ids, _ = _key(call, outputs)
+            places = [id(buffer.place) for buffer in call.buffers]
+        key = (call.form, *places, *call.offsets)
         prepared = self._prepared.get(key)
         if prepared is None:
             self._forget_if_many()
-            prepared = self._prepared[key] = self._prepare(call, outputs)
+            prepared = self._prepared[key] = self._prepare(call)
+        ids = [buffer.id for buffer in call.buffers]
         line = self._lines.here()
         temporary = self._gather(ids, prepared, line) if prepared.moved else ()
         self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
         for index, path in prepared.returned:
-            self._pool.push(Reshard(line, path, ids[index], call.views[index].buffer.id))
+            self._pool.push(Reshard(line, path, ids[index], call.buffers[index].id))
         if temporary:
             self._pool.push(Free(line, temporary))
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
@@ -86,14 +91,14 @@ class EagerOps:
 
     def _materialize_all(self, call: EagerCall) -> None:
         """Brings the operands that lie nowhere yet to where the op would have them."""
-        places = initial_placements(call.op, operands(call), self._pool.size)
-        for view, place in zip(call.views, places, strict=True):
-            if place is not None and view.buffer.place is None:
-                self._buffers.materialize(view.buffer, place)
+        places = initial_placements(call.form.op, operands(call), self._pool.size)
+        for buffer, place in zip(call.buffers, places, strict=True):
+            if place is not None and buffer.place is None:
+                self._buffers.materialize(buffer, place)
 
-    def _prepare(self, call: EagerCall, outputs: Sequence[Buffer]) -> Prepared:
-        given = operands(call)
-        decision = decide(call, given, outputs, self._pool.size)
+    def _prepare(self, call: EagerCall) -> Prepared:
+        form, given = call.form, operands(call)
+        decision = decide(form, given, self._pool.size)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
         for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
@@ -111,8 +116,8 @@ class EagerOps:
         geometries = tuple(each.geometry for each in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
-        kwargs = (*call.kwargs, *decision.kwargs)
-        number = self._defined(Operation(call.op, call.args, kwargs, geometries, ranks, combination))
+        kwargs = (*form.kwargs, *decision.kwargs)
+        number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
         outputs_places = tuple(self._buffers.interned(place) for place in decision.outputs)
         return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
 
@@ -122,20 +127,3 @@ class EagerOps:
             number = self._operations[operation] = len(self._operations)
             self._pool.push(Define(self._lines.here(), number, operation.encoded()))
         return number
-
-
-def _key(call: EagerCall, outputs: Sequence[Buffer]) -> tuple[Any, list[int], bool]:
-    """What a decision depends on, the operands' ids, and whether every operand lies somewhere."""
-    ids: list[int] = []
-    items: list[Any] = []
-    is_placed = True
-    for buffer, shape, strides, offset, dtype in call.views:
-        place = buffer.place
-        if place is None:
-            is_placed = False
-        ids.append(buffer.id)
-        items += (id(place), buffer.geometry, dtype)
-        if offset or shape != buffer.shape or strides != buffer.strides:
-            items.append((shape, strides, offset))
-    shapes = tuple([buffer.geometry for buffer in outputs])
-    return (call.op, call.args, call.kwargs, shapes, tuple(items)), ids, is_placed

@@ -7,22 +7,21 @@ decided once for each such case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, Final, cast
-
-import torch
+from typing import Any, Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split
 from moaic.ir.types import HALF
 from moaic.runtime.controller.buffer import Buffer, View
+from moaic.runtime.controller.eager_call import CallForm, EagerCall, OperandForm
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import signature
 from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination
-from moaic.runtime.protocol.operation import ArgSpec, ViewGeometry, positions
+from moaic.runtime.protocol.operation import ArgSpec, ViewGeometry
 from moaic.runtime.protocol.placement import Placement, alike, everywhere, sharing, tiles
 
 NOT_ELEMENTWISE: Final = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
@@ -60,86 +59,11 @@ ALSO_ELEMENTWISE: Final = frozenset(
 @cache
 def is_elementwise(op: str) -> bool:
     """Raises Diagnostic for a random op: workers would each draw their own numbers."""
-    overload = signature(op).overload
-    if torch.Tag.nondeterministic_seeded in overload.tags:
+    called = signature(op)
+    if called.is_random:
         raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
-    packet = str(overload._overloadpacket).split(".")[-1]  # pyright: ignore[reportPrivateUsage]
-    listed = packet.startswith("_foreach_") and packet not in NOT_ELEMENTWISE
-    return listed or torch.Tag.pointwise in overload.tags or packet in ALSO_ELEMENTWISE
-
-
-@dataclass(slots=True)
-class EagerCall:
-    """An op's arguments, taken apart: their form, the views and the scalars in them, in order."""
-
-    op: str
-    args: tuple[ArgSpec, ...]
-    kwargs: tuple[tuple[str, ArgSpec], ...]
-    views: list[View]
-    scalars: list[Any]
-
-
-def take_apart(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerCall:
-    """Raises TypeError for what cannot be sent."""
-    views: list[View] = []
-    scalars: list[Any] = []
-    parts = tuple([_part(arg, views, scalars) for arg in args])
-    named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
-    if op in REDUCTIONS:
-        # How it runs depends on which dims it reduces, so these are part of its form.
-        values = iter(scalars)
-        parts = tuple([_literal(part, values) for part in parts])
-        named = tuple([(name, _literal(part, values)) for name, part in named])
-        scalars = []
-    return EagerCall(op, parts, named, views, scalars)
-
-
-def _literal(part: ArgSpec, values: Iterator[Any]) -> ArgSpec:
-    if part == SCALAR:
-        return ("literal", next(values))
-    return ("literal", tuple([next(values) for _ in range(part[1])])) if part[0] == "scalars" else part
-
-
-VIEW: Final[ArgSpec] = ("view",)
-SCALAR: Final[ArgSpec] = ("scalar",)
-COMPLEX: Final[ArgSpec] = ("complex",)
-NOTHING: Final[ArgSpec] = ("literal", None)
-DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generator)
-
-
-def _part(arg: Any, views: list[View], scalars: list[Any]) -> ArgSpec:
-    kind = cast("type[Any]", type(arg))
-    if kind is View:
-        views.append(arg)
-        return VIEW
-    if kind is float or kind is int:
-        scalars.append(arg)
-        return SCALAR
-    if kind is list or kind is tuple or kind is torch.Size:
-        return _list_part(arg, views, scalars)
-    if arg is None or isinstance(arg, DROPPED):
-        return NOTHING
-    if kind is complex:
-        scalars += (arg.real, arg.imag)
-        return COMPLEX
-    if kind is bool or kind is str:
-        return ("literal", arg)
-    if kind is torch.dtype:
-        return ("dtype", DTYPE_NAMES[arg])
-    if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
-        return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
-    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
-
-
-def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> ArgSpec:
-    kinds: set[type[Any]] = {type(item) for item in items}
-    if kinds == {View}:
-        views.extend(items)
-        return ("views", len(items))
-    if kinds <= {int, float}:
-        scalars.extend(items)
-        return ("scalars", len(items))
-    return ("list", tuple([_part(item, views, scalars) for item in items]))
+    listed = called.packet.startswith("_foreach_") and called.packet not in NOT_ELEMENTWISE
+    return listed or "pointwise" in called.tags or called.packet in ALSO_ELEMENTWISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +82,15 @@ class PlacedOperand:
 
 def operands(call: EagerCall) -> tuple[PlacedOperand, ...]:
     """The operands of `call`, in order."""
-    places = list(positions(call.op, call.args, call.kwargs))
-    return tuple(_operand(view, *place) for view, place in zip(call.views, places, strict=True))
+    offsets = iter(call.offsets)
+    listed = zip(call.buffers, call.form.operands, call.form.positions, strict=True)
+    return tuple(_operand(_view(buffer, form, offsets), *position) for buffer, form, position in listed)
+
+
+def _view(buffer: Buffer, form: OperandForm, offsets: Iterator[int]) -> View:
+    if form.view is None:
+        return View(buffer, buffer.shape, buffer.strides, 0, form.dtype)
+    return View(buffer, *form.view, next(offsets), form.dtype)
 
 
 def _operand(view: View, position: int, written: bool) -> PlacedOperand:
@@ -194,10 +125,10 @@ def initial_placements(op: str, given: Sequence[PlacedOperand], workers: int) ->
     )
 
 
-def decide(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[Buffer], workers: int) -> EagerPlacement:
+def decide(form: CallForm, given: Sequence[PlacedOperand], workers: int) -> EagerPlacement:
     """How an op runs on operands that all lie somewhere."""
-    reduced = _reduced(call, given, outputs) if call.op in REDUCTIONS else None
-    return reduced or _decide(given, call.op, given, workers, [buffer.shape for buffer in outputs])
+    reduced = _reduced(form, given) if form.op in REDUCTIONS else None
+    return reduced or _decide(given, form.op, given, workers, [output.shape for output in form.outputs])
 
 
 def _decide(
@@ -257,14 +188,14 @@ def _in_parts(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] 
     return EagerPlacement(tuple(required), results)
 
 
-def _reduced(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[Buffer]) -> EagerPlacement | None:
+def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement | None:
     """A reduction of parts; None where there are none, or where the parts alone do not do."""
     places = [each.place for each in given if each.place is not None]
     if all(place.is_uncut for place in places) and len(set(places)) == 1:
         return None
     if any(each.place and each.geometry is not None and not each.place.is_uncut for each in given):
         return None
-    arguments = _arguments(call)
+    arguments = _arguments(form)
     order = arguments.get("ord", 2)
     if any(place.layout.partial for place in places) or not isinstance(order, int | float) or order <= 0:
         return None
@@ -277,31 +208,29 @@ def _reduced(call: EagerCall, given: Sequence[PlacedOperand], outputs: Sequence[
         kept = everywhere(max(place.holders[-1] for place in places) + 1)
         groups = (kept.holders,)
     combination = Combination(
-        REDUCTIONS[call.op],
+        REDUCTIONS[form.op],
         float(order),
         groups,
         tuple(_counting(place, groups) for place in places),
-        tuple(kept.layout.local_shape(buffer.shape, kept.mesh) for buffer in outputs),
-        tuple(buffer.dtype for buffer in outputs),
+        tuple(kept.layout.local_shape(output.shape, kept.mesh) for output in form.outputs),
+        tuple(output.dtype for output in form.outputs),
     )
     if not groups:
-        return EagerPlacement(tuple(places), (kept,) * len(outputs))
-    return EagerPlacement(tuple(places), (kept,) * len(outputs), combination, _widening(call, combination))
+        return EagerPlacement(tuple(places), (kept,) * len(form.outputs))
+    return EagerPlacement(tuple(places), (kept,) * len(form.outputs), combination, _widening(form, combination))
 
 
-def _widening(call: EagerCall, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
+def _widening(form: CallForm, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
     """Has an op that rounds to 16 bits not do so before its parts are put together."""
-    names = [argument.name for argument in signature(call.op).arguments]
     is_narrow = combination.by in WIDENED and any(dtype in HALF for dtype in combination.dtypes)
-    if not is_narrow or "dtype" in names[: len(call.args)]:
+    if not is_narrow or "dtype" in signature(form.op).names[: len(form.args)]:
         return ()
     return (("dtype", ("dtype", "f64" if "f64" in combination.dtypes else "f32")),)
 
 
-def _arguments(call: EagerCall) -> dict[str, Any]:
+def _arguments(form: CallForm) -> dict[str, Any]:
     """The arguments that are no tensors, by name."""
-    names = [argument.name for argument in signature(call.op).arguments]
-    parts = [*zip(names, call.args, strict=False), *call.kwargs]
+    parts = [*zip(signature(form.op).names, form.args, strict=False), *form.kwargs]
     return {name: part[1] for name, part in parts if part[0] == "literal"}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeGuard, get_args
+from typing import Any, Final, NamedTuple, TypeGuard, cast, get_args
 
 
 class Put(NamedTuple):
@@ -198,8 +198,6 @@ CODES: Final[Mapping[type[Command], int]] = {kind: code for code, kind in enumer
 
 _KINDS: Final[Sequence[type[Command]]] = tuple(CODES)
 
-_MAKERS: Final[Sequence[Callable[..., Command]]] = _KINDS
-
 _REQUESTS: Final = frozenset(get_args(Request))
 
 
@@ -215,7 +213,7 @@ def to_wire(commands: Iterable[Command]) -> list[tuple[int, Command]]:
 def from_wire(data: Sequence[Any]) -> Command:
     """The command that was packed."""
     code, fields = data
-    return _MAKERS[code](*fields)
+    return cast("Callable[..., Command]", _KINDS[code])(*fields)
 
 
 def kind_of(code: int) -> type[Command] | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from moaic.runtime.protocol.aten_schema import written
+from moaic.runtime.protocol.aten_schema import signature
 from moaic.runtime.protocol.combination import Combination
 
 ArgSpec = tuple[Any, ...]
@@ -73,7 +73,7 @@ def _part(data: Any) -> ArgSpec:
 
 def positions(op: str, args: Iterable[ArgSpec], kwargs: Iterable[tuple[str, ArgSpec]]) -> Iterator[tuple[int, bool]]:
     """Yield, per view of an op's arguments, its index in a list of tensors (else -1), and whether the op writes it."""
-    writes = written(op)
+    writes = signature(op).written_keys
     for key, part in (*enumerate(args), *kwargs):
         yield from ((index, key in writes) for index in _indices(part))
 

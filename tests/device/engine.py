@@ -6,16 +6,17 @@ predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, cast
 
 import torch
 
-from moaic.runtime.controller.buffer import Buffer, View
+from moaic.runtime.controller.buffer import Buffer, View, storage_geometry
+from moaic.runtime.controller.eager_call import EagerCall, OperandForm, take_apart
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.aten_schema import signature
-from moaic.runtime.protocol.operation import read_as
+from moaic.runtime.protocol.operation import ArgSpec, read_as
 from moaic.runtime.protocol.statistics import Statistics, WorkerStatistics
 
 
@@ -28,7 +29,7 @@ class Engine:
         self.launched: list[str] = []
 
     def buffer(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
-        return Buffer(next(self.numbers), dtype, tuple(shape), tuple(strides), 0, lambda _: None)
+        return Buffer(next(self.numbers), storage_geometry(dtype, tuple(shape), tuple(strides)), lambda _: None)
 
     def upload(self, buffer: Buffer, tensor: torch.Tensor) -> None:
         assert tensor.device.type == "cpu"
@@ -43,12 +44,20 @@ class Engine:
         return self._see(view).clone()
 
     def launch(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Buffer]) -> None:
-        self.launched.append(op)
+        self.launch_call(take_apart(op, args, kwargs, [buffer.geometry for buffer in outputs]), outputs)
+
+    def launch_call(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        form = call.form
+        self.launched.append(form.op)
+        offsets = iter(call.offsets)
+        views = [self._operand(*each, offsets) for each in zip(call.buffers, form.operands, strict=True)]
+        given = (iter(views), iter(call.scalars))
         with torch.no_grad():
-            given = [self._argument(arg) for arg in args]
-            results = _call(op, given, {name: self._argument(value) for name, value in kwargs.items()})
+            args = [_argument(part, *given) for part in form.args]
+            results = _call(form.op, args, {name: _argument(part, *given) for name, part in form.kwargs})
+        assert [next(rest, None) for rest in given] == [None, None]
         if outputs:
-            _keep(op, results, [self._tensor(buffer) for buffer in outputs])
+            _keep(form.op, results, [self._tensor(buffer) for buffer in outputs])
 
     def synchronize(self) -> None:
         return None
@@ -66,16 +75,34 @@ class Engine:
     def _see(self, view: View) -> torch.Tensor:
         return read_as(self._tensor(view.buffer), view.dtype, view.shape, view.strides, view.offset)
 
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, View):
-            return self._see(value)
-        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-            return [self._argument(item) for item in cast("list[Any]", value)]
-        if isinstance(value, torch.Tensor):
-            assert value.dim() == 0
-            assert value.device.type == "cpu"
-        assert not isinstance(value, torch.device | torch.Generator)
-        return value
+    def _operand(self, buffer: Buffer, form: OperandForm, offsets: Iterator[int]) -> torch.Tensor:
+        assert form.storage is buffer.geometry
+        if form.view is None:
+            return self._see(View(buffer, buffer.shape, buffer.strides, 0, form.dtype))
+        return self._see(View(buffer, *form.view, next(offsets), form.dtype))
+
+
+def _argument(part: ArgSpec, views: Iterator[torch.Tensor], scalars: Iterator[Any]) -> Any:
+    """An argument as `ArgSpec` describes it."""
+    match part:
+        case ("view",):
+            return next(views)
+        case ("views", count):
+            return [next(views) for _ in range(count)]
+        case ("scalar",):
+            return next(scalars)
+        case ("scalars", count):
+            return [next(scalars) for _ in range(count)]
+        case ("complex",):
+            return complex(next(scalars), next(scalars))
+        case ("number", dtype, number):
+            return torch.tensor(_argument(number, views, scalars), dtype=DTYPES[dtype])
+        case ("dtype", name):
+            return DTYPES[name]
+        case ("list", items):
+            return [_argument(item, views, scalars) for item in items]
+        case _:
+            return part[1]
 
 
 def _call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:

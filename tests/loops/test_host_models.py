@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.device.host_tensor_cache import mirrored, same_bits
+from moaic.device.host_tensor_cache import cached_buffer, same_bits
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import whole
 from tests.exact.training import PLANS as OPTIONS
@@ -46,9 +46,9 @@ def test_a_change_is_seen(change: Callable[[Tensor], None]) -> None:
     accelerator = session.accelerator()
     p = nn.Parameter(torch.randn(5, 3))
     for _ in range(2):
-        assert same_bits(accelerator.download(whole(mirrored(accelerator, p))), p.detach())
+        assert same_bits(accelerator.download(whole(cached_buffer(accelerator, p))), p.detach())
         change(p)
-    assert same_bits(accelerator.download(whole(mirrored(accelerator, p))), p.detach())
+    assert same_bits(accelerator.download(whole(cached_buffer(accelerator, p))), p.detach())
 
 
 def test_odd_sizes_are_compared_too() -> None:

@@ -13,6 +13,7 @@ from moaic.option import calls, cuda, disable_advanced_parallelization, enable_a
 from moaic.option.compile_modules import AutoCompile
 from moaic.option.page import with_table
 from moaic.options import Choices
+from moaic.runtime.protocol.aten_schema import signature_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cuda.md"
@@ -22,7 +23,7 @@ IS_PINNED = f"torch=={torch.__version__.partition('+')[0]}" in PINS
 
 def everything() -> dict[tuple[str, str], Any]:
     """Every attribute of every owner of a mapped call, mapped or not."""
-    owners = {id(mapping.seam.owner): mapping.seam.owner for mapping in calls.mappings(AutoCompile(Choices()))}
+    owners = {id(mapping.point.owner): mapping.point.owner for mapping in calls.mappings(AutoCompile(Choices()))}
     held: list[tuple[Any, dict[str, Any]]] = [(owner, owner.__dict__) for owner in owners.values()]
     return {
         (repr(owner), name): value
@@ -36,12 +37,12 @@ def test_switched_off_everything_is_what_it_was() -> None:
     torch_module.init()
     torch_private.read_tables_of_functions()
     before = everything()
-    mapped = [mapping.seam for mapping in calls.mappings(AutoCompile(Choices()))]
+    mapped = [mapping.point for mapping in calls.mappings(AutoCompile(Choices()))]
     enable_advanced_parallelization()
     enable_advanced_parallelization(dp=1)
     try:
         between = everything()
-        for key in ((repr(seam.owner), seam.name) for seam in mapped):
+        for key in ((repr(point.owner), point.name) for point in mapped):
             assert between[key] is not before.get(key), key
     finally:
         disable_advanced_parallelization()
@@ -65,7 +66,7 @@ def test_every_function_that_takes_a_device_is_mapped() -> None:
         overload = torch_private.overload_of(name)
         if overload is None or packet.startswith("_"):
             continue
-        if any(argument.name == "device" for argument in torch_private.schema_of(overload).arguments):
+        if signature_of(overload).takes_device:
             wanted |= {f"torch.{packet}"} if hasattr(torch, packet) else set()
             wanted |= {f"torch.Tensor.{packet}"} if hasattr(torch.Tensor, packet) else set()
     # Names of the CPU alone: a file in memory, quantized tensors; and pinning, which the device answers.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from moaic.ir.graph import Attr, Operand
 from moaic.ir.types import TensorType
-from moaic.runtime.protocol.aten_schema import Signature
+from moaic.runtime.protocol.aten_schema import ArgKind, Signature
 
 
 def normalized(
@@ -18,7 +18,7 @@ def normalized(
         for name in ("dim", "dims", "dim0", "dim1"):
             if name in attrs:
                 attrs[name] = from_front(attrs[name], rank)
-    if signature.nullary and any(argument.kind == "dtype" for argument in signature.arguments):
+    if signature.nullary and ArgKind.DTYPE in signature.kinds:
         attrs["dtype"] = types[0].dtype
     return attrs
 

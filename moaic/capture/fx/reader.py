@@ -157,14 +157,14 @@ class GraphReader:
         attrs: dict[str, Attr] = {}
         for argument, given in _given(node, signature):
             value = self._argument(given)
-            if argument.kind in ("tensor", "tensors"):
+            if argument.is_tensor:
                 if isinstance(value, complex):
                     value = self.builder.complex_number(value, self._type(node.meta["val"]).dtype)
                 operand, number = _as_operand(value)
                 operands.append(operand)
                 if number is not None:
                     attrs[argument.name] = number
-            elif argument.kind != "placement" and (argument.required or value != self._argument(argument.default)):
+            elif argument.is_attribute and (argument.required or value != self._argument(argument.default)):
                 attrs[argument.name] = value
         return operands, attrs
 

@@ -1,0 +1,142 @@
+"""A call of an eager op: its form, which repeats, and its buffers, offsets and scalars, which differ.
+
+Decisions are made and operations are defined on the workers once per form and placement of the operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+
+from moaic.runtime.controller.buffer import Buffer, StorageGeometry, View
+from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.protocol.combination import REDUCTIONS
+from moaic.runtime.protocol.operation import ArgSpec, positions
+
+
+class OperandForm(NamedTuple):
+    """An operand but for its buffer and for the offset of a view."""
+
+    storage: StorageGeometry
+    dtype: torch.dtype
+    view: tuple[tuple[int, ...], tuple[int, ...]] | None
+    """Shape and strides; None where these and the offset are the buffer's own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallForm:
+    """An op and its arguments but for buffers, offsets of views, and scalars. Made by `call_form`."""
+
+    op: str
+    args: tuple[ArgSpec, ...]
+    kwargs: tuple[tuple[str, ArgSpec], ...]
+    operands: tuple[OperandForm, ...]
+    outputs: tuple[StorageGeometry, ...]
+    positions: tuple[tuple[int, bool], ...]
+    """Per operand its index in a list of tensors or -1, and whether the op writes it."""
+
+
+@lru_cache(1 << 14)
+def call_form(
+    op: str,
+    args: tuple[ArgSpec, ...],
+    kwargs: tuple[tuple[str, ArgSpec], ...],
+    operands: tuple[OperandForm, ...],
+    outputs: tuple[StorageGeometry, ...],
+) -> CallForm:
+    """One object for equal forms, so that what is decided for one is found by its identity."""
+    return CallForm(op, args, kwargs, operands, outputs, tuple(positions(op, args, kwargs)))
+
+
+class EagerCall(NamedTuple):
+    """A call of an op: its form, and what differs between calls of this form, in order."""
+
+    form: CallForm
+    buffers: list[Buffer]
+    offsets: list[int]
+    """In elements, of the operands whose form has a view."""
+    scalars: list[Any]
+
+    def written(self) -> list[Buffer]:
+        """The buffers that the op writes."""
+        pairs = zip(self.buffers, self.form.positions, strict=True)
+        return [buffer for buffer, (_, is_written) in pairs if is_written]
+
+
+def take_apart(
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Iterable[StorageGeometry]
+) -> EagerCall:
+    """The call of an op on views. Raises TypeError for what cannot be sent."""
+    views: list[View] = []
+    scalars: list[Any] = []
+    parts = tuple([_part(arg, views, scalars) for arg in args])
+    named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
+    if op in REDUCTIONS:
+        # How it runs depends on which dims it reduces, so these are part of its form.
+        values = iter(scalars)
+        parts = tuple([_literal(part, values) for part in parts])
+        named = tuple([(name, _literal(part, values)) for name, part in named])
+        scalars = []
+    operands = tuple([_operand_form(view) for view in views])
+    offsets = [view.offset for view, operand in zip(views, operands, strict=True) if operand.view is not None]
+    return EagerCall(
+        call_form(op, parts, named, operands, tuple(outputs)), [view.buffer for view in views], offsets, scalars
+    )
+
+
+def _operand_form(view: View) -> OperandForm:
+    buffer, shape, strides, offset, dtype = view
+    is_own = not offset and shape == buffer.shape and strides == buffer.strides
+    return OperandForm(buffer.geometry, dtype, None if is_own else (shape, strides))
+
+
+def _literal(part: ArgSpec, values: Iterator[Any]) -> ArgSpec:
+    if part == SCALAR:
+        return ("literal", next(values))
+    return ("literal", tuple([next(values) for _ in range(part[1])])) if part[0] == "scalars" else part
+
+
+VIEW: Final[ArgSpec] = ("view",)
+SCALAR: Final[ArgSpec] = ("scalar",)
+COMPLEX: Final[ArgSpec] = ("complex",)
+NOTHING: Final[ArgSpec] = ("literal", None)
+DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+
+def _part(arg: Any, views: list[View], scalars: list[Any]) -> ArgSpec:
+    kind = cast("type[Any]", type(arg))
+    if kind is View:
+        views.append(arg)
+        return VIEW
+    if kind is float or kind is int:
+        scalars.append(arg)
+        return SCALAR
+    if kind is list or kind is tuple or kind is torch.Size:
+        return _list_part(arg, views, scalars)
+    if arg is None or isinstance(arg, DROPPED):
+        return NOTHING
+    if kind is complex:
+        scalars += (arg.real, arg.imag)
+        return COMPLEX
+    if kind is bool or kind is str:
+        return ("literal", arg)
+    if kind is torch.dtype:
+        return ("dtype", DTYPE_NAMES[arg])
+    if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
+        return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
+    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
+
+
+def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> ArgSpec:
+    kinds: set[type[Any]] = {type(item) for item in items}
+    if kinds == {View}:
+        views.extend(items)
+        return ("views", len(items))
+    if kinds <= {int, float}:
+        scalars.extend(items)
+        return ("scalars", len(items))
+    return ("list", tuple([_part(item, views, scalars) for item in items]))
