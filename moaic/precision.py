@@ -40,7 +40,7 @@ def precision_of(value: object, option: str = PRECISION) -> torch.dtype | None:
         return torch.bfloat16
     if word in NO:
         return None
-    raise Diagnostic(f"{option}={value} is not known", hint=f"choose True, False, {', '.join(_WORDS)}")
+    raise Diagnostic(f"invalid value `{value}` for {option}", hint=f"choose True, False, {', '.join(_WORDS)}")
 
 
 def float8_recipe(value: object) -> str | None:

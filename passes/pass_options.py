@@ -74,7 +74,7 @@ def _value(pass_type: type[Pass], option: Field[Any], type_: Any, text: str) -> 
         return _number(pass_type, option, text)
     words = ("true", "false") if type_ is bool else _words(type_)
     if text not in words:
-        raise Diagnostic(f"{pass_type.name}={text} is not known", hint=f"choose one of {', '.join(words)}")
+        raise Diagnostic(f"invalid value `{text}` for {pass_type.name}", hint=f"choose one of {', '.join(words)}")
     return text == "true" if type_ is bool else text
 
 

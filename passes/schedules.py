@@ -170,7 +170,7 @@ def is_schedule_text(text: str) -> bool:
 def _action(word: str) -> Action:
     match = _ACTION.fullmatch(word)
     if match is None:
-        raise Diagnostic(f"`{word}` is no action of a schedule", hint="write for example F0.2, B0.2 or W0.2")
+        raise Diagnostic(f"`{word}` is not an action of a schedule", hint="write for example F0.2, B0.2 or W0.2")
     return Action(match[1], int(match[2]), int(match[3]))
 
 

@@ -29,7 +29,7 @@ def enable_by_environment(word: str) -> None:
     """Acts on the value of MOAI_ENABLE_ADVANCED_PARALLELIZATION; ends the program if it is neither 0 nor 1."""
     if word not in ("0", "1"):
         raise SystemExit(
-            f"error: MOAI_ENABLE_ADVANCED_PARALLELIZATION={word} is not known\nhint: set 1, or leave it out"
+            f"error: invalid value `{word}` for MOAI_ENABLE_ADVANCED_PARALLELIZATION\nhint: set 1, or leave it out"
         )
     if word == "1":
         enable_advanced_parallelization()

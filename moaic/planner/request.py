@@ -65,5 +65,5 @@ def _schedule(value: str) -> str:
 
 def _choice(name: str, value: str, choices: Mapping[str, object]) -> object:
     if value not in choices:
-        raise Diagnostic(f"{name}={value} is not known", hint=f"choose one of {', '.join(choices)}")
+        raise Diagnostic(f"invalid value `{value}` for {name}", hint=f"choose one of {', '.join(choices)}")
     return choices[value]

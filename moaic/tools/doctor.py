@@ -50,7 +50,7 @@ class Finding:
 
     def __str__(self) -> str:
         line = f"{self.state:<9}{self.text}"
-        return f"{line}\n         mend it: {self.mend}" if self.mend else line
+        return f"{line}\n         fix: {self.mend}" if self.mend else line
 
 
 def findings(environment: Mapping[str, str]) -> list[Finding]:

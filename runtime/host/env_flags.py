@@ -18,7 +18,7 @@ def says_yes(name: str, value: object) -> bool:
     """The value as a bool; raises Diagnostic for any other word."""
     word = str(value).lower()
     if word not in (*YES, *NO):
-        raise Diagnostic(f"{name}={value} is not known", hint="choose True or False")
+        raise Diagnostic(f"invalid value `{value}` for {name}", hint="choose True or False")
     return word in YES
 
 

@@ -162,7 +162,7 @@ def gathers(config: Config) -> frozenset[str]:
 @pytest.mark.parametrize("value", ["fp4", 16, "float32"])
 def test_a_precision_that_there_is_not(value: object) -> None:
     with pytest.raises(
-        Diagnostic, match=rf"precision={value} is not known\n.*choose True, False, bf16, bfloat16, fp16"
+        Diagnostic, match=rf"invalid value `{value}` for precision\n.*choose True, False, bf16, bfloat16, fp16"
     ):
         compiled(nn.Linear(2, 2), {}, precision=value)
 

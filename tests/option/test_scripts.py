@@ -181,4 +181,4 @@ def test_the_environment_says_the_line(tmp_path: Path) -> None:
 def test_a_mistake_in_the_environment_is_one_message(tmp_path: Path) -> None:
     done = run(tmp_path, "import torch", **{ENABLE: "maybe"})
     assert done.returncode == 1
-    assert done.stderr == f"error: {ENABLE}=maybe is not known\nhint: set 1, or leave it out\n"
+    assert done.stderr == f"error: invalid value `maybe` for {ENABLE}\nhint: set 1, or leave it out\n"

@@ -92,7 +92,7 @@ def test_a_list_that_somebody_wrote_is_a_schedule() -> None:
         ("F0.0 F0.2 B0.0 B0.2", "never runs F0.1"),
         ("F0.0 W0.0", "no backward (B)"),
         ("F0.0 B0.0 F1.0 / B1.0", "stage 1 stands in the lists of workers 0, 1"),
-        ("F0.0 B0.0 F0", "`F0` is no action"),
+        ("F0.0 B0.0 F0", "`F0` is not an action"),
         ("# nothing", "needs a list of actions"),
     ],
 )
