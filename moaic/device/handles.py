@@ -52,7 +52,7 @@ def dtype_name(dtype: torch.dtype) -> str:
         return DTYPE_NAMES[dtype]
     except KeyError:
         known = ", ".join(str(known).removeprefix("torch.") for known in DTYPE_NAMES)
-        raise TypeError(f"device moai holds no tensors of {dtype}; it holds {known}") from None
+        raise TypeError(f"device moai does not support {dtype}; valid: {known}") from None
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

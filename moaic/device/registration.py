@@ -26,8 +26,8 @@ def register() -> None:
         if torch_private.backend_name() == torch_private.NAME:
             return
         raise RuntimeError(
-            f"device moai cannot be registered: PyTorch has room for one device of its kind and "
-            f"{torch_private.backend_name()} has taken it"
+            "device moai cannot be registered: PyTorch supports one device of its kind (PrivateUse1) per process, "
+            f"and {torch_private.backend_name()} is registered"
         )
     from moaic.device import guard, import_hooks, torch_module
 

@@ -24,13 +24,7 @@ from moaic.runtime.controller.buffer import Buffer, View, row_major, storage_geo
 from moaic.runtime.controller.command_log import CommandRecorder, Log
 from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.controller.eager_call import EagerCall, take_apart
-from moaic.runtime.controller.eager_placement import (
-    births,
-    decide,
-    geometry_of,
-    operands,
-    serves,
-)
+from moaic.runtime.controller.eager_placement import births, decide, geometry_of, operands, serves
 from moaic.runtime.controller.errors import LateWarning, WorkerError
 from moaic.runtime.controller.launch import LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
@@ -54,8 +48,8 @@ MOST_PREPARED: Final = 10_000
 GREETING_SECONDS: Final = 0.5
 """How long nobody looks whether the workers are still awaited."""
 
-
 _NOWHERE: Final = id(None)
+"""The `id` of the placement of a buffer that is on no worker."""
 
 
 @dataclass(frozen=True, slots=True)
