@@ -166,10 +166,10 @@ def _full(args: tuple[Any, ...]) -> torch.dtype:
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype | None:
     """The widest floating type; None if the operands have one type."""
-    found = {value.dtype for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    if len(found) < 2:
+    types = {value.dtype for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    if len(types) < 2:
         return None
-    return torch.float32 if torch.float32 in found else _low(args)
+    return torch.float32 if torch.float32 in types else _low(args)
 
 
 def _full_result(overload: Any) -> Callable[..., Any]:

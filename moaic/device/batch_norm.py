@@ -59,9 +59,9 @@ def evaluating(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm with given statistics; like on the CPU, the saved statistics are empty."""
-    made = geometry(x.dtype, x.shape, torch.empty_like(meta_of(x)).stride())
+    out_geometry = geometry(x.dtype, x.shape, torch.empty_like(meta_of(x)).stride())
     accelerator = session.accelerator()
-    outputs = [new_tensor(made), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
+    outputs = [new_tensor(out_geometry), *(new_tensor(geometry(x.dtype, (0,), (1,))) for _ in range(2))]
     operands = tuple(None if t is None else view_of(t) for t in (x, weight, bias, running_mean, running_var))
     accelerator.launch(
         "aten._native_batch_norm_legit_no_training",

@@ -175,7 +175,7 @@ def form_of(
 ) -> CallForm:
     """The form of a call whose new results have these geometries. Raises TypeError for what cannot be sent."""
     named = {name: _sent(value) for name, value in kwargs.items() if signature.by_name[name] is not ArgKind.PLACEMENT}
-    outputs = [storage_geometry(made.name, made.shape, made.strides) for made in results]
+    outputs = [storage_geometry(result.name, result.shape, result.strides) for result in results]
     return take_apart(signature.name, [_sent(value) for value in args], named, outputs).form
 
 

@@ -118,8 +118,8 @@ def _bring_back(signature: Signature, results: Any, args: tuple[Any, ...], kwarg
         return None
     listed = cast("list[Any]", results if len(signature.returns) > 1 else [results])
     brought = tuple(
-        _bring(result) if at is None else signature.argument(at, args, kwargs)
-        for result, at in zip(listed, signature.returns, strict=True)
+        _bring(result) if source is None else signature.argument(source, args, kwargs)
+        for result, source in zip(listed, signature.returns, strict=True)
     )
     return brought if len(brought) > 1 else next(iter(brought))
 

@@ -70,11 +70,11 @@ class _Plans(dict[tuple[Any, ...], CallPlan]):
 
 
 def _flat(results: Iterable[ResultGeometry]) -> Iterator[Geometry]:
-    for made in results:
-        if isinstance(made, Geometry):
-            yield made
-        elif made is not None:
-            yield from made
+    for result in results:
+        if isinstance(result, Geometry):
+            yield result
+        elif result is not None:
+            yield from result
 
 
 def functional(signature: Signature) -> DeviceKernel:
@@ -144,7 +144,7 @@ def mutating(signature: Signature) -> DeviceKernel:
             check_types(packed.key, args, kwargs)
             if takes_out and _grow(signature, results, args, kwargs):
                 return kernel(*args, **kwargs)
-            new = tuple(made for made, at in zip(results, signature.returns, strict=True) if at is None)
+            new = tuple(result for result, source in zip(results, signature.returns, strict=True) if source is None)
             plan = plans.remember(packed.key, signature, args, kwargs, new)
         if returns_argument:
             session.accelerator().launch_call(packed.eager(plan.form), ())
@@ -152,7 +152,9 @@ def mutating(signature: Signature) -> DeviceKernel:
         fresh = build(plan.results)
         session.accelerator().launch_call(packed.eager(plan.form), _buffers(fresh))
         rest = iter(fresh)
-        results = tuple(next(rest) if at is None else signature.argument(at, args, kwargs) for at in signature.returns)
+        results = tuple(
+            next(rest) if source is None else signature.argument(source, args, kwargs) for source in signature.returns
+        )
         return results if len(results) > 1 else results[0] if results else None
 
     kernel.__name__ = str(signature.overload)
@@ -172,17 +174,17 @@ def _grow(
     Ops with `out=` return only these tensors.
     """
     small: dict[str, Geometry] = {}
-    for made, at in zip(cast("tuple[Geometry, ...]", results), signature.returns, strict=True):
-        name = signature.names[at or 0]
+    for result, source in zip(cast("tuple[Geometry, ...]", results), signature.returns, strict=True):
+        name = signature.names[source or 0]
         out: torch.Tensor = kwargs[name]
-        if out.shape != made.shape:
-            _check_not_read(signature, out, made.shape, args)
-            small[name] = made
+        if out.shape != result.shape:
+            _check_not_read(signature, out, result.shape, args)
+            small[name] = result
     if not small:
         return False
     strides = _strides_on_host(signature, small, args, kwargs)
-    for name, made in small.items():
-        fit(kwargs[name], made.shape, strides.get(name, made.strides))
+    for name, result in small.items():
+        fit(kwargs[name], result.shape, strides.get(name, result.strides))
     return True
 
 
@@ -202,7 +204,7 @@ def _strides_on_host(
     """
     fill = torch.ones if "pointwise" in signature.tags else _identity
     named = {name: _filled(value, fill) for name, value in kwargs.items()}
-    named |= {name: torch.empty(0, dtype=made.dtype, device="cpu") for name, made in small.items()}
+    named |= {name: torch.empty(0, dtype=result.dtype, device="cpu") for name, result in small.items()}
     try:
         signature.overload(*(_filled(value, fill) for value in args), **named)
     except RuntimeError:
@@ -232,8 +234,12 @@ def _check_not_read(signature: Signature, out: torch.Tensor, shape: Sequence[int
 def build(results: tuple[ResultGeometry, ...]) -> tuple[Any, ...]:
     """New tensors of these geometries."""
     return tuple(
-        None if made is None else new_tensor(made) if isinstance(made, Geometry) else [new_tensor(m) for m in made]
-        for made in results
+        None
+        if result is None
+        else new_tensor(result)
+        if isinstance(result, Geometry)
+        else [new_tensor(m) for m in result]
+        for result in results
     )
 
 
@@ -262,10 +268,10 @@ def results_on_meta(
             return None
     count = len(signature.returns)
     listed = cast("tuple[Any, ...]", results if count > 1 else (results,) if count else ())
-    return tuple(_made(result) for result in listed)
+    return tuple(_result_geometry(result) for result in listed)
 
 
-def _made(result: Any) -> ResultGeometry:
+def _result_geometry(result: Any) -> ResultGeometry:
     if result is None:
         return None
     if isinstance(result, torch.Tensor):
@@ -292,8 +298,8 @@ def _meta(value: Any) -> Any:
 def _zeros(value: Any) -> Any:
     """Zeros on the host in place of an operand; ones for int32, since pivots count from one."""
     if isinstance(value, torch.Tensor):
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-        return made.fill_(1 if value.dtype == torch.int32 else 0)
+        result = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return result.fill_(1 if value.dtype == torch.int32 else 0)
     if isinstance(value, list | tuple):
         return [_zeros(item) for item in cast("list[Any]", value)]
     return value

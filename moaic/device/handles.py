@@ -80,16 +80,16 @@ def new_storage(nbytes: int) -> Any:
     return _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, nbytes)
 
 
-def full_tensor(made: Geometry, buffer: Buffer) -> torch.Tensor:
-    """A new tensor over the whole of `buffer`, whose geometry is `made`."""
-    storage = _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, made.nbytes)
+def full_tensor(like: Geometry, buffer: Buffer) -> torch.Tensor:
+    """A new tensor over the whole of `buffer`, whose geometry is `like`."""
+    storage = _construct(_FIRST_ADDRESS + next(_numbers) * _ADDRESS_STEP, DEVICE, like.nbytes)
     storage.moai = buffer
-    return _set_geometry(_CPU_KEYS, _create(made.shape, made.dtype), storage, 0, made.shape, made.strides)
+    return _set_geometry(_CPU_KEYS, _create(like.shape, like.dtype), storage, 0, like.shape, like.strides)
 
 
-def new_tensor(made: Geometry) -> torch.Tensor:
+def new_tensor(like: Geometry) -> torch.Tensor:
     """An uninitialized tensor with a new buffer."""
-    return full_tensor(made, session.accelerator().buffer(made.name, made.shape, made.strides))
+    return full_tensor(like, session.accelerator().buffer(like.name, like.shape, like.strides))
 
 
 def tensor_of(

@@ -121,18 +121,20 @@ def _generator_new(real: Any) -> Any:
 
 def _current_accelerator(other: torch.device | None, real: Any) -> Any:
     def current_accelerator() -> torch.device | None:
-        found = real()
-        unused = found is not None and found.type == NAME and not IN_USE.is_set()
-        return other if unused else found
+        current = real()
+        unused = current is not None and current.type == NAME and not IN_USE.is_set()
+        return other if unused else current
 
     return current_accelerator
 
 
 def _any_accelerator(real: Any) -> Any:
     def any_accelerator(check: bool = False) -> torch.device:
-        found = real(check)
-        unused = found.type == NAME and not IN_USE.is_set()
-        return (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else found
+        current = real(check)
+        unused = current.type == NAME and not IN_USE.is_set()
+        return (
+            (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")) if unused else current
+        )
 
     return any_accelerator
 

@@ -36,28 +36,28 @@ def empty(
     *,
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format | None = None,
-    **where: Any,
+    **placement: Any,
 ) -> torch.Tensor:
-    _check_placements(where)
-    kind = dtype or torch.get_default_dtype()
+    _check_placements(placement)
+    element_type = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         shape = tuple(size)
         _check_sizes(shape)
-        return new_tensor(geometry(kind, shape, row_major(shape)))
-    like = torch.empty(size, dtype=kind, device="meta", memory_format=memory_format)
-    return new_tensor(geometry(kind, like.shape, like.stride()))
+        return new_tensor(geometry(element_type, shape, row_major(shape)))
+    like = torch.empty(size, dtype=element_type, device="meta", memory_format=memory_format)
+    return new_tensor(geometry(element_type, like.shape, like.stride()))
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any
 ) -> torch.Tensor:
-    _check_placements(where)
+    _check_placements(placement)
     _check_sizes(size)
     return new_tensor(geometry(dtype or torch.get_default_dtype(), size, stride))
 
 
-def _check_placements(where: Mapping[str, Any]) -> None:
-    for name, value in where.items():
+def _check_placements(placement: Mapping[str, Any]) -> None:
+    for name, value in placement.items():
         check_placement(name, value)
 
 
@@ -66,17 +66,17 @@ def _check_sizes(size: Sequence[int]) -> None:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
 
 
-def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
-    _check_placements(where)
-    kind = dtype or torch.full((), fill_value, device="cpu").dtype
+def full(size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **placement: Any) -> torch.Tensor:
+    _check_placements(placement)
+    element_type = dtype or torch.full((), fill_value, device="cpu").dtype
     shape = tuple(size)
     _check_sizes(shape)
-    return fill_(new_tensor(geometry(kind, shape, row_major(shape))), fill_value)
+    return fill_(new_tensor(geometry(element_type, shape, row_major(shape))), fill_value)
 
 
-def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any) -> torch.Tensor:
+def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> torch.Tensor:
     """`_efficientzerotensor`: torch stores no zeros for it, the device does."""
-    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **where)
+    return full(size, 0, dtype=dtype or torch.get_default_dtype(), **placement)
 
 
 def fill_(tensor: torch.Tensor, value: Any) -> torch.Tensor:
@@ -163,7 +163,7 @@ def to_copy(
     **_: Any,
 ) -> torch.Tensor:
     """The copy that `.to`, `.cpu`, `.float` and similar methods make, in each direction."""
-    kind = dtype or tensor.dtype
+    element_type = dtype or tensor.dtype
     target = device or tensor.device
     check_placement("layout", layout)
     if target.type == torch_private.NAME:
@@ -172,14 +172,14 @@ def to_copy(
         host = aten._to_copy.default(tensor, dtype=dtype, memory_format=memory_format)
         return to_device(host)
     if target.type == torch_private.NAME:
-        like = aten._to_copy.default(meta_of(tensor), dtype=kind, memory_format=memory_format)
-        return copy_(new_tensor(geometry(kind, like.shape, like.stride())), tensor)
+        like = aten._to_copy.default(meta_of(tensor), dtype=element_type, memory_format=memory_format)
+        return copy_(new_tensor(geometry(element_type, like.shape, like.stride())), tensor)
     host = to_host(tensor)
-    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="meta")
+    wanted = torch.empty_strided(tensor.shape, tensor.stride(), dtype=element_type, device="meta")
     strides = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format).stride()
-    if target.type == "cpu" and host.dtype == kind and host.stride() == strides:
+    if target.type == "cpu" and host.dtype == element_type and host.stride() == strides:
         return host
-    return torch.empty_strided(tensor.shape, strides, dtype=kind, device=target).copy_(host)
+    return torch.empty_strided(tensor.shape, strides, dtype=element_type, device=target).copy_(host)
 
 
 def item(tensor: torch.Tensor) -> Any:
@@ -206,8 +206,8 @@ def _grow(tensor: torch.Tensor, like: torch.Tensor, flat: int | None, kept: int)
             f"a tensor of shape {list(tensor.shape)} on device moai cannot grow to {list(like.shape)}: "
             "other tensors share its storage, which cannot be enlarged; resize a clone() of it"
         )
-    made = geometry(tensor.dtype, like.shape, like.stride()) if flat is None else geometry(tensor.dtype, (flat,), (1,))
-    grown = new_tensor(made)
+    shape, strides = (like.shape, like.stride()) if flat is None else ((flat,), (1,))
+    grown = new_tensor(geometry(tensor.dtype, shape, strides))
     if kept:
         grown.as_strided((kept,), (1,)).copy_(tensor.as_strided((kept,), (1,), 0))
     return _set_geometry(
@@ -263,9 +263,9 @@ def histc(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     """Histogram, also of integers, which other accelerators support and the CPU does not."""
     if not tensor.is_floating_point():
         return aten.histc.default(tensor.double(), bins, min, max).to(tensor.dtype)
-    made = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
-    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(made).buffer])
-    return made
+    new = new_tensor(geometry(tensor.dtype, (bins,), (1,)))
+    session.accelerator().launch("aten.histc", (view_of(tensor), bins, min, max), {}, [view_of(new).buffer])
+    return new
 
 
 def unscale(tensors: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:

@@ -28,11 +28,11 @@ def with_strides(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the device with the values and the geometry of a host tensor."""
     dense = as_dense(tensor)
-    made = geometry_of(dense)
+    geometry = geometry_of(dense)
     accelerator = session.accelerator()
-    buffer = accelerator.buffer(made.name, made.shape, made.strides)
+    buffer = accelerator.buffer(geometry.name, geometry.shape, geometry.strides)
     accelerator.upload(buffer, dense)
-    return full_tensor(made, buffer)
+    return full_tensor(geometry, buffer)
 
 
 def as_dense(tensor: torch.Tensor) -> torch.Tensor:
