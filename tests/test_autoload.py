@@ -125,7 +125,7 @@ except RuntimeError as error:
     print(error)
 """,
     )
-    assert "other has taken it" in run(program)
+    assert "and other is registered" in run(program)
 
 
 def test_a_process_ends_well_right_after_backward() -> None:

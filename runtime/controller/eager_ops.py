@@ -16,6 +16,7 @@ from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.placement import Placement
 
 _NOWHERE: Final = id(None)
+"""The `id` of the placement of a buffer that is on no worker."""
 
 MOST_PREPARED: Final = 10_000
 """Eager ops that are remembered at a time."""
