@@ -238,16 +238,33 @@ def _gradient(
         if SOFT_CAP > 0:
             delta *= 1 - (z / SOFT_CAP) * (z / SOFT_CAP)
         delta = tl.where(is_class, delta * above, 0.0)
-        for depth in range(0, width, DEPTH):
-            k = depth + tl.arange(0, DEPTH)
-            at = mine.to(tl.int64)[:, None] * width + k[None, :]
-            inside = (mine < own_count)[:, None] & (k < width)[None, :]
-            source = theirs.to(tl.int64)[:, None] * other_row + k[None, :]
-            rows = tl.load(other + source, mask=(theirs < other_count)[:, None] & (k < width)[None, :], other=0.0)
-            so_far = tl.load(result + at, mask=inside, other=0.0)
-            tl.store(result + at, tl.dot(delta.to(rows.dtype), rows, so_far, input_precision="ieee"), mask=inside)
+        _add_product(result, delta, other, other_row, mine, theirs, own_count, other_count, width, DEPTH)
         # The next iteration reads values that other threads of this program wrote.
         tl.debug_barrier()
+
+
+@triton.jit
+def _add_product(
+    result: tl.tensor,
+    delta: tl.tensor,
+    other: tl.tensor,
+    other_row: tl.tensor,
+    mine: tl.tensor,
+    theirs: tl.tensor,
+    own_count: tl.tensor,
+    other_count: tl.tensor,
+    width: tl.tensor,
+    DEPTH: tl.constexpr,
+):
+    """Add the product of `delta` and rows `theirs` of `other` to rows `mine` of the result."""
+    for depth in range(0, width, DEPTH):  # pyright: ignore[reportArgumentType]  # Triton's meaning of range
+        k = depth + tl.arange(0, DEPTH)
+        at = mine.to(tl.int64)[:, None] * width + k[None, :]
+        inside = (mine < own_count)[:, None] & (k < width)[None, :]
+        source = theirs.to(tl.int64)[:, None] * other_row + k[None, :]
+        rows = tl.load(other + source, mask=(theirs < other_count)[:, None] & (k < width)[None, :], other=0.0)
+        so_far = tl.load(result + at, mask=inside, other=0.0)
+        tl.store(result + at, tl.dot(delta.to(rows.dtype), rows, so_far, input_precision="ieee"), mask=inside)
 
 
 @triton.jit

@@ -171,18 +171,39 @@ def _backward(
         by = _scale(a, b, half, eps)
         a *= by
         b *= by
-        program = (batch * tl.num_programs(1) + head) + tl.program_id(0) * tl.num_programs(1) * tl.num_programs(2)
-        place = parts + program * 2 * half + column
-        tl.store(place, tl.sum(da * a, 0), mask=column < half)
-        tl.store(place + half, tl.sum(db * b, 0), mask=column < half)
-        da *= _wide(weight + column, column < half)[None, :]
-        db *= _wide(weight + half + column, column < half)[None, :]
-        mean = (tl.sum(da * a, 1) + tl.sum(db * b, 1))[:, None] / (2 * half)
-        da = by * (da - a * mean)
-        db = by * (db - b * mean)
+        _store_parts(parts, tl.sum(da * a, 0), tl.sum(db * b, 0), column, half)
+        da, db = _norm_backward(da, db, a, b, by, weight + column, column, half)
     to = dx + ((batch * tl.num_programs(1) + head) * length + row[:, None]) * 2 * half + column[None, :]
     tl.store(to, da, mask=inside)
     tl.store(to + half, db, mask=inside)
+
+
+@triton.jit
+def _norm_backward(
+    da: tl.tensor,
+    db: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    by: tl.tensor,
+    weight: tl.tensor,
+    column: tl.tensor,
+    half: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The gradients of both halves of the norm's operand from those of its result; a and b are the normed halves."""
+    da *= _wide(weight, column < half)[None, :]
+    db *= _wide(weight + half, column < half)[None, :]
+    mean = (tl.sum(da * a, 1) + tl.sum(db * b, 1))[:, None] / (2 * half)
+    return by * (da - a * mean), by * (db - b * mean)
+
+
+@triton.jit
+def _store_parts(parts: tl.tensor, first: tl.tensor, second: tl.tensor, column: tl.tensor, half: tl.tensor):
+    """Store this program's share of the weight's gradient, for both halves of a head."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    program = (batch * tl.num_programs(1) + head) + tl.program_id(0) * tl.num_programs(1) * tl.num_programs(2)
+    place = parts + program * 2 * half + column
+    tl.store(place, first, mask=column < half)
+    tl.store(place + half, second, mask=column < half)
 
 
 @triton.jit
