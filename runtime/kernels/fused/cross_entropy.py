@@ -257,7 +257,7 @@ def _add_product(
     DEPTH: tl.constexpr,
 ):
     """Add the product of `delta` and rows `theirs` of `other` to rows `mine` of the result."""
-    for depth in range(0, width, DEPTH):
+    for depth in range(0, width, DEPTH):  # pyright: ignore[reportArgumentType]  # Triton's meaning of range
         k = depth + tl.arange(0, DEPTH)
         at = mine.to(tl.int64)[:, None] * width + k[None, :]
         inside = (mine < own_count)[:, None] & (k < width)[None, :]
