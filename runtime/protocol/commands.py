@@ -12,9 +12,9 @@ code looks at the class of a command and never compares two.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeGuard, get_args
+from typing import Any, Final, NamedTuple, TypeGuard, cast, get_args
 
 
 class Put(NamedTuple):
@@ -198,7 +198,7 @@ CODES: Final[Mapping[type[Command], int]] = {kind: code for code, kind in enumer
 
 _KINDS: Final[Sequence[type[Command]]] = tuple(CODES)
 
-_MAKERS: Final[Sequence[Callable[..., Command]]] = _KINDS
+_MAKERS: Final = cast("Sequence[Any]", _KINDS)
 
 _REQUESTS: Final = frozenset(get_args(Request))
 
