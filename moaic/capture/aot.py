@@ -1,27 +1,24 @@
 """The backend for AOTAutograd: a whole training step goes in, a forward and a backward callable come out.
 
-A training graph is not partitioned: the engine decides which ops run in the forward and which in the backward. Between
-the two, AOTAutograd saves only a small call token that the forward returns after its outputs: the number of the call
-and its sizes.
+A training graph is not partitioned. Its forward hands out, beside the outputs, a call token: a tensor that AOTAutograd
+saves for the backward, and whose storage owns the engine's call. A call ends with that storage: once autograd frees
+what it has saved, no backward of the call can come, and nothing else keeps it. What runs when is the engine's business.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
 from moaic.capture.before_autograd import replace_calls
 from moaic.capture.decompositions import decompositions
-from moaic.capture.fx.captured import CALL_TOKEN_WORDS, Captured, Slot
+from moaic.capture.fx.captured import Captured, Slot
 from moaic.capture.fx.program import FxProgram
-from moaic.capture.fx.stubs import backward_stub, forward_stub
+from moaic.capture.fx.stubs import backward_stub, example_token, forward_stub
 from moaic.capture.fx.traced_graph import NameSupply, TracedGraph, names_of
 from moaic.capture.op_by_op import EagerHalves, Kept
 from moaic.capture.output_aliases import OutputView, with_strides
@@ -34,20 +31,18 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Engine(Protocol):
     """Runs a captured program.
 
-    `call` numbers the calls of the forward of a training program and is None for an inference. Tensors are the user's
-    own, in the order of the function's parameters (those of its kind) and results.
+    Tensors are the user's own, in the order of the function's parameters (those of its kind) and results.
     """
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        """Return outputs and updates: the first `captured.forward_results` results."""
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], object]:
+        """Outputs and updates, which are the first `captured.forward_results` results, and the call.
+
+        The caller drops the call when no backward of it can come, on any thread: an engine refers to it weakly.
+        """
         ...
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        """Return gradients: the other results. May run more than once for one call (retain_graph)."""
-        ...
-
-    def forget(self, call: int) -> None:
-        """Note that no backward of this call can follow. Called by any thread at any time, so it must not do more."""
+    def backward(self, captured: Captured, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
+        """Gradients: the other results. May be called again for one call (retain_graph)."""
         ...
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
@@ -148,43 +143,48 @@ class _Inference(_Graph):
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         args.clear()
-        results = self.engine.forward(captured, None, arguments)
+        results, _ = self.engine.forward(captured, arguments)
         return outputs_of(captured, results, given)
+
+
+class _CallRecord(NamedTuple):
+    """A call of a training program, for its backward."""
+
+    read: Saved
+    captured: Captured
+    call: object
+    """The engine's."""
 
 
 class _Training(_Graph):
     def __init__(self, program: FxProgram, engine: Engine) -> None:
         super().__init__(program, engine)
-        self.calls: Iterator[int] = itertools.count()
         self._read = program.traced.read_by_backward()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
-        sizes = self.program.sizes(args)
-        captured = self.captured(sizes)
+        captured = self.captured(self.program.sizes(args))
         if captured is None:
             outputs, kept = self._halves.forward(args)
-            return (*outputs, _call_token([], kept))
+            return (*outputs, _call_token(kept))
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         written = {captured.arguments[position] for position in captured.updates}
         read = Saved({at: name for at, name in self._read.items() if at not in written}, args)
         args.clear()
-        call = next(self.calls)
-        outputs = outputs_of(captured, self.engine.forward(captured, call, arguments), given)
-        weakref.finalize(read, self.engine.forget, call).atexit = False
-        return (*outputs, _call_token([call, *sizes], read))
+        results, call = self.engine.forward(captured, arguments)
+        return (*outputs_of(captured, results, given), _call_token(_CallRecord(read, captured, call)))
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         token, *tangents = args
         args.clear()
-        noted = token.untyped_storage().moai_call
-        noted.check()
-        if isinstance(noted, Kept):
-            return self._halves.backward(noted, tangents)
-        words = token.tolist()
-        captured = self.program.instantiate(tuple(words[1 : 1 + self.program.symbols]))
+        record: Kept | _CallRecord = token.untyped_storage().moai_call
+        if isinstance(record, Kept):
+            record.check()
+            return self._halves.backward(record, tangents)
+        read, captured, call = record
+        read.check()
         given = [tangents[position] for position in captured.tangents]
-        grads = self.engine.backward(captured, words[0], given)
+        grads = self.engine.backward(captured, call, given)
         return filled(captured.grads, [None] * captured.forward_results + list(grads))
 
     @cached_property
@@ -192,11 +192,11 @@ class _Training(_Graph):
         return EagerHalves(self.program.traced)
 
 
-def _call_token(words: Sequence[int], noted: Saved) -> Tensor:
-    """A token with the numbers for the backward and with `noted`, which lives as long as autograd's graph does."""
-    token = torch.tensor([*words, *([0] * (CALL_TOKEN_WORDS - len(words)))])
-    # Autograd keeps the storage alive, but not this tensor object.
-    token.untyped_storage().moai_call = noted  # pyright: ignore[reportAttributeAccessIssue]
+def _call_token(record: Kept | _CallRecord) -> Tensor:
+    """A tensor that owns `record` for as long as autograd keeps it."""
+    token = example_token()
+    # Autograd keeps the storage, whatever becomes of this tensor.
+    token.untyped_storage().moai_call = record  # pyright: ignore[reportAttributeAccessIssue]
     return token
 
 

@@ -68,16 +68,13 @@ class _Recorder:
     def __init__(self, program: FxProgram) -> None:
         self.program = program
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], None]:
         if not captured.function.results:
-            return ()
+            return (), None
         raise _TakenError(CapturedCall(captured, tuple(argument.detach() for argument in arguments)))
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> NoReturn:
+    def backward(self, captured: Captured, call: object, tangents: list[Tensor]) -> NoReturn:
         raise AssertionError("no forward has run")
-
-    def forget(self, call: int) -> None:
-        pass
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +72,7 @@ def moai(
 
 
 class GraphEngine:
-    """Runs the steps of one captured graph, one for each set of concrete sizes; keeps calls until their backward."""
+    """Runs the steps of one captured graph, one for each set of concrete sizes."""
 
     def __init__(
         self,
@@ -90,28 +89,26 @@ class GraphEngine:
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
-        self._calls: dict[int, StepCall] = {}
-        self._forgotten: deque[int] = deque()
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
-        """Runs or defers the forward; returns outputs and updates, each on the device where the program has it."""
-        self._release_forgotten()
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], StepCall | None]:
+        """Runs or defers the forward; returns outputs and updates, each on the device where the program has it.
+
+        The call, for the backward, is None for a graph that computes nothing.
+        """
         if not captured.function.results:
-            return []
+            return [], None
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]
-        outputs, made = step.forward(inputs, _key(captured))
-        if call is not None:
-            self._calls[call] = made
-        return _tensors(accelerator, captured, outputs, slice(captured.forward_results))
+        outputs, call = step.forward(inputs, _key(captured))
+        return _tensors(accelerator, captured, outputs, slice(captured.forward_results)), call
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, captured: Captured, call: StepCall, tangents: list[Tensor]) -> Sequence[Tensor]:
         """Runs the backward of `call`; returns gradients on the devices of their arguments."""
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         given = [_buffer(accelerator, tensor) for tensor in tangents]
-        grads = step.backward(self._calls[call], given)
+        grads = step.backward(call, given)
         return _tensors(accelerator, captured, grads, slice(captured.forward_results, None))
 
     def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
@@ -126,19 +123,8 @@ class GraphEngine:
             for kind, tensor in zip(roles, arguments, strict=True)
         ]
 
-    def forget(self, call: int) -> None:
-        """Note that no backward of `call` can follow; may be called from any thread."""
-        if call in self._calls:
-            self._calls[call].is_live = False
-            self._forgotten.append(call)
-
     def run_op_by_op(self, reason: Diagnostic) -> None:
         log.op_by_op(reason.message)
-
-    def _release_forgotten(self) -> None:
-        while self._forgotten:
-            call = self._forgotten.popleft()
-            self._calls.pop(call, None)
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:

@@ -78,9 +78,12 @@ def new_buffer(accelerator: Accelerator, value: Value) -> Buffer:
     return accelerator.buffer(value.type.dtype, value.type.shape, row_major(value.type.shape))
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class StepCall:
-    """One call of the compiled forward, from the call until autograd releases it."""
+    """One call of the compiled forward. Autograd owns it: it lives until no backward of it can come.
+
+    A deferred forward keeps its call until it has run. The accelerator, to which it is a reader of inputs, does not.
+    """
 
     inputs: list[Buffer]
     """One buffer per parameter of the step, tangents and key left out."""
@@ -92,8 +95,6 @@ class StepCall:
     variant: Variant | None = None
     saved: list[Buffer] | None = None
     """Values saved for the backward, if the forward ran alone."""
-    is_live: bool = True
-    """Whether a backward can still come."""
 
     def reads(self, buffer: Buffer) -> bool:
         return any(each is buffer for each in self.inputs)

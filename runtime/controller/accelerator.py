@@ -202,7 +202,7 @@ class Accelerator:
             self._deferral.defer(promise)
 
     def keep(self, keeper: ForwardReader) -> None:
-        """From now on `keeper` is given a copy of what it reads before that is overwritten."""
+        """From now on, while it exists, `keeper` is given a copy of what it reads before that is overwritten."""
         with self._lock:
             self._deferral.add_reader(keeper)
 

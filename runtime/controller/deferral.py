@@ -6,6 +6,7 @@ Where forward and backward run as two programs, the backward reads buffers that 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -17,12 +18,10 @@ from moaic.runtime.controller.eager_ops import EagerOps
 
 
 class ForwardReader(Protocol):
-    """Who may still read buffers that the person is free to overwrite: a forward whose backward has not come."""
+    """Who may still read buffers that the user is free to overwrite: a forward whose backward has not come.
 
-    @property
-    def is_live(self) -> bool:
-        """Whether any reading can still come; asked from any thread."""
-        ...
+    It reads for as long as it exists.
+    """
 
     def reads(self, buffer: Buffer) -> bool: ...
 
@@ -37,7 +36,7 @@ class Deferral:
     def __init__(self, buffers: Buffers, eager: EagerOps) -> None:
         self._buffers = buffers
         self._eager = eager
-        self._readers: list[ForwardReader] = []
+        self._readers: list[weakref.ref[ForwardReader]] = []
         self.pending: DeferredForward | None = None
 
     def defer(self, forward: DeferredForward) -> None:
@@ -47,7 +46,7 @@ class Deferral:
         forward.register(self._withdraw)
 
     def add_reader(self, reader: ForwardReader) -> None:
-        self._live_readers().append(reader)
+        self._readers.append(weakref.ref(reader))
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         """Launches an eager op, behind the pending forward where it reads what that makes."""
@@ -81,13 +80,15 @@ class Deferral:
         self._save_kept([buffer])
 
     def _live_readers(self) -> list[ForwardReader]:
-        self._readers = [each for each in self._readers if each.is_live]
-        return self._readers
+        live = [(each, reader) for each in self._readers if (reader := each()) is not None]
+        self._readers = [each for each, _ in live]
+        return [reader for _, reader in live]
 
     def _save_kept(self, written: Iterable[Buffer]) -> None:
         """Copies what is about to be overwritten for those who still read the value that it has."""
-        for buffer in written if self._live_readers() else ():
-            readers = [each for each in self._readers if each.reads(buffer)]
+        live = self._live_readers()
+        for buffer in written if live else ():
+            readers = [each for each in live if each.reads(buffer)]
             if readers:
                 copy = self._copied(buffer)
                 for each in readers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from moaic.runtime.controller.buffer import Buffer
 
@@ -17,7 +16,7 @@ class DeferredForward:
 
     def __init__(self, run: Callable[[], None], reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
         """`reads` must keep their values until then; `writes` are held weakly, so that their end can be seen."""
-        self._run: Final = run
+        self._run: Callable[[], None] | None = run
         self._reads = {buffer.id: buffer for buffer in reads}
         self._writes = {buffer.id: weakref.ref(buffer) for buffer in writes}
         self._deferred: list[Callable[[], None]] = []
@@ -52,7 +51,7 @@ class DeferredForward:
 
     def force(self) -> None:
         """Makes the values now, by `run`."""
-        if self.done or self.running:
+        if self._run is None or self.running:
             return
         self.running = True
         try:
@@ -66,6 +65,8 @@ class DeferredForward:
         if self.done:
             return
         self.done = True
+        # What runs refers to the call that refers to this: without the circle the call ends with its last reference.
+        self._run = None
         for buffer in self.writes():
             buffer.promise = None
         if self._withdraw is not None:

@@ -54,22 +54,16 @@ class Interpreted:
     def __init__(self, program: FxProgram, taken: dict[int, CapturedCall]) -> None:
         self.program = program
         self.taken = taken
-        self.calls: dict[int, list[Tensor]] = {}
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
         given = [argument.detach().clone() for argument in arguments]
         if captured.function.results:
             self.taken.setdefault(id(captured), CapturedCall(captured, tuple(given)))
-        if call is not None:
-            self.calls[call] = given
         zeros = [torch.zeros(value.type.shape, dtype=DTYPES[value.type.dtype]) for value in _tangents(captured)]
-        return _run(captured, given, zeros)[: captured.forward_results]
+        return _run(captured, given, zeros)[: captured.forward_results], given
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        return _run(captured, self.calls[call], tangents)[captured.forward_results :]
-
-    def forget(self, call: int) -> None:
-        pass
+    def backward(self, captured: Captured, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+        return _run(captured, call, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import copy
-import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -31,29 +31,32 @@ pytestmark = [
 KEY = torch.tensor([7, 11])
 
 
+@dataclass(eq=False)
+class Call:
+    """What a forward was given."""
+
+    copies: list[Tensor]
+
+
 class Interpreted:
     """An engine that runs every function through the reference interpreter."""
 
     def __init__(self, program: FxProgram) -> None:
         self.program = program
-        self.kept: dict[int, list[Tensor]] = {}
-        self.forgotten: list[int] = []
+        self.calls = weakref.WeakSet[Call]()
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Call]:
         copies = [argument.detach().clone() for argument in arguments]
-        if call is not None:
-            self.kept[call] = copies
+        call = Call(copies)
+        self.calls.add(call)
         zeros = [
             torch.zeros_like(value)
             for value in (torch.empty(param.type.shape) for param in params(captured.function, "tangent"))
         ]
-        return run(captured, copies, zeros)[: captured.forward_results]
+        return run(captured, copies, zeros)[: captured.forward_results], call
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        return run(captured, self.kept[call], tangents)[captured.forward_results :]
-
-    def forget(self, call: int) -> None:
-        self.forgotten.append(call)
+    def backward(self, captured: Captured, call: Call, tangents: list[Tensor]) -> Sequence[Tensor]:
+        return run(captured, call.copies, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason
@@ -483,18 +486,31 @@ def test_a_second_backward_reaches_the_engine(compiler: Compiler) -> None:
     torch.testing.assert_close(model.weight.grad, 2 * once)
 
 
-def test_a_call_is_forgotten_with_its_graph(compiler: Compiler) -> None:
+def test_a_call_ends_with_its_graph(compiler: Compiler) -> None:
     model = nn.Linear(4, 3)
     compiled = compiler(model)
     kept, lost = compiled(torch.randn(2, 4)), compiled(torch.randn(2, 4))
-    assert compiler.engines[0].forgotten == []
+    calls = compiler.engines[0].calls
+    assert len(calls) == 2
     del lost
-    gc.collect()
-    assert compiler.engines[0].forgotten == [1]
+    assert len(calls) == 1
     kept.sum().backward()
-    del kept
-    gc.collect()
-    assert sorted(compiler.engines[0].forgotten) == [0, 1]
+    assert len(calls) == 0
+
+
+def test_a_call_lives_while_its_graph_is_retained(compiler: Compiler) -> None:
+    loss = compiler(nn.Linear(4, 3))(torch.randn(2, 4)).sum()
+    loss.backward(retain_graph=True)
+    assert len(compiler.engines[0].calls) == 1
+    loss.backward()
+    assert len(compiler.engines[0].calls) == 0
+
+
+def test_an_inference_keeps_no_call(compiler: Compiler) -> None:
+    with torch.no_grad():
+        result = compiler(nn.Linear(4, 3))(torch.randn(2, 4))
+    assert result.shape == (2, 3)
+    assert len(compiler.engines[0].calls) == 0
 
 
 def test_half_precision_and_autocast(compiler: Compiler) -> None:

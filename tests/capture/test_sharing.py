@@ -33,22 +33,17 @@ class Interpreted:
     """An engine that gives results memory of their own, row-major, as workers do."""
 
     def __init__(self, program: FxProgram) -> None:
-        self.kept: dict[int, list[Tensor]] = {}
+        pass
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
         given = [argument.detach().clone() for argument in arguments]
-        if call is not None:
-            self.kept[call] = given
         params = zip(captured.function.params, captured.function.param_roles, strict=True)
         types = [value.type for value, role in params if role.kind == "tangent"]
         tangents = [torch.zeros(kind.shape, dtype=DTYPES[kind.dtype]) for kind in types]
-        return _run(captured, given, tangents)[: captured.forward_results]
+        return _run(captured, given, tangents)[: captured.forward_results], given
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        return _run(captured, self.kept[call], tangents)[captured.forward_results :]
-
-    def forget(self, call: int) -> None:
-        pass
+    def backward(self, captured: Captured, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+        return _run(captured, call, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason

@@ -196,29 +196,25 @@ Planted = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 @dataclass
 class Switch:
-    """Runs a captured graph as its trainee's plan says; each plan numbers its own calls."""
+    """Runs a captured graph as its trainee's plan says: forward and backward of a call by the engine of one plan."""
 
     program: FxProgram
     trainee: Trainee
     engines: dict[str, GraphEngine] = field(default_factory=dict[str, GraphEngine])
-    calls: dict[int, GraphEngine] = field(default_factory=dict[int, GraphEngine])
 
-    def forward(self, captured: Captured, call: int | None, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Any]:
         engine = self._engine(self.trainee.plan)
-        if call is not None:
-            self.calls[call] = engine
-        return engine.forward(captured, call, arguments)
+        results, call = engine.forward(captured, arguments)
+        return results, (engine, call)
 
     def _engine(self, plan: str) -> GraphEngine:
         if plan not in self.engines:
             self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiled=False)
         return self.engines[plan]
 
-    def backward(self, captured: Captured, call: int, tangents: list[Tensor]) -> Sequence[Tensor]:
-        return self.trainee.planted(self.calls[call].backward(captured, call, tangents))
-
-    def forget(self, call: int) -> None:
-        self.calls[call].forget(call)
+    def backward(self, captured: Captured, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
+        engine, made = call
+        return self.trainee.planted(engine.backward(captured, made, tangents))
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 from torch import Tensor
 
 from moaic.capture.output_aliases import MemoryOrder, OutputView
 from moaic.ir.graph import Function
-
-CALL_TOKEN_WORDS: Final = 1 + 16
-"""Integers in a call token: the number of the call, and the sizes that the symbols of the graph stand for."""
 
 Slot = int | float | bool | None | OutputView
 """One item of a list that AOTAutograd expects back: a tensor in memory of the call, a plain number, or nothing."""

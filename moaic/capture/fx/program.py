@@ -8,7 +8,7 @@ from typing import Any
 from torch import SymInt, Tensor
 
 from moaic.capture.fx.assemble import assembled
-from moaic.capture.fx.captured import CALL_TOKEN_WORDS, Captured
+from moaic.capture.fx.captured import Captured
 from moaic.capture.fx.reader import GraphReader
 from moaic.capture.fx.traced_graph import TracedGraph
 
@@ -22,7 +22,6 @@ class FxProgram:
     def __init__(self, traced: TracedGraph) -> None:
         self.traced = traced
         self._bindings = _bindings(traced.examples())
-        assert len(self._bindings) < CALL_TOKEN_WORDS, "too many symbols for a call token"
         self._instances: dict[tuple[int, ...], Captured] = {}
 
     @property

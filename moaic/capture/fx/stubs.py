@@ -1,7 +1,7 @@
 """The two graphs that AOTAutograd takes in place of a partition: it reads their inputs and outputs, runs neither.
 
-A partition would hand saved tensors from the forward to the backward. The stubs hand over one call token: which call
-this backward belongs to, and the sizes of that call.
+A partition would hand saved tensors from the forward to the backward. The stubs hand over one call token, whose storage
+refers to the call that the backward belongs to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from moaic.capture.fx.captured import CALL_TOKEN_WORDS
 from moaic.capture.fx.traced_graph import TracedGraph
 
 
@@ -22,7 +21,7 @@ def forward_stub(traced: TracedGraph) -> fx.GraphModule:
     copies = {node: _copied(graph, node) for node in traced.primals}
     outputs = [_stand_in(graph, node, copies) for node in traced.returned[: traced.forward_outputs]]
     token = graph.call_function(_never_run)
-    token.meta["val"] = _example_token()
+    token.meta["val"] = example_token()
     _output(graph, [*outputs, token], traced.descriptions[: traced.forward_outputs])
     return fx.GraphModule(traced.graph, graph)
 
@@ -31,15 +30,16 @@ def backward_stub(traced: TracedGraph) -> fx.GraphModule:
     """The call token and tangents in; gradients out."""
     graph = fx.Graph()
     token = graph.placeholder("call_token")
-    token.meta["val"] = _example_token()
+    token.meta["val"] = example_token()
     copies = {node: _copied(graph, node) for node in traced.tangents}
     grads = [_stand_in(graph, node, copies) for node in traced.returned[traced.forward_outputs :]]
     _output(graph, grads, traced.descriptions[traced.forward_outputs :])
     return fx.GraphModule(traced.graph, graph)
 
 
-def _example_token() -> Tensor:
-    return torch.empty(CALL_TOKEN_WORDS, dtype=torch.int64)
+def example_token() -> Tensor:
+    """A call token of no call; the element gives it a storage of its own."""
+    return torch.zeros(1, dtype=torch.int64)
 
 
 def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:

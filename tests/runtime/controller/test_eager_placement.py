@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -375,3 +377,43 @@ def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: 
             device.launch("aten.mul_.Scalar", (View(a, (), (), 6 * row + column, torch.float32), row - column))
     factors = torch.tensor([[row - column for column in range(6)] for row in range(4)])
     assert torch.equal(device.down(a), x * factors)
+
+
+class Reader:
+    """A forward whose backward reads a buffer."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    def reads(self, buffer: Buffer) -> bool:
+        return buffer is self.buffer
+
+    def replace(self, buffer: Buffer, copy: Buffer) -> None:
+        self.buffer = copy
+
+
+def test_a_buffer_is_copied_before_a_write_for_as_long_as_its_reader_exists(device: Device) -> None:
+    buffer = device.up(torch.ones(4, 6))
+    reader, gone = Reader(buffer), Reader(buffer)
+    device.accelerator.keep(reader)
+    device.accelerator.keep(gone)
+    copies = weakref.WeakSet[Buffer]()
+    del gone
+    device.launch("aten.add_.Scalar", (buffer, 1))
+    copies.add(reader.buffer)
+    assert torch.equal(device.down(reader.buffer), torch.ones(4, 6))
+    assert torch.equal(device.down(buffer), torch.full((4, 6), 2.0))
+    del reader
+    assert not copies
+
+
+def test_a_forward_that_has_run_refers_to_nothing_of_its_call(device: Device) -> None:
+    """A call refers to its deferred forward: with a circle it would last until the next garbage collection."""
+    call = Reader(device.new(4, 6))
+    reference = weakref.ref(call)
+    forward = DeferredForward(partial(call.replace, call.buffer, call.buffer), [], [])
+    device.accelerator.promise(forward)
+    del call
+    assert reference() is not None
+    forward.force()
+    assert reference() is None
