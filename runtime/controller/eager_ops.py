@@ -1,4 +1,4 @@
-"""Eager ops: decided on once, defined on the workers, then called by number."""
+"""Eager ops: placements are decided once per kind of call, the op is defined on the workers, then called by number."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.placement import Placement
 
 _NOWHERE: Final = id(None)
-"""The `id` of the placement of a buffer that is on no worker."""
+"""The `id` of the placement of a buffer that no worker holds."""
 
 MOST_PREPARED: Final = 10_000
-"""Eager ops that are remembered at a time."""
+"""Eager ops that are remembered; one more clears them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An eager op, decided on and defined on the workers."""
+    """An eager op with its decided placements, defined on the workers."""
 
     number: int
     outputs: tuple[Placement, ...]
     moved: tuple[tuple[int, int], ...]
-    """Operands that must be brought elsewhere first, and the number of the conversion."""
+    """Index and resharding number of each operand that is resharded before the op."""
     returned: tuple[tuple[int, int], ...]
-    """Operands whose new value must be brought back to where its buffer rests, and the number of the conversion."""
+    """Index and resharding number of each written operand whose new value is resharded back after the op."""
     places: tuple[Placement | None, ...]
-    """The operands' placements, kept so that none that the key names by its identity is ever another."""
+    """The operands' placements: the cache key holds their ids, which stay unique while the placements live."""
 
 
 class EagerOps:
-    """Launches eager ops, and remembers what was decided for each kind of call."""
+    """Launches eager ops, and caches the decisions for each kind of call."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -47,7 +47,7 @@ class EagerOps:
         self._operations: dict[Operation, int] = {}
 
     def name(self, number: int) -> str:
-        """The op that was defined by this number."""
+        """The name of the op defined with this number."""
         return next((each.op for each, other in self._operations.items() if other == number), "an op")
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
@@ -72,14 +72,14 @@ class EagerOps:
             buffer.place, buffer.host, buffer.fill = place, None, None
 
     def _forget_if_many(self) -> None:
-        """Forgets all eager ops once there are too many: a loop over slices makes a new one at each step."""
+        """Forget all eager ops once there are too many: a loop over slices makes a new one at each iteration."""
         if len(self._prepared) >= MOST_PREPARED:
             self._prepared.clear()
             self._operations.clear()
             self._pool.push(Forget(-1))
 
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
-        """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""
+        """Reshard operands into temporary buffers, one per buffer and resharding; return the ids of these."""
         temporary: dict[tuple[int, int], int] = {}
         for index, path in prepared.moved:
             source = ids[index]
@@ -91,7 +91,7 @@ class EagerOps:
         return list(temporary.values())
 
     def _materialize_all(self, call: EagerCall) -> None:
-        """Brings the operands that lie nowhere yet to where the op would have them."""
+        """Place the operands that no worker holds yet as the op needs them."""
         places = initial_placements(call.form.op, operands(call), self._pool.size)
         for buffer, place in zip(call.buffers, places, strict=True):
             if place is not None and buffer.place is None:
