@@ -272,9 +272,9 @@ class Accelerator:
         """Call `say` about once a second of waiting for an answer, with the code of each worker's current command."""
         self._pool.waiting = say
 
-    def explain_shortage(self, ways_out: Callable[[Shortage], str]) -> None:
+    def explain_shortage(self, advice: Callable[[Shortage], str]) -> None:
         """Set the function whose text, the plan and the remedies, ends the message of an out-of-memory error."""
-        self._pool.ways_out = ways_out
+        self._pool.advice = advice
 
     @property
     def status_descriptor(self) -> int:
@@ -284,8 +284,9 @@ class Accelerator:
     def close(self) -> None:
         """End the workers; every later call raises. Warn of an error that has not been raised."""
         with self._lock:
-            if self._pool.untold and not self._pool.closed:
-                warnings.warn(f"nobody read what failed: {self._pool.untold}", LateWarning, stacklevel=1)
+            if (failure := self._pool.unraised) and not self._pool.closed:
+                message = f"an op failed and no value that depends on it was read: {failure}"
+                warnings.warn(message, LateWarning, stacklevel=1)
             self._pool.close()
 
     def abandon(self) -> None:
@@ -295,14 +296,14 @@ class Accelerator:
 
     def _activity(self, code: int, subject: int, step: int) -> str:
         """The name of a command in progress, for a worker that has ended and cannot name it itself."""
-        kind = kind_of(code)
-        if kind is None:
+        command = kind_of(code)
+        if command is None:
             return "starting"
-        if kind is Operate:
+        if command is Operate:
             return self._eager.name(subject)
-        if kind is Run:
+        if command is Run:
             return f"{describe(self._programs.main(subject), step)} of program {subject}"
-        return f"compiling program {subject}" if kind is Load else name_of(kind)
+        return f"compiling program {subject}" if command is Load else name_of(command)
 
 
 def _bytes(block: bytes) -> Tensor:

@@ -98,7 +98,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
         for probe, spent in zip(probes, seconds, strict=False)
     }
-    each = [
+    collective_seconds = [
         spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
     ]
     idle = _idle(accelerator)
@@ -111,7 +111,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
         "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
-        "links": _links(collectives, each, ranks),
+        "links": _links(collectives, collective_seconds, ranks),
         "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
     }
 
@@ -152,12 +152,12 @@ def _inputs(accelerator: Accelerator, number: int) -> list[Any]:
 
 def _called(probe: Probe, mesh: Mesh) -> Module:
     """A program that calls a function of the probe's one op."""
-    inner = tuple(Value(kind) for kind in probe.operands)
-    made = tuple(Value(kind) for kind in probe.results)
-    function = Function("probe", inner, (Op(probe.op, inner, made, probe.attrs),), made)
-    params = tuple(Value(kind) for kind in probe.operands)
+    inner = tuple(Value(type_) for type_ in probe.operands)
+    results = tuple(Value(type_) for type_ in probe.results)
+    function = Function("probe", inner, (Op(probe.op, inner, results, probe.attrs),), results)
+    params = tuple(Value(type_) for type_ in probe.operands)
     calls = [
-        Op("call", params, tuple(Value(kind) for kind in probe.results), {"callee": "probe"})
+        Op("call", params, tuple(Value(type_) for type_ in probe.results), {"callee": "probe"})
         for _ in range(probe.repeats)
     ]
     return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
@@ -199,14 +199,14 @@ def _light() -> list[Probe]:
 
 
 def _product(dtype: str, size: int, repeats: int) -> Probe:
-    kind = TensorType(dtype, (size, size))
-    return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
+    type_ = TensorType(dtype, (size, size))
+    return Probe(f"mm.{dtype}", "aten.mm", (type_, type_), (type_,), 2.0 * size**3, repeats)
 
 
 def _narrow_product(size: int) -> Probe:
-    narrow, made = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
+    narrow, result = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
     scale = TensorType("f32", (1, 1))
-    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (made,), 2.0 * size**3, 1, {"dtype": "bf16"})
+    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (result,), 2.0 * size**3, 1, {"dtype": "bf16"})
 
 
 def _attention(dtype: str, scale: int) -> list[Probe]:

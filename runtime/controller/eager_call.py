@@ -111,35 +111,35 @@ DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generat
 
 
 def _part(arg: Any, views: list[View], scalars: list[Any]) -> ArgSpec:
-    kind = cast("type[Any]", type(arg))
-    if kind is View:
+    type_ = cast("type[Any]", type(arg))
+    if type_ is View:
         views.append(arg)
         return VIEW
-    if kind is float or kind is int:
+    if type_ is float or type_ is int:
         scalars.append(arg)
         return SCALAR
-    if kind is list or kind is tuple or kind is torch.Size:
+    if type_ is list or type_ is tuple or type_ is torch.Size:
         return _list_part(arg, views, scalars)
     if arg is None or isinstance(arg, DROPPED):
         return NOTHING
-    if kind is complex:
+    if type_ is complex:
         scalars += (arg.real, arg.imag)
         return COMPLEX
-    if kind is bool or kind is str:
+    if type_ is bool or type_ is str:
         return ("literal", arg)
-    if kind is torch.dtype:
+    if type_ is torch.dtype:
         return ("dtype", DTYPE_NAMES[arg])
     if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
         return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
-    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
+    raise TypeError(f"an argument of type {type_.__name__} cannot be sent to the workers")
 
 
 def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> ArgSpec:
-    kinds: set[type[Any]] = {type(item) for item in items}
-    if kinds == {View}:
+    types: set[type[Any]] = {type(item) for item in items}
+    if types == {View}:
         views.extend(items)
         return ("views", len(items))
-    if kinds <= {int, float}:
+    if types <= {int, float}:
         scalars.extend(items)
         return ("scalars", len(items))
     return ("list", tuple([_part(item, views, scalars) for item in items]))

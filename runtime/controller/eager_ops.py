@@ -9,7 +9,7 @@ from typing import Any, Final
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.eager_call import EagerCall
-from moaic.runtime.controller.eager_placement import decide, initial_placements, operands, serves
+from moaic.runtime.controller.eager_placement import PlacedOperand, decide, initial_placements, operands, serves
 from moaic.runtime.protocol.commands import Define, Forget, Free, Operate, Reshard
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
@@ -48,7 +48,7 @@ class EagerOps:
 
     def name(self, number: int) -> str:
         """The name of the op defined with this number."""
-        return next((each.op for each, other in self._operations.items() if other == number), "an op")
+        return next((operation.op for operation, known in self._operations.items() if known == number), "an op")
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         places = [id(buffer.place) for buffer in call.buffers]
@@ -64,8 +64,8 @@ class EagerOps:
         line = self._lines.here()
         temporary = self._gather(ids, prepared, line) if prepared.moved else ()
         self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
-        for index, path in prepared.returned:
-            self._pool.push(Reshard(line, path, ids[index], call.buffers[index].id))
+        for index, resharding in prepared.returned:
+            self._pool.push(Reshard(line, resharding, ids[index], call.buffers[index].id))
         if temporary:
             self._pool.push(Free(line, temporary))
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
@@ -81,12 +81,12 @@ class EagerOps:
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
         """Reshard operands into temporary buffers, one per buffer and resharding; return the ids of these."""
         temporary: dict[tuple[int, int], int] = {}
-        for index, path in prepared.moved:
+        for index, resharding in prepared.moved:
             source = ids[index]
-            target = temporary.get((source, path))
+            target = temporary.get((source, resharding))
             if target is None:
-                target = temporary[source, path] = self._buffers.new_id()
-                self._pool.push(Reshard(line, path, source, target))
+                target = temporary[source, resharding] = self._buffers.new_id()
+                self._pool.push(Reshard(line, resharding, source, target))
             ids[index] = target
         return list(temporary.values())
 
@@ -102,25 +102,25 @@ class EagerOps:
         decision = decide(form, given, self._pool.size)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
-        for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
-            assert each.place is not None
-            if not serves(each.place, needed):
-                moved.append(
-                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, each.place, needed)))
-                )
-            elif not each.written or set(needed.holders) == set(each.place.holders):
-                continue
-            if each.written:
-                returned.append(
-                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, needed, each.place)))
-                )
-        geometries = tuple(each.geometry for each in given)
+        for index, (operand, needed) in enumerate(zip(given, decision.required, strict=True)):
+            place = operand.place
+            assert place is not None
+            is_readable = serves(place, needed)
+            if not is_readable:
+                moved.append((index, self._resharding(operand, place, needed)))
+            # The op writes a temporary copy, or not all replicas: the new value goes back to the buffer's placement.
+            if operand.written and not (is_readable and set(needed.holders) == set(place.holders)):
+                returned.append((index, self._resharding(operand, needed, place)))
+        geometries = tuple(operand.geometry for operand in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
         kwargs = (*form.kwargs, *decision.kwargs)
         number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
-        outputs_places = tuple(self._buffers.interned(place) for place in decision.outputs)
-        return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
+        outputs = tuple(self._buffers.interned(place) for place in decision.outputs)
+        return Prepared(number, outputs, tuple(moved), tuple(returned), tuple(operand.place for operand in given))
+
+    def _resharding(self, operand: PlacedOperand, before: Placement, after: Placement) -> int:
+        return self._buffers.resharding(Resharding(operand.dtype, operand.buffer_shape, before, after))
 
     def _defined(self, operation: Operation) -> int:
         number = self._operations.get(operation)

@@ -173,21 +173,21 @@ def _sharded(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] |
         groups.setdefault(each.position if is_list else 0, []).append(each)
     groups.pop(-1, None)
     targets = {position: _target(group) for position, group in groups.items()}
-    found = {position: target for position, target in targets.items() if target is not None}
-    if len(found) < len(targets):
+    known = {position: target for position, target in targets.items() if target is not None}
+    if len(known) < len(targets):
         return None
     required: list[Placement] = []
     for each in given:
         if each.position < 0 and is_list:
-            required.append(_for_all(found.values()))
+            required.append(_for_all(known.values()))
             continue
-        place, shape = found[each.position if is_list else 0]
+        place, shape = known[each.position if is_list else 0]
         needed = _projected(place, shape, each.shape)
         if each.geometry is not None and not needed.is_uncut:
             return None
         required.append(needed)
     results = tuple(
-        found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found
+        known[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in known
     )
     if len(results) < len(outputs):
         return None

@@ -18,9 +18,9 @@ class OutOfMemory(WorkerError):
 
 _linalg: Final[Any] = torch.linalg
 
-OF_OPS: Final[Mapping[str, type[Exception]]] = {
-    kind.__name__: kind
-    for kind in (
+OP_ERRORS: Final[Mapping[str, type[Exception]]] = {
+    error.__name__: error
+    for error in (
         AssertionError,
         IndexError,
         NotImplementedError,

@@ -152,12 +152,12 @@ def launch(
     liveness_pipes = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
     pairs = [socket.socketpair() for _ in range(count)]
-    theirs = [their.fileno() for _, their in pairs]
+    sockets = [end.fileno() for _, end in pairs]
     for end in (end for pair in pairs for end in pair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     threads = share_out(cores(), count)
     numbers = {"memory": [memory], "store": [store], "reports": [reporter]}
-    numbers |= {"sockets": theirs, "liveness-pipes": liveness_pipes, "threads": list(threads)}
+    numbers |= {"sockets": sockets, "liveness-pipes": liveness_pipes, "threads": list(threads)}
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker.fork_server"]
     for name, values in numbers.items():
         command += [f"--{name}", *(str(value) for value in values)]
@@ -166,17 +166,17 @@ def launch(
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(memory, store, reporter, *theirs, *liveness_pipes),
+            pass_fds=(memory, store, reporter, *sockets, *liveness_pipes),
             env=_environment(max(threads), devices, environment or {}),
             start_new_session=True,
         )
     finally:
         for descriptor in (store, reporter, *liveness_pipes):
             os.close(descriptor)
-        for _, their in pairs:
-            their.close()
+        for _, end in pairs:
+            end.close()
     fork_server = ForkServer(process, reports)
-    workers = tuple(LocalWorker(rank, fork_server, Connection(ours)) for rank, (ours, _) in enumerate(pairs))
+    workers = tuple(LocalWorker(rank, fork_server, Connection(end)) for rank, (end, _) in enumerate(pairs))
     status = Status(memory, count)
     os.close(memory)
     return LocalWorkers(workers, fork_server, status)
@@ -219,7 +219,7 @@ decide differently while that memory grows, and deadlock. NCCL runs the collecti
 which is the same on all ranks."""
 
 
-def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
+def _environment(threads: int, devices: Sequence[str], additions: Mapping[str, str]) -> dict[str, str]:
     count = str(threads)
     environment = {
         "TORCHINDUCTOR_COMPILE_THREADS": count,
@@ -229,7 +229,7 @@ def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) 
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
-        **more,
+        **additions,
     }
     root = _root()
     if root is not None:

@@ -73,12 +73,12 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 def raised_at(trace: TracebackType | None) -> SourceLine | None:
     """The innermost line of the user's own files in the traceback of an error."""
-    found: SourceLine | None = None
+    innermost: SourceLine | None = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        found = SourceLine(file, trace.tb_lineno) if _kind(file) == "user" else found
+        innermost = SourceLine(file, trace.tb_lineno) if _kind(file) == "user" else innermost
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from moaic.runtime.controller.command_log import CommandRecorder
-from moaic.runtime.controller.errors import OF_OPS, OutOfMemory, WorkerError
+from moaic.runtime.controller.errors import OP_ERRORS, OutOfMemory, WorkerError
 from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
@@ -58,7 +58,7 @@ class Failure:
 
     worker: int
     line: int
-    what: str
+    command: str
     error: str
     details: str
     kind: int
@@ -92,14 +92,14 @@ class WorkerPool:
         self._sequence = 0
         self._requests = 0
         self._answers: dict[int, Any] = {}
-        self._heard = [(0, 0)] * self.size
+        self._heartbeats = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._raised: dict[int, Failure] = {}
-        self._untold: Failure | None = None
+        self._unraised: Failure | None = None
         self._recorder: CommandRecorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
         """Called every second of a wait with the code of each worker's current command, and at its end with []."""
-        self.ways_out: Callable[[Shortage], str] | None = None
+        self.advice: Callable[[Shortage], str] | None = None
         """Returns the remedies for the message of an out-of-memory error."""
         self.greeted: dict[int, int] = {}
         """The pid of each worker that has sent HELLO, by rank."""
@@ -178,13 +178,13 @@ class WorkerPool:
         """Raise the exception of a failed command, after telling the workers to accept writes again."""
         reports = self._asked(ListWithheld(-1), range(self.size))
         self.push(ResumeWrites(-1, root, differing_replicas(list(reports.values()))))
-        self._untold = None
+        self._unraised = None
         raise self._op_error(self._raised[root])
 
     @property
-    def untold(self) -> str:
+    def unraised(self) -> str:
         """The message of the first failure that has not been raised; empty if there is none."""
-        return "" if self._untold is None else str(self._op_error(self._untold))
+        return "" if self._unraised is None else str(self._op_error(self._unraised))
 
     def _await(self, ranks: Sequence[int]) -> None:
         waited = False
@@ -248,14 +248,14 @@ class WorkerPool:
     ) -> None:
         """Put one message into each worker's outbox: the commands and, for `ranks`, the request if there is one."""
         body = encode([self._sequence, commands]) if commands else None
-        asking = encode([self._sequence, [*commands, *request]]) if request else body
+        with_request = encode([self._sequence, [*commands, *request]]) if request else body
         self._sequence += len(commands)
         self.commands += len(commands)
         self.messages += 1
         for rank, (connection, row) in enumerate(zip(self._connections, rows, strict=True)):
-            mine = asking if rank in ranks else body
-            if mine is not None:
-                connection.post(frame(mine, row))
+            message = with_request if rank in ranks else body
+            if message is not None:
+                connection.post(frame(message, row))
 
     def _deliver(self) -> None:
         push_all(self._connections)
@@ -274,11 +274,11 @@ class WorkerPool:
         """Raise for a worker whose process lives but whose heartbeats have stopped."""
         for rank in range(self.size):
             beats = self._workers.beats(rank)
-            known, missed = self._heard[rank]
-            self._heard[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
+            known, missed = self._heartbeats[rank]
+            self._heartbeats[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
             worker = self._workers.workers[rank]
             if missed >= (STOPPED_BEATS if worker.is_stopped() else MISSED_BEATS):
-                failure = self._ended(rank, f"it has given no sign of life for {missed + 1} seconds")
+                failure = self._ended(rank, f"it has sent no heartbeat for {missed + 1} seconds")
                 worker.kill()
                 self._fail(rank, failure)
 
@@ -288,7 +288,7 @@ class WorkerPool:
             self._fail(rank, self._failed(rank, data))
         elif kind == AnswerCode.RAISED:
             failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
-            self._untold = self._untold or failure
+            self._unraised = self._unraised or failure
         elif kind == AnswerCode.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:
@@ -305,65 +305,65 @@ class WorkerPool:
         raise self._failure
 
     def _error(self, failure: Failure) -> WorkerError:
-        short = failure.shortage
-        return WorkerError(self._text(failure)) if short is None else self._out_of_memory(failure, short)
+        shortage = failure.shortage
+        return WorkerError(self._text(failure)) if shortage is None else self._out_of_memory(failure, shortage)
 
     def _op_error(self, failure: Failure) -> Exception:
         """The exception that PyTorch raises for the same mistake; a WorkerError for any other failure."""
-        kind = OF_OPS.get(failure.exception)
-        if kind is None or failure.shortage is not None:
+        error = OP_ERRORS.get(failure.exception)
+        if error is None or failure.shortage is not None:
             return self._error(failure)
         line = self._lines.line(failure.line)
-        return kind(f"{failure.error}\n" + ("in " if line is None else f"at {line}, in ") + failure.what)
+        return error(f"{failure.error}\n" + ("in " if line is None else f"at {line}, in ") + failure.command)
 
     def _others_failures(self, known: int) -> list[Failure]:
         """The failures that other workers report, or their ends, within GRACE_SECONDS."""
-        found: list[Failure] = []
+        failures: list[Failure] = []
         open_: dict[int, Connection] = {r: c for r, c in enumerate(self._connections) if r != known and not c.closed}
         until = time.monotonic() + GRACE_SECONDS
-        while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in found):
+        while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in failures):
             for rank, connection in list(open_.items()):
                 connection.pull()
-                if self._drain(rank, connection, found):
+                if self._drain(rank, connection, failures):
                     del open_[rank]
             if open_:
                 readable(list(open_.values()), 0.05)
-        return found
+        return failures
 
-    def _drain(self, rank: int, connection: Connection, found: list[Failure]) -> bool:
+    def _drain(self, rank: int, connection: Connection, failures: list[Failure]) -> bool:
         """Append the failure that `rank` reports, or its end; return whether it will report no more."""
         while (message := connection.next()) is not None:
             if message.body[1] == AnswerCode.FAILED:
-                found.append(self._failed(rank, message.body[2:]))
+                failures.append(self._failed(rank, message.body[2:]))
                 return True
         if connection.closed:
-            found.append(self._ended(rank))
+            failures.append(self._ended(rank))
         return connection.closed
 
     def _failed(self, rank: int, data: Sequence[Any]) -> Failure:
-        line, what, exception, error, details, is_consequence, missing = data
-        short = None if missing is None else Shortage(*missing)
+        line, command, exception, error, details, is_consequence, missing = data
+        shortage = None if missing is None else Shortage(*missing)
         kind = CONSEQUENCE if is_consequence else CAUSE
-        return Failure(rank, line, what, error, details, kind, exception, short)
+        return Failure(rank, line, command, error, details, kind, exception, shortage)
 
     def _ended(self, rank: int, how: str = "") -> Failure:
         worker = self._workers.workers[rank]
         activity = self._workers.activity(rank)
-        what = self._names(activity.code, activity.subject, activity.step)
-        return Failure(rank, activity.line, what, how or _ending(worker), "", ENDED)
+        command = self._names(activity.code, activity.subject, activity.step)
+        return Failure(rank, activity.line, command, how or _ending(worker), "", ENDED)
 
     def _text(self, failure: Failure) -> str:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
         error = f"{failure.exception}: {failure.error}" if failure.exception else failure.error
-        head = f"worker {failure.worker} of {self.size} failed in {failure.what}{place}: {error}"
+        head = f"worker {failure.worker} of {self.size} failed in {failure.command}{place}: {error}"
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
 
     def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
-        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.what}{place}: {shortage}"
-        return OutOfMemory(head if self.ways_out is None else f"{head}\n{self.ways_out(shortage)}")
+        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.command}{place}: {shortage}"
+        return OutOfMemory(head if self.advice is None else f"{head}\n{self.advice(shortage)}")
 
 
 def _say_nothing(codes: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ class RunMode(IntEnum):
     REPLAY = 2
 
 
-def can_be_recorded(main: Function, functions: Iterable[Function]) -> bool:
+def is_capturable(main: Function, functions: Iterable[Function]) -> bool:
     """Whether a program can be captured: all operands are in place or cheap to copy, and no op needs the host.
 
     The activations that a forward saves for its backward are neither.

@@ -37,8 +37,8 @@ class EagerOp:
     def written(self, ids: Sequence[int]) -> list[int]:
         """The operands that the op writes."""
         operation = self._operation
-        found = positions(operation.op, operation.args, operation.kwargs)
-        return [buffer_id for buffer_id, (_, is_written) in zip(ids, found, strict=True) if is_written]
+        operands = positions(operation.op, operation.args, operation.kwargs)
+        return [buffer_id for buffer_id, (_, is_written) in zip(ids, operands, strict=True) if is_written]
 
     def run(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
         """Run the op; its results, in order, become the buffers `outputs`."""

@@ -99,7 +99,7 @@ def _compute(
         return _send(op, rank_context, recv_buffers)
     maker = _LOOP_OPS.get(op.name)
     if maker is None:
-        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives, rings and steps in time")
+        raise ValueError(f"a program cannot contain {op.name}: only calls, collectives, ring attention and loop ops")
     return maker(op, rank_context, may_overwrite)
 
 

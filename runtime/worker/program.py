@@ -21,7 +21,7 @@ from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.instruction_name import describe
-from moaic.runtime.worker.cuda_graph import GraphRecorder, can_be_recorded
+from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
 from moaic.runtime.worker.instructions import Compute, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
 from moaic.runtime.worker.per_rank_order import rank_order
@@ -97,10 +97,10 @@ class Program:
     def _new_recorder(self, functions: Iterable[Function]) -> GraphRecorder | None:
         communicates = any(is_communication(op) or is_ring(op) for op in self.main.ops)
         can_capture = self._context.transport.can_be_recorded or not communicates
-        possible = self._context.backend.records and can_capture and can_be_recorded(self.main, functions)
+        is_possible = self._context.backend.records and can_capture and is_capturable(self.main, functions)
         rank = self._context.rank
         group = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
-        return GraphRecorder(self.main, self._context, group, self._execute) if possible else None
+        return GraphRecorder(self.main, self._context, group, self._execute) if is_possible else None
 
     def run(
         self,
@@ -126,7 +126,7 @@ class Program:
         self.record.last_run = self._clock() - start
         return results
 
-    def forget_recording(self) -> None:
+    def release_graph(self) -> None:
         """Release the CUDA graph and its memory."""
         if self.takes_part and self._recorder is not None:
             self._recorder.forget()

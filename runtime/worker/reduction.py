@@ -48,13 +48,13 @@ class Combiner:
     def run(self, partial: Sequence[Tensor]) -> list[Tensor]:
         """The combined results; `partial` contains the partial results that this rank owns."""
         assert self._group is not None
-        mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
+        own = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
         rest = iter(partial)
-        for piece, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
+        for piece, is_owned in zip(_pieces(own[0], self._counts), self._owned, strict=True):
             if is_owned:
                 piece.copy_(next(rest).reshape(-1))
-        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, SubAxis(0, 1))
-        pieces = _pieces(self._combine(all_parts), self._counts)
+        rows = own if self._group.size == 1 else self._transport.all_gather(own, self._group, SubAxis(0, 1))
+        pieces = _pieces(self._combine(rows), self._counts)
         triples = zip(pieces, self._shapes, self._dtypes, strict=True)
         return [piece.view(shape).to(dtype) for piece, shape, dtype in triples]
 

@@ -189,27 +189,27 @@ def _backward(
     for number, source in enumerate(ring.sources(), 1):
         given = block if number < ring.group.size else []
         coming = ring.passed(*given, *leaving)
-        turn, made = ring.turn(source, query.shape[2]), list[Tensor]()
+        turn, grads = ring.turn(source, query.shape[2]), list[Tensor]()
         if turn:
-            first, *made = turn.backward([grad, query, out], block, logsumexp)
+            first, *grads = turn.backward([grad, query, out], block, logsumexp)
             if total is None:
                 total = _wide(first)
             else:
                 turn.rows(total).add_(first)
         arrived = coming()
-        block, leaving = arrived[: len(given)], _added(turn, arrived[len(given) :], made)
+        block, leaving = arrived[: len(given)], _added(turn, arrived[len(given) :], grads)
     assert total is not None, "the first block is that of the rows"
     own = ring.passed(*leaving)()
     return [each.to(like.dtype) for each, like in zip((total, *own), (query, key, value), strict=True)]
 
 
-def _added(turn: Turn | None, arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
+def _added(turn: Turn | None, arrived: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """The gradients of a block plus those of a turn; none have arrived for this rank's own block."""
     if not arrived:
-        return [dense(_wide(each)) for each in made]
+        return [dense(_wide(grad)) for grad in grads]
     if turn:
-        for each, more in zip(arrived, made, strict=True):
-            turn.keys(each).add_(more)
+        for total, grad in zip(arrived, grads, strict=True):
+            turn.keys(total).add_(grad)
     return arrived
 
 

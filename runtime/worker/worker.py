@@ -200,13 +200,13 @@ class Worker:
 
     def failure(self, error: BaseException) -> list[Any]:
         """The data of a FAILED answer for an error of the current command."""
-        line, what = (
+        line, name = (
             (-1, "receiving a value") if self._command is None else (self._command.line, self.describe(self._command))
         )
-        short = shortage_of(error, self.context.backend, self.idle_bytes)
-        missing = None if short is None else [short.asked, short.free, short.held]
+        shortage = shortage_of(error, self.context.backend, self.idle_bytes)
+        missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
         trace = "".join(traceback.format_exception(error))
-        return [line, what, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
+        return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
     def describe(self, command: Command) -> str:
         """The name of a command in messages."""
@@ -290,7 +290,7 @@ class Worker:
 
     def _load(self, command: Load) -> None:
         for program in self._programs.values():
-            program.forget_recording()
+            program.release_graph()
         number, compiled, recorded = command.program, command.compiled, command.recorded
         self._loads[number] = self._number
         note = partial(self._note, number)

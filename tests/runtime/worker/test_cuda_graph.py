@@ -290,7 +290,7 @@ def test_nothing_is_recorded_where_memory_is_short() -> None:
 def test_memory_is_given_back_for_another_program() -> None:
     subject = trained()
     settle(subject)
-    subject.program.forget_recording()
+    subject.program.release_graph()
     assert [subject.is_repeated(number) for number in range(SETTLED + 2)] == [False] * (SETTLED + 1) + [True]
 
 
