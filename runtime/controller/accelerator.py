@@ -204,7 +204,7 @@ class Accelerator:
             self._deferral.defer(promise)
 
     def keep(self, reader: ForwardReader) -> None:
-        """Register a reader: before a buffer that it reads is overwritten, it gets a copy."""
+        """Register a reader, which gets a copy of each buffer that it reads before the buffer is overwritten."""
         with self._lock:
             self._deferral.add_reader(reader)
 
@@ -269,7 +269,7 @@ class Accelerator:
                 return
 
     def while_waiting(self, say: Callable[[Sequence[int]], None]) -> None:
-        """Call `say` about once a second of waiting for an answer, with the code of each worker's current command."""
+        """Call `say` every second of a wait for an answer, with the code of each worker's current command."""
         self._pool.waiting = say
 
     def explain_shortage(self, advice: Callable[[Shortage], str]) -> None:

@@ -124,7 +124,7 @@ class LocalWorkers:
         return self.status.beats(rank)
 
     def close_sockets(self) -> None:
-        """Close this process's ends of the sockets: in the controller this ends the workers, in a forked child not."""
+        """Close this process's ends of the sockets: this ends the workers, unless a forked child does it."""
         for worker in self.workers:
             worker.connection.close()
 

@@ -4,10 +4,10 @@ The results of a failed command are *poisoned*: a read of one reports the number
 reads one has poisoned results. From a failure until it is raised to the user, writes to older buffers are *withheld*,
 and these buffers read as poisoned. Had the error been raised at its own line, no later line would have written them:
 
-    y = x @ w       # fails: y is poisoned; the user does not know yet
+    y = table[i]    # i is out of range: y is poisoned; the user does not know yet
     p.add_(1)       # withheld: p keeps its value
     z = y + 1       # z is poisoned
-    z.item()        # raises the error of `x @ w`; from then on p can be read and written
+    z.item()        # raises the IndexError of `table[i]`; from then on p can be read and written
 """
 
 from __future__ import annotations

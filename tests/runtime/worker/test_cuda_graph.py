@@ -168,7 +168,7 @@ def settle(trained: Trained) -> None:
         ("resnet", Config()),
     ],
 )
-def test_every_run_gives_what_a_run_as_written_gives(name: str, config: Config) -> None:
+def test_every_run_gives_the_results_of_an_eager_run(name: str, config: Config) -> None:
     """GPT-2 draws its dropout from another key each time; the buffers of convolutions change each time."""
     recorded, plain = trained(name, config), trained(name, config)
     kept: list[tuple[Tensor, Tensor]] = []
