@@ -68,8 +68,10 @@ class GivenUp(Exception):
 class Mailbox:
     """One worker's side of the shared memory."""
 
-    def __init__(self, descriptor: int, rank: int, ranks: int, lifelines: Sequence[int], spins: int = SPINS) -> None:
-        """`lifelines` are pipes (descriptors), each of which closes when one of the other workers ends."""
+    def __init__(
+        self, descriptor: int, rank: int, ranks: int, liveness_pipes: Sequence[int], spins: int = SPINS
+    ) -> None:
+        """`liveness_pipes` are pipes (descriptors), each of which closes when one of the other workers ends."""
         self.rank = rank
         self.ranks = ranks
         self._map = mmap.mmap(descriptor, memory_bytes(ranks))
@@ -77,8 +79,8 @@ class Mailbox:
         self._slots = _slots(self._map, ranks)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._lives = select.poll()
-        for lifeline in lifelines:
-            self._lives.register(lifeline, select.POLLIN)
+        for pipe in liveness_pipes:
+            self._lives.register(pipe, select.POLLIN)
         self._spins = spins
         self._slot = 0
         self._asked = {TURNS: 0, AHEAD: 0}

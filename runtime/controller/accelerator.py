@@ -1,7 +1,7 @@
-"""The virtual accelerator as the controller sees it: buffers, eager ops and programs, asynchronous and in order.
+"""The controller's view of the virtual accelerator: buffers, eager ops and programs, asynchronous and in order.
 
-Commands are queued and sent together; nothing waits but `download` and `synchronize`, and every failure of a worker is
-raised at the next touch after it is known.
+Commands are queued and sent in batches. Only calls that need an answer wait, such as `download` and `synchronize`. The
+failure of a worker is raised by the first call after the controller has received it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from moaic.runtime.protocol.span import TraceSpan, decoded
 from moaic.runtime.protocol.statistics import Statistics, statistics
 
 GREETING_SECONDS: Final = 0.5
-"""How long nobody looks whether the workers are still awaited."""
+"""Interval at which `welcome` receives messages while workers start."""
 
 
 class Accelerator:
     """All workers as one device. Safe to call from several threads."""
 
     def __init__(self, workers: LocalWorkers, *, record: bool = False) -> None:
-        """`record` keeps everything that is sent, for `log`."""
+        """With `record` every sent command is kept for `log`."""
         self._lock = threading.RLock()
         self._lines = SourceLines()
         self._pool = WorkerPool(workers, self._lines, self._activity)
@@ -77,14 +77,14 @@ class Accelerator:
     # Buffers.
 
     def buffer(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
-        """A buffer without a value. Without strides it is row-major."""
+        """Make a buffer without a value; it is row-major if no strides are given."""
         with self._lock:
             return self._buffers.make(dtype, shape, strides)
 
     def upload(self, buffer: Buffer, tensor: Tensor, *, is_kept: bool = False) -> None:
-        """Gives the whole buffer the value of a tensor of its shape.
+        """Set the whole buffer to the value of a tensor of its shape.
 
-        A copy is made at once, unless the tensor `is_kept` as it is by the caller.
+        The tensor is copied at once, unless `is_kept` says that the caller will not change it.
         """
         if tuple(tensor.shape) != buffer.shape:
             raise ValueError(f"{buffer} cannot take a tensor of shape {list(tensor.shape)}")
@@ -92,7 +92,7 @@ class Accelerator:
         self._give(buffer, copy, None)
 
     def fill(self, buffer: Buffer, value: float | bool) -> None:
-        """Gives every element of the buffer one value."""
+        """Set every element of the buffer to one value."""
         self._give(buffer, None, value)
 
     def _give(self, buffer: Buffer, host: Tensor | None, fill: float | bool | None) -> None:
@@ -104,14 +104,14 @@ class Accelerator:
                 self._buffers.send_value(buffer, buffer.place)
 
     def download(self, view: View) -> Tensor:
-        """The value of a tensor of the device, row-major, once all before it has been done. Raises WorkerError."""
+        """The value of a device tensor, row-major, after all earlier commands have run. Raises WorkerError."""
         with self._lock:
             self._pool.check()
             self._deferral.force(view.buffer)
             return self._buffers.fetch(view)
 
     def parts(self, buffer: Buffer) -> tuple[Shard, ...]:
-        """The parts in which the workers hold a value; none while it waits on the host, or is not made of parts."""
+        """The parts of a value that the workers hold; none while the value is on the host or partial."""
         with self._lock:
             self._pool.check()
             self._deferral.force(buffer)
@@ -121,14 +121,14 @@ class Accelerator:
     def store(
         self, paths: Sequence[str], items: Sequence[Sequence[tuple[Buffer, Box]]]
     ) -> dict[int, list[tuple[int, int]]]:
-        """Each worker writes boxes that it holds to a file of its own; per worker where each box begins, its length."""
+        """Write boxes to one file per worker; return, per worker, the offset and length of each box in its file."""
         rows = [[(buffer.id, box.local, box.sizes) for buffer, box in row] for row in items]
         ranks = [rank for rank, row in enumerate(rows) if row]
         with self._lock:
             return self._pool.ask(Store(self._lines.here(), paths, rows), ranks)
 
     def restore(self, buffer: Buffer, sources: Sequence[FileSource]) -> None:
-        """Gives the buffer a value from files, of which each worker reads its part; one that lies nowhere is spread."""
+        """Set the buffer from files, of which each worker reads its part; a buffer without a placement is sharded."""
         with self._lock:
             self._pool.check()
             self._deferral.about_to_write(buffer)
@@ -143,24 +143,25 @@ class Accelerator:
     # Eager ops and programs.
 
     def launch(self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Buffer]) -> None:
-        """Queues an eager aten op.
+        """Queue an eager aten op.
 
-        Tensors among the arguments are views; 0-dim CPU tensors go by value. `outputs` take the results of a functional
-        op; what an op writes in place or by `out=` is read off its schema. Raises TypeError for what cannot be sent.
+        Device tensors among the arguments are views; 0-dim CPU tensors are sent by value. `outputs` take the results of
+        a functional op; the schema tells which arguments an op writes in place or by `out=`. Raises TypeError for an
+        argument that cannot be sent.
         """
         self.launch_call(take_apart(op, args, kwargs, [buffer.geometry for buffer in outputs]), outputs)
 
     def launch_call(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
-        """`launch` for arguments that have been taken apart."""
+        """Queue an eager op whose call has been encoded already."""
         with self._lock:
             self._pool.check()
             self._deferral.launch(call, outputs)
 
     def load(self, text: str, *, compiled: bool = True, recorded: bool = False, module: Module | None = None) -> int:
-        """Sends a program to the workers, which begin to compile it; its number, for `run`. Raises Diagnostic.
+        """Send a program to the workers, which begin to compile it; return its number for `run`. Raises Diagnostic.
 
-        With `recorded` they repeat runs by recordings where their devices can. `module` is what the text says, where
-        the caller has it at hand.
+        With `recorded` the workers replay runs as CUDA graphs where their devices can. `module` is the parsed text, if
+        the caller has it.
         """
         module = parse(text) if module is None else module
         with self._lock:
@@ -168,7 +169,7 @@ class Accelerator:
             return self._programs.load(text, module, compiled=compiled, recorded=recorded)
 
     def program(self, number: int) -> Function:
-        """The main function of a program that was loaded."""
+        """The main function of a loaded program."""
         return self._programs.main(number)
 
     def run(
@@ -181,11 +182,12 @@ class Accelerator:
         rest: Collection[Buffer] = (),
         fulfils: DeferredForward | None = None,
     ) -> None:
-        """Queues a program and sends all that is queued.
+        """Queue a run of a program and send the queue.
 
-        `inputs` are the main function's parameters but its random key, `outputs` its results; None is one that is not
-        wanted. What lies otherwise than a parameter's type says is brought there for this run, buffers in `rest` for
-        good. `fulfils` is the deferred forward whose values this run makes: its `fulfilled` is then to be called.
+        `inputs` are the main function's parameters except its random key. `outputs` are its results, None for an
+        unwanted one. An input whose placement differs from the parameter's type is resharded: for this run into a
+        temporary copy, for buffers in `rest` in place. `fulfils` is the deferred forward whose values this run
+        computes; the caller then calls its `fulfilled`.
         """
         with self._lock:
             self._pool.check()
@@ -196,15 +198,15 @@ class Accelerator:
     # Deferred forwards.
 
     def promise(self, promise: DeferredForward) -> None:
-        """Registers a pending forward; one that is still pending is run first."""
+        """Register a pending forward, after running the one that was pending before."""
         with self._lock:
             self._pool.check()
             self._deferral.defer(promise)
 
-    def keep(self, keeper: ForwardReader) -> None:
-        """From now on, while it exists, `keeper` is given a copy of what it reads before that is overwritten."""
+    def keep(self, reader: ForwardReader) -> None:
+        """Register a reader: while it exists, it gets a copy of each buffer that it reads before a write to it."""
         with self._lock:
-            self._deferral.add_reader(keeper)
+            self._deferral.add_reader(reader)
 
     @property
     def pending(self) -> DeferredForward | None:
@@ -214,31 +216,31 @@ class Accelerator:
     # All workers.
 
     def synchronize(self) -> None:
-        """Waits until all that was asked for has been done. Raises WorkerError."""
+        """Wait until all earlier commands have run. Raises WorkerError."""
         with self._lock:
             self._pool.check()
             self._deferral.force_pending()
             self._buffers.ask_all(Synchronize(self._lines.here()))
 
     def stats(self, *, forget_peak: bool = False) -> Statistics:
-        """Memory and timings of the workers, once they have done all that was asked for; peaks count from then on."""
+        """Memory and timings of the workers after all earlier commands; `forget_peak` then resets their peaks."""
         with self._lock:
             answers = self._buffers.ask_all(Report(self._lines.here(), forget_peak))
             return statistics(answers, self._pool.messages, self._pool.commands)
 
     def trace(self, *, on: bool) -> dict[int, list[TraceSpan]]:
-        """Per worker what it did since this was last asked, if it noted that; from now on it does, or not."""
+        """The spans per worker since the last call, empty unless tracing was on; `on` turns tracing on or off."""
         with self._lock:
             answers = self._buffers.ask_all(Trace(self._lines.here(), on))
             return {rank: decoded(answers[rank]) for rank in sorted(answers)}
 
     def contents(self) -> dict[int, list[Any]]:
-        """Per worker its buffers as [id, dtype, shape, digest], in order of id: what a replay must bring about."""
+        """The buffers of each worker as [id, dtype, shape, digest], in order of id: a replay must reproduce them."""
         with self._lock:
             return self._buffers.ask_all(List(self._lines.here()))
 
     def log(self) -> Log:
-        """All that was sent until now, if it is recorded."""
+        """All commands sent until now. Raises ValueError unless the accelerator records them."""
         if self._recorder is None:
             raise ValueError("this accelerator does not record what it sends")
         with self._lock:
@@ -246,15 +248,15 @@ class Accelerator:
             return self._recorder.log()
 
     def send(self, commands: Sequence[Any], blocks: Sequence[Sequence[bytes | None]]) -> None:
-        """Sends the commands of a log's entry, with the blocks of each worker, as they are: for replaying it."""
+        """Send the commands of a log entry unchanged, with the blocks of each worker, to replay it."""
         rows = [[None if block is None else _bytes(block) for block in row] for row in blocks]
         with self._lock:
             self._pool.send(commands, rows)
 
     def welcome(self, greeted: Callable[[int, int], None]) -> None:
-        """Waits until all workers are ready, or one never will be; `greeted` gets rank and process of each that is.
+        """Wait until all workers are ready or one has failed; call `greeted` with the rank and pid of each ready one.
 
-        It is called by whoever hears of it first, from any thread.
+        The thread that receives the message calls `greeted`: this one, or one that waits for an answer.
         """
         self._pool.welcome = greeted
         while not self._pool.is_complete:
@@ -263,44 +265,45 @@ class Accelerator:
                 with self._lock:
                     self._pool.receive()
             except (OSError, ValueError, WorkerError):
-                # They have ended, or are being ended: whoever uses them is told why.
+                # The workers have ended or are being ended; the next call of the user raises the reason.
                 return
 
     def while_waiting(self, say: Callable[[Sequence[int]], None]) -> None:
-        """Has `say` told, now and then while an answer is awaited, which kind of command each worker is at."""
+        """Call `say` every second of a wait for an answer, with the code of each worker's current command."""
         self._pool.waiting = say
 
-    def explain_shortage(self, ways_out: Callable[[Shortage], str]) -> None:
-        """Has the error of a worker that runs out of memory say by which plan that was, and what can be done."""
-        self._pool.ways_out = ways_out
+    def explain_shortage(self, advice: Callable[[Shortage], str]) -> None:
+        """Set the function whose text, the plan and the remedies, ends the message of an out-of-memory error."""
+        self._pool.advice = advice
 
     @property
     def status_descriptor(self) -> int:
-        """Of the memory that begins with the workers' status lines."""
+        """The descriptor of the shared memory that begins with the workers' status lines."""
         return self._pool.status_descriptor
 
     def close(self) -> None:
-        """Ends the workers; every later touch raises. Warns of an error that has not been raised."""
+        """End the workers; every later call raises. Warn of an error that has not been raised."""
         with self._lock:
-            if self._pool.untold and not self._pool.closed:
-                warnings.warn(f"nobody read what failed: {self._pool.untold}", LateWarning, stacklevel=1)
+            if (failure := self._pool.unraised) and not self._pool.closed:
+                message = f"an op failed and no value that depends on it was read: {failure}"
+                warnings.warn(message, LateWarning, stacklevel=1)
             self._pool.close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of workers that are the parent's."""
+        """Release the workers in a forked child: they belong to the parent."""
         self._lock = threading.RLock()
         self._pool.abandon()
 
     def _activity(self, code: int, subject: int, step: int) -> str:
-        """Names what a worker does, for one that cannot tell any more."""
-        kind = kind_of(code)
-        if kind is None:
+        """The name of a command in progress, for a worker that has ended and cannot name it itself."""
+        command = kind_of(code)
+        if command is None:
             return "starting"
-        if kind is Operate:
+        if command is Operate:
             return self._eager.name(subject)
-        if kind is Run:
+        if command is Run:
             return f"{describe(self._programs.main(subject), step)} of program {subject}"
-        return f"compiling program {subject}" if kind is Load else name_of(kind)
+        return f"compiling program {subject}" if command is Load else name_of(command)
 
 
 def _bytes(block: bytes) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the controller holds in place of data."""
+"""Buffers and views: the controller's handles of data that the workers hold."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ storage_geometry: Final = lru_cache(1 << 16)(StorageGeometry)
 class Buffer:
     """One storage of the virtual accelerator; equal only to itself. Made by `Accelerator.buffer`.
 
-    While `place` is None nothing is on the workers: the value is `host`, or `fill` everywhere, or undefined. With a
-    `promise` the value is still to be made.
+    While `place` is None the workers hold no part of it: the value is `host`, or `fill` in every element, or undefined.
+    With a `promise` the value is pending: a deferred forward computes it.
     """
 
     __slots__ = (
         "__weakref__",
-        "_bury",
+        "_release",
         "dtype",
         "fill",
         "geometry",
@@ -52,8 +52,8 @@ class Buffer:
         "strides",
     )
 
-    def __init__(self, number: int, geometry: StorageGeometry, bury: Callable[[int], None]) -> None:
-        """`bury` is told the id in the end, from any thread."""
+    def __init__(self, number: int, geometry: StorageGeometry, release: Callable[[int], None]) -> None:
+        """`release` is called with the id when the last reference is gone, from any thread."""
         self.id = number
         self.dtype = geometry.dtype
         self.shape = geometry.shape
@@ -63,11 +63,11 @@ class Buffer:
         self.host: Tensor | None = None
         self.fill: bool | int | float | None = None
         self.promise: DeferredForward | None = None
-        self._bury = bury
+        self._release = release
 
     def __del__(self) -> None:
         if self.place is not None:
-            self._bury(self.id)
+            self._release(self.id)
 
     def __repr__(self) -> str:
         shape = ", ".join(str(size) for size in self.shape)
@@ -82,7 +82,7 @@ class View(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    """As what the buffer's bytes are read; its own type but for a view that reinterprets them."""
+    """The element type in which the buffer's bytes are read; another than the buffer's for a `view(dtype)`."""
 
     @property
     def is_whole(self) -> bool:

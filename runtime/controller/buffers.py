@@ -1,4 +1,4 @@
-"""Buffers and where they lie: made, given values, brought to other placements, fetched, let go."""
+"""The life of buffers: creation, upload, resharding, download, release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from moaic.runtime.protocol.wire import as_block
 
 
 class Buffers:
-    """All buffers of an accelerator, and what has been said of them to the workers. Not thread-safe."""
+    """The buffers of an accelerator, and the placements and reshardings that workers know. Not thread-safe."""
 
     def __init__(self, pool: WorkerPool, lines: SourceLines) -> None:
         self.pool: Final = pool
@@ -35,7 +35,7 @@ class Buffers:
         self._last_id = 0
 
     def make(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
-        """A buffer without a value, row-major without strides."""
+        """Make a buffer without a value; it is row-major if no strides are given."""
         sizes = tuple(shape)
         geometry = storage_geometry(dtype, sizes, row_major(sizes) if strides is None else tuple(strides))
         self._last_id += 1
@@ -53,12 +53,12 @@ class Buffers:
         return self._places.setdefault(place, place)
 
     def materialize(self, buffer: Buffer, place: Placement) -> None:
-        """Brings a buffer that lies nowhere yet to the workers."""
+        """Place a buffer that no worker holds yet and send its value."""
         buffer.place = self.interned(place)
         self.send_value(buffer, buffer.place)
 
     def send_value(self, buffer: Buffer, place: Placement) -> None:
-        """Sends the value that a buffer has on the host, each worker its part."""
+        """Send each worker its part of the value that a buffer has on the host."""
         shape = list(place.layout.local_shape(buffer.shape, place.mesh))
         line = self.lines.here()
         if buffer.host is None:
@@ -68,7 +68,7 @@ class Buffers:
         buffer.host, buffer.fill = None, None
 
     def _parts(self, host: Tensor, place: Placement) -> list[Tensor | None]:
-        """Per worker the bytes of its part; workers with equal parts get the same memory."""
+        """The bytes of each worker's part; replicas share the same memory."""
         parts: list[Tensor | None] = [None] * self.pool.size
         whole = as_block(host) if place.is_uncut else None
         for rank in place.holders:
@@ -76,20 +76,20 @@ class Buffers:
         return parts
 
     def resharded(self, buffer: Buffer, place: Placement) -> Buffer:
-        """A temporary copy of a buffer that lies as `place` says."""
+        """A temporary copy of a buffer with the placement `place`."""
         copy = self.make(buffer.dtype, buffer.shape, buffer.strides)
         self.reshard(buffer, copy.id, place)
         copy.place = self.interned(place)
         return copy
 
     def reshard(self, buffer: Buffer, target: int, place: Placement) -> None:
-        """Has the buffer of id `target` become the value of `buffer`, lying as `place` says."""
+        """Queue the resharding of `buffer` to `place`; the result becomes the buffer of id `target`."""
         assert buffer.place is not None
         number = self.resharding(Resharding(buffer.dtype, buffer.shape, buffer.place, place))
         self.pool.push(Reshard(self.lines.here(), number, buffer.id, target))
 
     def resharding(self, resharding: Resharding) -> int:
-        """The number of a resharding, which the workers know from now on."""
+        """The number of a resharding, after defining it on the workers if it is new."""
         number = self._reshardings.get(resharding)
         if number is None:
             number = self._reshardings[resharding] = len(self._reshardings)
@@ -119,7 +119,7 @@ class Buffers:
         return value if view.is_whole else _seen(value, view)
 
     def free_dead(self) -> None:
-        """Queues the end of buffers that nothing refers to any more."""
+        """Queue the release of buffers without references."""
         if self._dead:
             self.pool.push(Free(-1, [self._dead.popleft() for _ in range(len(self._dead))]))
 
@@ -128,13 +128,13 @@ class Buffers:
         self.pool.flush()
 
     def ask_all(self, request: Request) -> dict[int, Any]:
-        """The answers of all workers, once they have done all that was asked for before."""
+        """The answers of all workers after all earlier commands."""
         self.free_dead()
         return self.pool.ask(request, range(self.pool.size))
 
 
 def _seen(value: Tensor, view: View) -> Tensor:
-    """A view into a buffer whose value is at hand."""
+    """The elements of a view, read from the value of its buffer."""
     base = torch.empty_strided(view.buffer.shape, view.buffer.strides, dtype=value.dtype).copy_(value)
     return read_as(base, view.dtype, view.shape, view.strides, view.offset).contiguous()
 

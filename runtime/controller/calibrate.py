@@ -1,7 +1,7 @@
-"""Measures this machine's workers, all of them busy at once: arithmetic, memory, collectives. Takes seconds, done once.
+"""Calibration: measures arithmetic, memory and collectives of this machine with all workers busy. Takes seconds, once.
 
-The numbers come out as JSON, which is what the planner reads: passes and runtime know nothing of each other. What is
-measured runs as programs like any other, through the accelerator, uncompiled.
+The result is JSON, which the planner reads: passes and runtime do not import each other. The probes are ordinary
+programs that run through the accelerator, uncompiled.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ from moaic.runtime.protocol.carrier import Carrier
 from moaic.text.files import write_whole
 
 VERSION: Final = 4
-"""Of what is measured and how."""
+"""Version of the probes and the format; a new one invalidates saved measurements."""
 
 AXIS: Final = "w"
 
 ROUNDS: Final = 3
-"""Beside the first, in which libraries and memory are made ready."""
+"""Measured rounds, after a first one that warms up libraries and memory."""
 
 GPU_SCALE: Final = 8
-"""How much longer the dims of what is measured on a GPU are, so that its work takes longer than its launch. Assumed: no
-GPU has been measured yet."""
+"""Factor on the dims of GPU probes, so that a kernel takes longer than its launch. Assumed, not measured."""
 
 KINDS: Final = ("compute", "communicate")
 
 BUSY: Final = 2.0
-"""Processes that want to run, per core, from which on measurements are not to be trusted for long."""
+"""Load per core above which the machine is busy: measurements are then repeated at the next quiet start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One op, called `repeats` times on the same operands; `amount` is what one call does, in FLOPs or bytes."""
+    """One op, called `repeats` times on the same operands; `amount` is the FLOPs or bytes of one call."""
 
     name: str
     op: str
@@ -66,9 +65,9 @@ class Probe:
 
 
 def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> str:
-    """The machine as JSON: found in `folder` if it was measured before, else measured now and kept there.
+    """The machine as JSON: read from `folder` if saved there before, else measured now and saved.
 
-    What a machine under load let us measure serves until it is asked for at a quieter time.
+    A measurement made on a busy machine is used until this is called while the machine is not busy.
     """
     path = None if folder is None else folder / f"machine-{_fingerprint(flavor)}.json"
     is_busy = os.getloadavg()[0] > BUSY * cores()
@@ -83,12 +82,12 @@ def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> s
 
 
 def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
-    """Runs every probe on all workers; of each the slowest worker counts."""
+    """Run every probe on all workers; the slowest worker counts."""
     ranks = accelerator.flavor
     mesh = Mesh(((AXIS, ranks),))
     scale = GPU_SCALE if flavor.gpus else 1
     has_float8 = all(gpu.has_float8 for gpu in usable(os.environ)[: flavor.gpus])
-    # A GPU computes light ops faster than it reads what they are given: they hide behind the traffic.
+    # A GPU computes light ops faster than it reads their operands: the memory traffic hides them.
     light = [] if flavor.gpus else _light()
     probes = [*_arithmetic(scale, has_float8), *light, *_traffic(scale)]
     programs = [render(_called(probe, mesh)) for probe in probes]
@@ -99,7 +98,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
         for probe, spent in zip(probes, seconds, strict=False)
     }
-    each = [
+    collective_seconds = [
         spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
     ]
     idle = _idle(accelerator)
@@ -112,13 +111,13 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
         "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
-        "links": _links(collectives, each, ranks),
+        "links": _links(collectives, collective_seconds, ranks),
         "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
     }
 
 
 def _time(accelerator: Accelerator, programs: Sequence[str]) -> list[dict[str, float]]:
-    """Seconds of each program on the slowest worker, in the best of a few rounds: others use the machine too."""
+    """Seconds of each program on the slowest worker, in the best round: other processes use the machine too."""
     numbers = [accelerator.load(program, compiled=False) for program in programs]
     inputs = [_inputs(accelerator, number) for number in numbers]
     totals: list[dict[int, dict[str, float]]] = []
@@ -153,19 +152,19 @@ def _inputs(accelerator: Accelerator, number: int) -> list[Any]:
 
 def _called(probe: Probe, mesh: Mesh) -> Module:
     """A program that calls a function of the probe's one op."""
-    inner = tuple(Value(kind) for kind in probe.operands)
-    made = tuple(Value(kind) for kind in probe.results)
-    function = Function("probe", inner, (Op(probe.op, inner, made, probe.attrs),), made)
-    params = tuple(Value(kind) for kind in probe.operands)
+    inner = tuple(Value(type_) for type_ in probe.operands)
+    results = tuple(Value(type_) for type_ in probe.results)
+    function = Function("probe", inner, (Op(probe.op, inner, results, probe.attrs),), results)
+    params = tuple(Value(type_) for type_ in probe.operands)
     calls = [
-        Op("call", params, tuple(Value(kind) for kind in probe.results), {"callee": "probe"})
+        Op("call", params, tuple(Value(type_) for type_ in probe.results), {"callee": "probe"})
         for _ in range(probe.repeats)
     ]
     return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
 
 
 def _moved(probe: Probe, mesh: Mesh) -> Module:
-    """A program of the probe's collective, each time on a fresh copy, which it may overwrite."""
+    """A program that runs the probe's collective on fresh copies, as a collective may overwrite its operand."""
     (before,), (after,) = probe.operands, probe.results
     inner, copy = Value(before), Value(before)
     function = Function("copy", (inner,), (Op("aten.clone", (inner,), (copy,)),), (copy,))
@@ -191,7 +190,7 @@ def _arithmetic(scale: int, has_float8: bool) -> list[Probe]:
 
 
 def _light() -> list[Probe]:
-    """What Inductor fuses is made of such ops."""
+    """Elementwise ops: Inductor fuses mostly these."""
     tile = TensorType("f32", (256, 256))
     return [
         Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), float(prod(tile.shape)), 100),
@@ -200,14 +199,14 @@ def _light() -> list[Probe]:
 
 
 def _product(dtype: str, size: int, repeats: int) -> Probe:
-    kind = TensorType(dtype, (size, size))
-    return Probe(f"mm.{dtype}", "aten.mm", (kind, kind), (kind,), 2.0 * size**3, repeats)
+    type_ = TensorType(dtype, (size, size))
+    return Probe(f"mm.{dtype}", "aten.mm", (type_, type_), (type_,), 2.0 * size**3, repeats)
 
 
 def _narrow_product(size: int) -> Probe:
-    narrow, made = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
+    narrow, result = TensorType("f8e4m3fn", (size, size)), TensorType("bf16", (size, size))
     scale = TensorType("f32", (1, 1))
-    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (made,), 2.0 * size**3, 1, {"dtype": "bf16"})
+    return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (result,), 2.0 * size**3, 1, {"dtype": "bf16"})
 
 
 def _attention(dtype: str, scale: int) -> list[Probe]:
@@ -250,7 +249,7 @@ def _traffic(scale: int) -> list[Probe]:
 
 
 def _collectives(ranks: int) -> list[Probe]:
-    """Each collective with little and with much; the amount is the bytes of its larger side."""
+    """Each collective with a small and with a large tensor; the amount is the bytes of its larger side."""
     return [probe for rows, repeats in ((1, 10), (256, 2)) for probe in _collectives_of(rows * ranks, ranks, repeats)]
 
 
@@ -258,12 +257,12 @@ def _collectives_of(rows: int, ranks: int, repeats: int) -> list[Probe]:
     columns = 1024 * ranks
     by_rows = Layout((Split(AXIS, 0, rows // ranks),))
     by_columns = Layout((Split(AXIS, 1, columns // ranks),))
-    pending, whole = Layout(partial=(AXIS,)), Layout()
+    partial, replicated = Layout(partial=(AXIS,)), Layout()
     whole_bytes = 4.0 * rows * columns
     kinds = [
-        ("all_reduce", pending, whole, whole_bytes),
-        ("reduce_scatter", pending, by_rows, whole_bytes),
-        ("all_gather", by_rows, whole, whole_bytes),
+        ("all_reduce", partial, replicated, whole_bytes),
+        ("reduce_scatter", partial, by_rows, whole_bytes),
+        ("all_gather", by_rows, replicated, whole_bytes),
         ("all_to_all", by_rows, by_columns, whole_bytes / ranks),
     ]
     shape = (rows, columns)
@@ -281,16 +280,16 @@ def _collectives_of(rows: int, ranks: int, repeats: int) -> list[Probe]:
 
 
 def _links(probes: Sequence[Probe], seconds: Sequence[float], ranks: int) -> dict[str, Any]:
-    """Latency and rate of each collective through its two points."""
+    """Latency and rate of each collective: the line through its two measurements."""
     points: dict[str, list[tuple[float, float]]] = {}
     for probe, spent in zip(probes, seconds, strict=True):
         points.setdefault(probe.name, []).append((probe.amount, spent))
     return {name: _link(min(both), max(both), ranks) for name, both in points.items()}
 
 
-def _link(little: tuple[float, float], much: tuple[float, float], ranks: int) -> dict[str, Any]:
-    per_byte = max(much[1] - little[1], 0.05 * much[1]) / (much[0] - little[0])
-    latency = max(little[1] - little[0] * per_byte, 1e-6)
+def _link(small: tuple[float, float], large: tuple[float, float], ranks: int) -> dict[str, Any]:
+    per_byte = max(large[1] - small[1], 0.05 * large[1]) / (large[0] - small[0])
+    latency = max(small[1] - small[0] * per_byte, 1e-6)
     return {"latency": _measured(latency), "rate": _measured(1 / per_byte), "ranks": ranks}
 
 
@@ -299,14 +298,14 @@ def _measured(value: float) -> list[Any]:
 
 
 def memory_per_worker(flavor: Flavor, idle: Mapping[str, int]) -> int:
-    """Bytes that one worker of a flavor can give to tensors: its share less what a worker holds beside them."""
+    """Bytes that one worker of a flavor has for tensors: its share of memory less the memory of an idle worker."""
     share = int(USABLE * flavor.per_worker) - idle["pss"]
     most = None if flavor.gpus else data_limit()
     return share if most is None else min(share, int(USABLE * (most - idle["data"])))
 
 
 def _idle(accelerator: Accelerator) -> dict[str, int]:
-    """Bytes that the largest worker holds beside its tensors, and of private memory in all."""
+    """The largest worker's bytes: resident memory except its tensors, and private memory in all."""
     workers = accelerator.stats().workers
     return {
         "pss": max(worker.pss - worker.bytes for worker in workers),
@@ -315,7 +314,7 @@ def _idle(accelerator: Accelerator) -> dict[str, int]:
 
 
 def _fingerprint(flavor: Flavor) -> str:
-    """Names the machine, as far as the numbers depend on it."""
+    """A digest of the properties of the machine on which the measurements depend."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     size = [flavor.workers, flavor.memory]
     facts: list[Any] = [VERSION, _device(flavor), cores(), size, torch.__version__, threads, data_limit()]
@@ -323,12 +322,12 @@ def _fingerprint(flavor: Flavor) -> str:
 
 
 def _device(flavor: Flavor) -> str:
-    """What the workers compute on, by name."""
+    """The names of the GPUs or of the processor on which the workers compute."""
     return ", ".join(gpu.name for gpu in usable(os.environ)[: flavor.gpus]) if flavor.gpus else _processor()
 
 
 def _processor() -> str:
-    """The model's name, with what of it matters for speed but is not in the name."""
+    """The processor's model name and a digest of its feature flags, which affect speed too."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     facts = dict(line.split(":", 1) for line in reversed(lines) if line.startswith(("model name", "flags", "cpu MHz")))
@@ -338,6 +337,6 @@ def _processor() -> str:
 
 
 def _keep(path: Path, text: str) -> None:
-    """A folder that cannot be written to is no reason to fail."""
+    """Save the measurements if the folder is writable: training works without a saved file."""
     with contextlib.suppress(OSError):
         write_whole(path, text)

@@ -1,4 +1,4 @@
-"""The command log as a value: what was sent to the workers, and doing it again with fresh ones."""
+"""The command log: all commands sent to the workers, as a value that fresh workers can replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moaic.runtime.protocol.wire import decode, encode
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """The commands of one message, requests left out, and the blocks that each worker got with them."""
+    """The commands of one message without its requests, and the blocks sent to each worker with them."""
 
     sequence: int
     """Number of the first command; commands are counted over the whole life of the workers."""
@@ -23,7 +23,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """All that was asked of a number of workers, in order."""
+    """All commands sent to a number of workers, in order."""
 
     workers: int
     entries: tuple[LogEntry, ...] = ()
@@ -39,14 +39,14 @@ class Log:
 
 
 class CommandRecorder:
-    """Writes a log. Uploads are kept for as long as it is recorded, so it is asked for, not always on."""
+    """Writes a log. It is optional, as it keeps a copy of every upload."""
 
     def __init__(self, workers: int) -> None:
         self._workers: Final = workers
         self._entries: list[LogEntry] = []
 
     def record(self, sequence: int, commands: Sequence[Any], blocks: Sequence[Sequence[Tensor | None]]) -> None:
-        """Takes down one message: its commands, and per worker its blocks."""
+        """Record one message: its commands, and the blocks of each worker."""
         kept = tuple(tuple(None if block is None else block.numpy().tobytes() for block in row) for row in blocks)
         self._entries.append(LogEntry(sequence, decode(encode(list(commands)), frozen=True), kept))
 
@@ -58,6 +58,6 @@ Send = Callable[[Sequence[Any], Sequence[Sequence[bytes | None]]], None]
 
 
 def replay(log: Log, send: Send) -> None:
-    """Sends every entry again: `send` takes commands and per worker its blocks; the workers have done nothing yet."""
+    """Send every entry again, to fresh workers; `send` takes the commands and the blocks of each worker."""
     for entry in log.entries:
         send(entry.commands, entry.blocks)

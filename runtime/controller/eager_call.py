@@ -1,6 +1,9 @@
-"""A call of an eager op: its form, which repeats, and its buffers, offsets and scalars, which differ.
+"""Calls of eager ops, each split into its form and the values that differ between calls of this form.
 
-Decisions are made and operations are defined on the workers once per form and placement of the operands.
+The controller decides the placements and defines the operation on the workers once per form and operand placements:
+
+    x[0:4].mul_(0.9)   form: aten.mul_.Tensor, a view of shape (4,), a scalar; values: x, offset 0, 0.9
+    x[4:8].mul_(0.8)   the same form; values: x, offset 4, 0.8
 """
 
 from __future__ import annotations
@@ -19,17 +22,17 @@ from moaic.runtime.protocol.operation import ArgSpec, positions
 
 
 class OperandForm(NamedTuple):
-    """An operand but for its buffer and for the offset of a view."""
+    """An operand without its buffer and the offset of a view."""
 
     storage: StorageGeometry
     dtype: torch.dtype
     view: tuple[tuple[int, ...], tuple[int, ...]] | None
-    """Shape and strides; None where these and the offset are the buffer's own."""
+    """Shape and strides; None if these and the offset are those of the buffer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallForm:
-    """An op and its arguments but for buffers, offsets of views, and scalars. Made by `call_form`."""
+    """An op and its arguments without buffers, offsets of views, and scalars. Made by `call_form`."""
 
     op: str
     args: tuple[ArgSpec, ...]
@@ -37,7 +40,7 @@ class CallForm:
     operands: tuple[OperandForm, ...]
     outputs: tuple[StorageGeometry, ...]
     positions: tuple[tuple[int, bool], ...]
-    """Per operand its index in a list of tensors or -1, and whether the op writes it."""
+    """Per operand: its index in a list of tensors (else -1), and whether the op writes it."""
 
 
 @lru_cache(1 << 14)
@@ -48,17 +51,17 @@ def call_form(
     operands: tuple[OperandForm, ...],
     outputs: tuple[StorageGeometry, ...],
 ) -> CallForm:
-    """One object for equal forms, so that what is decided for one is found by its identity."""
+    """The one object for all equal forms, so that caches of decisions compare forms by identity."""
     return CallForm(op, args, kwargs, operands, outputs, tuple(positions(op, args, kwargs)))
 
 
 class EagerCall(NamedTuple):
-    """A call of an op: its form, and what differs between calls of this form, in order."""
+    """A call of an op: its form, and its buffers, offsets and scalars in order."""
 
     form: CallForm
     buffers: list[Buffer]
     offsets: list[int]
-    """In elements, of the operands whose form has a view."""
+    """In elements, one per operand whose form has a view."""
     scalars: list[Any]
 
     def written(self) -> list[Buffer]:
@@ -70,13 +73,13 @@ class EagerCall(NamedTuple):
 def take_apart(
     op: str, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Iterable[StorageGeometry]
 ) -> EagerCall:
-    """The call of an op on views. Raises TypeError for what cannot be sent."""
+    """Split a call of an op on views into form and values. Raises TypeError for an argument that cannot be sent."""
     views: list[View] = []
     scalars: list[Any] = []
     parts = tuple([_part(arg, views, scalars) for arg in args])
     named = tuple([(name, _part(arg, views, scalars)) for name, arg in kwargs.items()]) if kwargs else ()
     if op in REDUCTIONS:
-        # How it runs depends on which dims it reduces, so these are part of its form.
+        # The placement depends on which dims are reduced, so scalars of reductions are part of the form.
         values = iter(scalars)
         parts = tuple([_literal(part, values) for part in parts])
         named = tuple([(name, _literal(part, values)) for name, part in named])
@@ -108,35 +111,35 @@ DROPPED: Final = (torch.device, torch.layout, torch.memory_format, torch.Generat
 
 
 def _part(arg: Any, views: list[View], scalars: list[Any]) -> ArgSpec:
-    kind = cast("type[Any]", type(arg))
-    if kind is View:
+    type_ = cast("type[Any]", type(arg))
+    if type_ is View:
         views.append(arg)
         return VIEW
-    if kind is float or kind is int:
+    if type_ is float or type_ is int:
         scalars.append(arg)
         return SCALAR
-    if kind is list or kind is tuple or kind is torch.Size:
+    if type_ is list or type_ is tuple or type_ is torch.Size:
         return _list_part(arg, views, scalars)
     if arg is None or isinstance(arg, DROPPED):
         return NOTHING
-    if kind is complex:
+    if type_ is complex:
         scalars += (arg.real, arg.imag)
         return COMPLEX
-    if kind is bool or kind is str:
+    if type_ is bool or type_ is str:
         return ("literal", arg)
-    if kind is torch.dtype:
+    if type_ is torch.dtype:
         return ("dtype", DTYPE_NAMES[arg])
     if isinstance(arg, torch.Tensor) and arg.dim() == 0 and arg.device.type == "cpu":
         return ("number", DTYPE_NAMES[arg.dtype], _part(arg.item(), views, scalars))
-    raise TypeError(f"a worker cannot be sent an argument of type {kind.__name__}")
+    raise TypeError(f"an argument of type {type_.__name__} cannot be sent to the workers")
 
 
 def _list_part(items: Sequence[Any], views: list[View], scalars: list[Any]) -> ArgSpec:
-    kinds: set[type[Any]] = {type(item) for item in items}
-    if kinds == {View}:
+    types: set[type[Any]] = {type(item) for item in items}
+    if types == {View}:
         views.extend(items)
         return ("views", len(items))
-    if kinds <= {int, float}:
+    if types <= {int, float}:
         scalars.extend(items)
         return ("scalars", len(items))
     return ("list", tuple([_part(item, views, scalars) for item in items]))

@@ -1,4 +1,4 @@
-"""Eager ops: decided on once, defined on the workers, then called by number."""
+"""Eager ops: placements are decided once per kind of call, the op is defined on the workers, then called by number."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any, Final
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.eager_call import EagerCall
-from moaic.runtime.controller.eager_placement import decide, initial_placements, operands, serves
+from moaic.runtime.controller.eager_placement import PlacedOperand, decide, initial_placements, operands, serves
 from moaic.runtime.protocol.commands import Define, Forget, Free, Operate, Reshard
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.placement import Placement
 
 _NOWHERE: Final = id(None)
-"""The `id` of the placement of a buffer that is on no worker."""
+"""The `id` of the placement of a buffer that no worker holds."""
 
 MOST_PREPARED: Final = 10_000
-"""Eager ops that are remembered at a time."""
+"""Eager ops that are remembered; one more clears them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An eager op, decided on and defined on the workers."""
+    """An eager op with its decided placements, defined on the workers."""
 
     number: int
     outputs: tuple[Placement, ...]
     moved: tuple[tuple[int, int], ...]
-    """Operands that must be brought elsewhere first, and the number of the conversion."""
+    """Index and resharding number of each operand that is resharded before the op."""
     returned: tuple[tuple[int, int], ...]
-    """Operands whose new value must be brought back to where its buffer rests, and the number of the conversion."""
+    """Index and resharding number of each written operand whose new value is resharded back after the op."""
     places: tuple[Placement | None, ...]
-    """The operands' placements, kept so that none that the key names by its identity is ever another."""
+    """The operands' placements: the cache key holds their ids, which stay unique while the placements live."""
 
 
 class EagerOps:
-    """Launches eager ops, and remembers what was decided for each kind of call."""
+    """Launches eager ops, and caches the decisions for each kind of call."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -47,8 +47,8 @@ class EagerOps:
         self._operations: dict[Operation, int] = {}
 
     def name(self, number: int) -> str:
-        """The op that was defined by this number."""
-        return next((each.op for each, other in self._operations.items() if other == number), "an op")
+        """The name of the op defined with this number."""
+        return next((operation.op for operation, known in self._operations.items() if known == number), "an op")
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
         places = [id(buffer.place) for buffer in call.buffers]
@@ -64,34 +64,34 @@ class EagerOps:
         line = self._lines.here()
         temporary = self._gather(ids, prepared, line) if prepared.moved else ()
         self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
-        for index, path in prepared.returned:
-            self._pool.push(Reshard(line, path, ids[index], call.buffers[index].id))
+        for index, resharding in prepared.returned:
+            self._pool.push(Reshard(line, resharding, ids[index], call.buffers[index].id))
         if temporary:
             self._pool.push(Free(line, temporary))
         for buffer, place in zip(outputs, prepared.outputs, strict=False):
             buffer.place, buffer.host, buffer.fill = place, None, None
 
     def _forget_if_many(self) -> None:
-        """Forgets all eager ops once there are too many: a loop over slices makes a new one at each step."""
+        """Forget all eager ops once there are too many: a loop over slices makes a new one at each iteration."""
         if len(self._prepared) >= MOST_PREPARED:
             self._prepared.clear()
             self._operations.clear()
             self._pool.push(Forget(-1))
 
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
-        """Puts operands that lie elsewhere into temporary buffers, one per buffer and conversion; their ids."""
+        """Reshard operands into temporary buffers, one per buffer and resharding; return the ids of these."""
         temporary: dict[tuple[int, int], int] = {}
-        for index, path in prepared.moved:
+        for index, resharding in prepared.moved:
             source = ids[index]
-            target = temporary.get((source, path))
+            target = temporary.get((source, resharding))
             if target is None:
-                target = temporary[source, path] = self._buffers.new_id()
-                self._pool.push(Reshard(line, path, source, target))
+                target = temporary[source, resharding] = self._buffers.new_id()
+                self._pool.push(Reshard(line, resharding, source, target))
             ids[index] = target
         return list(temporary.values())
 
     def _materialize_all(self, call: EagerCall) -> None:
-        """Brings the operands that lie nowhere yet to where the op would have them."""
+        """Place the operands that no worker holds yet as the op needs them."""
         places = initial_placements(call.form.op, operands(call), self._pool.size)
         for buffer, place in zip(call.buffers, places, strict=True):
             if place is not None and buffer.place is None:
@@ -102,25 +102,25 @@ class EagerOps:
         decision = decide(form, given, self._pool.size)
         moved: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
-        for index, (each, needed) in enumerate(zip(given, decision.required, strict=True)):
-            assert each.place is not None
-            if not serves(each.place, needed):
-                moved.append(
-                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, each.place, needed)))
-                )
-            elif not each.written or set(needed.holders) == set(each.place.holders):
-                continue
-            if each.written:
-                returned.append(
-                    (index, self._buffers.resharding(Resharding(each.dtype, each.buffer_shape, needed, each.place)))
-                )
-        geometries = tuple(each.geometry for each in given)
+        for index, (operand, needed) in enumerate(zip(given, decision.required, strict=True)):
+            place = operand.place
+            assert place is not None
+            is_readable = serves(place, needed)
+            if not is_readable:
+                moved.append((index, self._resharding(operand, place, needed)))
+            # The op writes a temporary copy, or not all replicas: the new value goes back to the buffer's placement.
+            if operand.written and not (is_readable and set(needed.holders) == set(place.holders)):
+                returned.append((index, self._resharding(operand, needed, place)))
+        geometries = tuple(operand.geometry for operand in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
         kwargs = (*form.kwargs, *decision.kwargs)
         number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
-        outputs_places = tuple(self._buffers.interned(place) for place in decision.outputs)
-        return Prepared(number, outputs_places, tuple(moved), tuple(returned), tuple(each.place for each in given))
+        outputs = tuple(self._buffers.interned(place) for place in decision.outputs)
+        return Prepared(number, outputs, tuple(moved), tuple(returned), tuple(operand.place for operand in given))
+
+    def _resharding(self, operand: PlacedOperand, before: Placement, after: Placement) -> int:
+        return self._buffers.resharding(Resharding(operand.dtype, operand.buffer_shape, before, after))
 
     def _defined(self, operation: Operation) -> int:
         number = self._operations.get(operation)

@@ -1,8 +1,14 @@
-"""Where an eager op runs: which operands must lie how, and how its results lie.
+"""Placement of eager ops: the placements that an op requires of its operands, and those of its results.
 
-An elementwise op runs on the parts that the workers hold; every other op runs on whole copies, on every worker that has
-them. What is decided depends on the op, the form of its arguments and how the operands lie, never on values, so it is
-decided once for each such case.
+An elementwise op runs on the shards that the workers hold, a reduction reduces shards and combines the partial results,
+every other op runs on replicas:
+
+    x.mul(y)   x, y: sharded on dim 0      -> the result is sharded on dim 0
+    x.sum(0)   x: sharded on dim 0         -> each rank sums its shard; the partial sums are added
+    x.sort()   x: sharded on dim 0         -> x is gathered; every rank sorts its replica
+
+A decision depends on the op, the form of its arguments and the operands' placements, never on values, so it is made
+once for each such case.
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ ALSO_ELEMENTWISE: Final = frozenset(
 
 @cache
 def is_elementwise(op: str) -> bool:
-    """Raises Diagnostic for a random op: workers would each draw their own numbers."""
+    """Whether an op is elementwise. Raises Diagnostic for a random op: each worker would draw other numbers."""
     called = signature(op)
     if called.is_random:
         raise Diagnostic(f"{op} draws random numbers and cannot run on the workers as it is")
@@ -68,7 +74,7 @@ def is_elementwise(op: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperand:
-    """A view as far as a decision depends on it."""
+    """The properties of a view on which a decision depends."""
 
     shape: tuple[int, ...]
     buffer_shape: tuple[int, ...]
@@ -99,7 +105,7 @@ def _operand(view: View, position: int, written: bool) -> PlacedOperand:
 
 
 def geometry_of(view: View) -> ViewGeometry | None:
-    """What a worker must know to see a view; None where it is the whole buffer."""
+    """The geometry with which a worker makes the view from its buffer; None for a view of the whole buffer."""
     if view.is_whole:
         return None
     return ViewGeometry(view.buffer.strides, view.shape, view.strides, view.offset, DTYPE_NAMES[view.dtype])
@@ -107,18 +113,18 @@ def geometry_of(view: View) -> ViewGeometry | None:
 
 @dataclass(frozen=True, slots=True)
 class EagerPlacement:
-    """How an op runs: how each operand must lie, on the ranks that use it, and how the results lie."""
+    """The placements of an op: for each operand on the ranks that use it, and for each result."""
 
     required: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     combination: Combination | None = None
-    """How the results of parts become the results, if they are not these parts."""
+    """The combination of partial results; None if the results of shards are shards of the results."""
     kwargs: tuple[tuple[str, ArgSpec], ...] = ()
-    """What the op is told beside its arguments."""
+    """Keyword arguments added to the call."""
 
 
 def initial_placements(op: str, given: Sequence[PlacedOperand], workers: int) -> tuple[Placement | None, ...]:
-    """Where operands that lie nowhere yet are to be born, beside those that do; None for the others."""
+    """The placements for operands that no worker holds yet, chosen by the others; None for operands with one."""
     decision = _decide([each for each in given if each.place is not None], op, given, workers, (None,))
     return tuple(
         required if each.place is None else None for each, required in zip(given, decision.required, strict=True)
@@ -126,7 +132,7 @@ def initial_placements(op: str, given: Sequence[PlacedOperand], workers: int) ->
 
 
 def decide(form: CallForm, given: Sequence[PlacedOperand], workers: int) -> EagerPlacement:
-    """How an op runs on operands that all lie somewhere."""
+    """The placements of an op whose operands all have one."""
     reduced = _reduced(form, given) if form.op in REDUCTIONS else None
     return reduced or _decide(given, form.op, given, workers, [output.shape for output in form.outputs])
 
@@ -140,15 +146,15 @@ def _decide(
 ) -> EagerPlacement:
     is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
     if is_elementwise(op) and is_spread:
-        decision = _in_parts(given, outputs)
+        decision = _sharded(given, outputs)
         if decision is not None:
             return decision
-    there = _gathering_place(placed, workers)
-    return EagerPlacement((there,) * len(given), (there,) * len(outputs))
+    place = _replicated_place(placed, workers)
+    return EagerPlacement((place,) * len(given), (place,) * len(outputs))
 
 
-def _gathering_place(placed: Sequence[PlacedOperand], workers: int) -> Placement:
-    """Where an op runs on whole values: where all of them are, or else everywhere."""
+def _replicated_place(placed: Sequence[PlacedOperand], workers: int) -> Placement:
+    """The placement of an op on unsharded values: the one that all operands share, else replicated everywhere."""
     places = {each.place for each in placed if each.place is not None}
     if len(places) == 1 and next(iter(places)).is_uncut:
         return next(iter(places))
@@ -156,8 +162,8 @@ def _gathering_place(placed: Sequence[PlacedOperand], workers: int) -> Placement
     return everywhere(workers if is_spread else min((place.mesh.ranks for place in places), default=workers))
 
 
-def _in_parts(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] | None]) -> EagerPlacement | None:
-    """An elementwise op on parts, per list position; None if that cannot be."""
+def _sharded(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] | None]) -> EagerPlacement | None:
+    """The placements of an elementwise op on shards, per position of its lists; None if it cannot run on shards."""
     shared = [each for each in given if each.position < 0]
     is_list = len(shared) < len(given)
     if is_list and any(prod(each.shape) != 1 for each in shared):
@@ -167,21 +173,21 @@ def _in_parts(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] 
         groups.setdefault(each.position if is_list else 0, []).append(each)
     groups.pop(-1, None)
     targets = {position: _target(group) for position, group in groups.items()}
-    found = {position: target for position, target in targets.items() if target is not None}
-    if len(found) < len(targets):
+    known = {position: target for position, target in targets.items() if target is not None}
+    if len(known) < len(targets):
         return None
     required: list[Placement] = []
     for each in given:
         if each.position < 0 and is_list:
-            required.append(_for_all(found.values()))
+            required.append(_for_all(known.values()))
             continue
-        place, shape = found[each.position if is_list else 0]
+        place, shape = known[each.position if is_list else 0]
         needed = _projected(place, shape, each.shape)
         if each.geometry is not None and not needed.is_uncut:
             return None
         required.append(needed)
     results = tuple(
-        found[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in found
+        known[index if is_list else 0][0] for index in range(len(outputs)) if (index if is_list else 0) in known
     )
     if len(results) < len(outputs):
         return None
@@ -189,7 +195,7 @@ def _in_parts(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] 
 
 
 def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement | None:
-    """A reduction of parts; None where there are none, or where the parts alone do not do."""
+    """The placements of a reduction of shards; None if no operand is sharded, or the shards cannot be combined."""
     places = [each.place for each in given if each.place is not None]
     if all(place.is_uncut for place in places) and len(set(places)) == 1:
         return None
@@ -211,7 +217,7 @@ def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement |
         REDUCTIONS[form.op],
         float(order),
         groups,
-        tuple(_counting(place, groups) for place in places),
+        tuple(_one_per_part(place, groups) for place in places),
         tuple(kept.layout.local_shape(output.shape, kept.mesh) for output in form.outputs),
         tuple(output.dtype for output in form.outputs),
     )
@@ -221,7 +227,7 @@ def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement |
 
 
 def _widening(form: CallForm, combination: Combination) -> tuple[tuple[str, ArgSpec], ...]:
-    """Has an op that rounds to 16 bits not do so before its parts are put together."""
+    """The keyword argument that keeps 16-bit partial results in a wider type until they are combined."""
     is_narrow = combination.by in WIDENED and any(dtype in HALF for dtype in combination.dtypes)
     if not is_narrow or "dtype" in signature(form.op).names[: len(form.args)]:
         return ()
@@ -229,19 +235,19 @@ def _widening(form: CallForm, combination: Combination) -> tuple[tuple[str, ArgS
 
 
 def _arguments(form: CallForm) -> dict[str, Any]:
-    """The arguments that are no tensors, by name."""
+    """The arguments that are not tensors, by name."""
     parts = [*zip(signature(form.op).names, form.args, strict=False), *form.kwargs]
     return {name: part[1] for name, part in parts if part[0] == "literal"}
 
 
 def _dims(given: Any, rank: int) -> frozenset[int]:
-    """The dims that are reduced; all of them where none is named."""
+    """The reduced dims; all dims if the call names none."""
     named: Sequence[int] = () if given is None else (given,) if isinstance(given, int) else given
     return frozenset(dim % rank for dim in named if rank) or frozenset(range(rank))
 
 
 def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
-    """How the result of a reduction of `dims` lies: split as its operand is, as far as its dims are left."""
+    """The placement of the result of a reduction over `dims`: the operand's splits of the remaining dims."""
     return place.with_splits(
         tuple(
             Split(split.axis, split.dim if keep else split.dim - sum(dim < split.dim for dim in dims), split.stride)
@@ -251,8 +257,8 @@ def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
     )
 
 
-def _counting(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """One rank for each part of a value in each group."""
+def _one_per_part(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """One rank for each distinct part of a value in each group, so that replicas do not count twice."""
     held = tiles(place)
     first: dict[Any, int] = {}
     for number, group in enumerate(groups):
@@ -263,18 +269,18 @@ def _counting(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, .
 
 
 def serves(place: Placement, needed: Placement) -> bool:
-    """Whether what lies as `place` says can be used where `needed` is asked for."""
+    """Whether a value placed as `place` can be read as `needed` without resharding."""
     is_more = place.is_uncut and needed.is_uncut and set(needed.holders) <= set(place.holders)
     return is_more or alike(place, needed)
 
 
 def _for_all(targets: Iterable[tuple[Placement, tuple[int, ...]]]) -> Placement:
-    """Whole for as many ranks as any position of the list needs."""
+    """The placement of an operand that all positions of the lists share: replicated on the ranks of all of them."""
     return everywhere(max(place.holders[-1] for place, _ in targets) + 1)
 
 
 def _target(group: Sequence[PlacedOperand]) -> tuple[Placement, tuple[int, ...]] | None:
-    """How the result of one position lies, and its shape: as the first operand that is split says."""
+    """Placement and shape of the result of one list position, from its first sharded operand; None if unsupported."""
     written = [each.shape for each in group if each.written]
     shape = written[0] if written else _broadcast([each.shape for each in group])
     placed = [each for each in group if each.place is not None]
@@ -299,7 +305,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _projected(place: Placement, shape: tuple[int, ...], operand: tuple[int, ...]) -> Placement:
-    """How an operand must lie that is broadcast to `shape`, which lies as `place` says."""
+    """The placement of an operand that is broadcast to a result of shape `shape` and placement `place`."""
     shift = len(shape) - len(operand)
     splits = tuple(
         Split(split.axis, split.dim - shift, split.stride)

@@ -1,4 +1,4 @@
-"""What went wrong on the workers, as the person sees it."""
+"""Errors of the workers as the user sees them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 class WorkerError(RuntimeError):
-    """A worker raised or ended. It names the worker, what it did, and the line of the person's program."""
+    """A worker raised or ended. The message names the worker, its command, and the line of the user's program."""
 
 
 class OutOfMemory(WorkerError):
-    """A worker got no more memory. It says what was asked for, what was free, and what would do with less."""
+    """A worker ran out of memory. The message gives the bytes requested and free, and plans that need less."""
 
 
 _linalg: Final[Any] = torch.linalg
 
-OF_OPS: Final[Mapping[str, type[Exception]]] = {
-    kind.__name__: kind
-    for kind in (
+OP_ERRORS: Final[Mapping[str, type[Exception]]] = {
+    error.__name__: error
+    for error in (
         AssertionError,
         IndexError,
         NotImplementedError,
@@ -32,8 +32,8 @@ OF_OPS: Final[Mapping[str, type[Exception]]] = {
         _linalg.LinAlgError,
     )
 }
-"""What ops raise where their operands are not as they must be; it is raised as it is, with PyTorch's own words."""
+"""Exceptions of ops on invalid operands, by name: the user gets the same class with PyTorch's message."""
 
 
 class LateWarning(UserWarning):
-    """An op failed whose result nobody has read."""
+    """An op failed and the program never read a result that depends on it."""

@@ -1,4 +1,4 @@
-"""Starting local workers. Nothing above this file relies on how a worker came to be."""
+"""Launch of local workers. No code above this file depends on how a worker was started."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from moaic.runtime.protocol.shared_memory import create_memory, create_store
 from moaic.runtime.protocol.wire import Connection
 
 END_SECONDS: Final = 2.0
-"""A worker whose socket has ended is given this long before it is killed."""
+"""Time that workers have to end after their sockets are closed; then they are killed."""
 
 REPORTS_BYTES: Final = 1 << 16
-"""More than a pipe holds. Its lines are written whole, and so they are read."""
+"""More than a pipe holds, so that one read returns whole lines: each is written at once."""
 
 BUFFER_BYTES: Final = 4 << 20
-"""Asked for as the sockets' buffers; the system grants what it likes."""
+"""Requested size of the sockets' send buffers; the kernel may grant less."""
 
 
-class Nursery:
-    """The process that our workers are forked from, and what it has said of them."""
+class ForkServer:
+    """The process that forks the workers, and its reports about them (`worker/fork_server.py`)."""
 
     def __init__(self, process: subprocess.Popen[bytes], reports: int) -> None:
         os.set_blocking(reports, False)
         self._process = process
         self._reports = reports
-        self._said: dict[tuple[int, str], int] = {}
+        self._reported: dict[tuple[int, str], int] = {}
         self._oom_kills = oom_kills()
 
     def ending(self, rank: int) -> str | None:
-        """How a worker, or the nursery before it could say so, ended; None for all that is known while it lives."""
+        """The end of a worker, or of the fork server before it reported one, in words; None while no end is known."""
         self._listen()
-        code = self._said.get((rank, "ended"), self._process.poll())
+        code = self._reported.get((rank, "ended"), self._process.poll())
         if code is None:
             return None
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
@@ -53,22 +53,22 @@ class Nursery:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether somebody has stopped the worker by a signal."""
+        """Whether a signal, such as SIGSTOP, has suspended the worker."""
         self._listen()
-        return (rank, "stopped") in self._said
+        return (rank, "stopped") in self._reported
 
     def kill(self, rank: int) -> None:
-        """Kills a worker and all it started; before it is there, the nursery."""
+        """Kill a worker and its children, or the fork server if it has not reported that worker yet."""
         self._listen()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._said.get((rank, "pid"), self._process.pid), signal.SIGKILL)
+            os.killpg(self._reported.get((rank, "pid"), self._process.pid), signal.SIGKILL)
 
     def close(self) -> None:
-        """Waits for the end of the workers, whose sockets are closed; kills those that take too long."""
+        """Wait for the workers to end after their sockets were closed; kill those that take too long."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         self._listen()
-        for rank in [rank for rank, word in self._said if word == "pid" and (rank, "ended") not in self._said]:
+        for rank in [rank for rank, word in self._reported if word == "pid" and (rank, "ended") not in self._reported]:
             self.kill(rank)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -82,56 +82,56 @@ class Nursery:
             return
         for line in text.splitlines():
             rank, word, number = line.split()
-            self._said[int(rank), word] = int(number)
+            self._reported[int(rank), word] = int(number)
             if word == "continued":
-                self._said.pop((int(rank), "stopped"), None)
+                self._reported.pop((int(rank), "stopped"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWorker:
-    """A worker process of this host and our end of its socket."""
+    """A worker process of this host and the controller's end of its socket."""
 
     rank: int
-    nursery: Nursery
+    fork_server: ForkServer
     connection: Connection
 
     def ending(self) -> str | None:
-        """How the process ended; None while it lives."""
-        return self.nursery.ending(self.rank)
+        """The end of the process in words, such as `ended with exit code 1`; None while it lives."""
+        return self.fork_server.ending(self.rank)
 
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped the process by a signal."""
-        return self.nursery.is_stopped(self.rank)
+        """Whether a signal, such as SIGSTOP, has suspended the process."""
+        return self.fork_server.is_stopped(self.rank)
 
     def kill(self) -> None:
-        """Kills the process and all it started."""
-        self.nursery.kill(self.rank)
+        """Kill the process and its children."""
+        self.fork_server.kill(self.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
-    """All workers of this host, and the lines where they say what they do."""
+    """All workers of this host, and their status lines in shared memory."""
 
     workers: tuple[LocalWorker, ...]
-    nursery: Nursery
+    fork_server: ForkServer
     status: Status
 
     def activity(self, rank: int) -> Activity:
         return self.status.activity(rank)
 
     def beats(self, rank: int) -> int:
-        """Signs of life that the worker has given."""
+        """Heartbeats of the worker so far."""
         return self.status.beats(rank)
 
     def close_sockets(self) -> None:
-        """Closes our ends: in this process the workers end by that, in a forked child they do not notice."""
+        """Close this process's ends of the sockets: this ends the workers, unless a forked child does it."""
         for worker in self.workers:
             worker.connection.close()
 
     def close(self) -> None:
-        """Ends the workers and waits for it."""
+        """End the workers and wait until they have ended."""
         self.close_sockets()
-        self.nursery.close()
+        self.fork_server.close()
         self.status.close()
 
 
@@ -142,22 +142,22 @@ def launch(
     devices: Sequence[str] = (),
     carrier: Carrier | None = None,
 ) -> LocalWorkers:
-    """Starts `count` workers; returns at once, each says hello when it is ready. `environment` is added to ours.
+    """Start `count` workers and return at once; each sends HELLO when it is ready.
 
-    `devices` has one for each worker, else all compute on the CPU; `carrier` is the one for these devices, if none is
-    named.
+    `environment` is added to that of this process. `devices` has one device for each worker, by default the CPU;
+    `carrier` is by default the one for these devices.
     """
     devices = tuple(devices) or (CPU,) * count
     memory, store = create_memory(count), create_store()
-    lifelines = [end for _ in range(count) for end in os.pipe()]
+    liveness_pipes = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
     pairs = [socket.socketpair() for _ in range(count)]
-    theirs = [their.fileno() for _, their in pairs]
+    sockets = [end.fileno() for _, end in pairs]
     for end in (end for pair in pairs for end in pair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     threads = share_out(cores(), count)
     numbers = {"memory": [memory], "store": [store], "reports": [reporter]}
-    numbers |= {"sockets": theirs, "lifelines": lifelines, "threads": list(threads)}
+    numbers |= {"sockets": sockets, "liveness-pipes": liveness_pipes, "threads": list(threads)}
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker.fork_server"]
     for name, values in numbers.items():
         command += [f"--{name}", *(str(value) for value in values)]
@@ -166,31 +166,31 @@ def launch(
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(memory, store, reporter, *theirs, *lifelines),
+            pass_fds=(memory, store, reporter, *sockets, *liveness_pipes),
             env=_environment(max(threads), devices, environment or {}),
             start_new_session=True,
         )
     finally:
-        for descriptor in (store, reporter, *lifelines):
+        for descriptor in (store, reporter, *liveness_pipes):
             os.close(descriptor)
-        for _, their in pairs:
-            their.close()
-    nursery = Nursery(process, reports)
-    workers = tuple(LocalWorker(rank, nursery, Connection(ours)) for rank, (ours, _) in enumerate(pairs))
+        for _, end in pairs:
+            end.close()
+    fork_server = ForkServer(process, reports)
+    workers = tuple(LocalWorker(rank, fork_server, Connection(end)) for rank, (end, _) in enumerate(pairs))
     status = Status(memory, count)
     os.close(memory)
-    return LocalWorkers(workers, nursery, status)
+    return LocalWorkers(workers, fork_server, status)
 
 
 def carrier_for(devices: Sequence[str]) -> Carrier:
-    """What carries data between workers of these devices; no two of what joins GPUs may be on one of them."""
+    """The carrier for workers on these devices: NCCL needs a GPU per worker, Gloo serves workers that share one."""
     if set(devices) == {CPU}:
         return Carrier.MEMORY
     return Carrier.NCCL if len(set(devices)) == len(devices) else Carrier.GLOO
 
 
 def _flags() -> list[str]:
-    """The folder that we are in must not hide modules of Python's own from a worker."""
+    """Flags of the workers' Python. `-P`: files in the working directory must not shadow standard modules."""
     return ["-P"]
 
 
@@ -199,8 +199,10 @@ KEEP_MEMORY: Final[Mapping[str, str]] = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""glibc keeps what a step has freed for the next step, instead of faulting in fresh pages: 4 to 8 % of a step's time at
-the same peak. 32 MiB is the most that glibc takes as a threshold."""
+"""Settings by which glibc keeps freed memory for the next step, instead of faulting in fresh pages.
+
+This saves 4 to 8 % of a step's time at the same peak. 32 MiB is the largest threshold that glibc accepts.
+"""
 
 
 FOR_GPUS: Final[Mapping[str, str]] = {
@@ -209,13 +211,15 @@ FOR_GPUS: Final[Mapping[str, str]] = {
     "NCCL_GRAPH_REGISTER": "0",
     "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
 }
-"""PyTorch's allocator grows what it has instead of taking pieces that do not fit together later; who asks whether there
-are GPUs does not start them, after which no process may be forked. NCCL is not to register the memory of what is
-recorded: up to 2.28 ranks may decide otherwise each where that memory grows, and then wait for one another for good. Of
-several groups it takes collectives in the order in which they are asked for, which is one on all ranks."""
+"""Settings for workers on GPUs, one reason each, in order:
+
+Expandable segments avoid fragmentation of PyTorch's allocator. An NVML-based check finds GPUs without a CUDA context: a
+process that has one must not fork. NCCL must not register the memory of CUDA graphs: up to version 2.28 ranks may
+decide differently while that memory grows, and deadlock. NCCL runs the collectives of several groups in launch order,
+which is the same on all ranks."""
 
 
-def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
+def _environment(threads: int, devices: Sequence[str], additions: Mapping[str, str]) -> dict[str, str]:
     count = str(threads)
     environment = {
         "TORCHINDUCTOR_COMPILE_THREADS": count,
@@ -225,7 +229,7 @@ def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) 
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
-        **more,
+        **additions,
     }
     root = _root()
     if root is not None:
@@ -234,7 +238,7 @@ def _environment(threads: int, devices: Sequence[str], more: Mapping[str, str]) 
 
 
 def _root() -> str | None:
-    """The folder that moaic is imported from, if Python would not look there by itself."""
+    """The folder from which moaic is imported, unless it is one of Python's own."""
     folder = Path(__file__).absolute().parents[3]
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     return None if folder.resolve() in installed else str(folder)

@@ -16,7 +16,7 @@ from moaic.runtime.protocol.placement import Placement, alike
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A program as the controller remembers it."""
+    """The controller's record of a loaded program."""
 
     main: Function
     mesh: Mesh
@@ -36,7 +36,7 @@ class Programs:
         return self._loaded[program].main
 
     def load(self, text: str, module: Module, *, compiled: bool, recorded: bool) -> int:
-        """Sends a program, which `module` is, to the workers; its number."""
+        """Send a program, whose text is that of `module`, to the workers; return its number."""
         main, mesh = module.main, module.mesh
         self._check_size(mesh)
         keys = [index for index in range(len(main.params)) if main.param_role(index).kind == "key"]
@@ -64,7 +64,7 @@ class Programs:
             )
 
     def check(self, program: int, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], key: object) -> None:
-        """Raises ValueError for another number of operands than the program has."""
+        """Raise ValueError if the numbers of operands are not those of the program."""
         _check_arity(self._loaded[program], program, inputs, outputs, key)
 
     def run(
@@ -75,9 +75,9 @@ class Programs:
         key: tuple[int, int] | None,
         persistent: Collection[Buffer],
     ) -> None:
-        """Queues a run and sends all that is queued."""
+        """Queue a run and send the queue."""
         loaded = self._loaded[program]
-        # Dead buffers are freed before this run, which may lend its gradients the same memory.
+        # Dead buffers are freed before the run, whose gradients may then use the same memory.
         self._buffers.free_dead()
         temporary: list[Buffer] = []
         pairs = zip(inputs, loaded.inputs, strict=True)
@@ -91,7 +91,7 @@ class Programs:
         self._buffers.flush()
 
     def _input(self, buffer: Buffer, place: Placement, persistent: Collection[Buffer], temporary: list[Buffer]) -> int:
-        """The id under which `buffer` lies as `place` says."""
+        """The id of a buffer with the value of `buffer` and the placement `place`."""
         if buffer.place is place:
             return buffer.id
         if buffer.place is None:

@@ -1,4 +1,4 @@
-"""The process-wide accelerator: made when it is first needed, ended with the process."""
+"""The process-wide accelerator: made at its first use, ended with the process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.jobs import Job, begin, jobs
 from moaic.runtime.host.selection import current, current_flavor
 
-OTHERS_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-"""Variables by which people choose among GPUs; where there are none they choose nothing."""
+VISIBILITY_VARIABLES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
+"""Variables that select visible GPUs; they have no effect on a host without GPUs."""
 
 
 class Session:
-    """Holds the accelerator of this process, of which flavor it is, and what tools are told of it."""
+    """The accelerator of this process, its flavor, and its entry as a job in the list of moai-smi."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,11 +48,11 @@ class Session:
         return self._accelerator is not None
 
     def flavor(self) -> Flavor:
-        """That the accelerator has, or would have. Raises Diagnostic where one is named that there is not."""
+        """The flavor of the accelerator, or of the next one. Raises Diagnostic for the name of an unknown flavor."""
         return current_flavor(os.environ) if self._flavor is None else self._flavor
 
     def set_flavor(self, flavor: int | str) -> None:
-        """Chooses a flavor, or the number of workers, before there are any. Raises Diagnostic."""
+        """Choose a flavor or a number of workers. Raises Diagnostic once workers of another flavor run."""
         wanted = asked_for(str(flavor), os.environ)
         if self._accelerator is not None and wanted != self._flavor:
             raise Diagnostic(
@@ -62,12 +62,12 @@ class Session:
         self._flavor = wanted
 
     def planned(self, plan: str, mesh: Mesh) -> None:
-        """Has tools show the plan of the model that was planned last."""
+        """Publish the plan of the last planned model to moai-smi."""
         if self._job is not None:
             self._job.planned(plan, mesh.axes)
 
     def close(self) -> None:
-        """Ends the workers, if there are any; tensors of the device are lost."""
+        """End the workers, if there are any; tensors of the device are lost."""
         if self._accelerator is not None and not self._is_forked:
             self._accelerator.close()
             if self._job is not None:
@@ -75,7 +75,7 @@ class Session:
 
     def _start(self) -> None:
         startup_log.requesting()
-        for variable in () if usable({}) else OTHERS_DEVICES & os.environ.keys():
+        for variable in () if usable({}) else VISIBILITY_VARIABLES & os.environ.keys():
             startup_log.without_effect(variable, os.environ[variable])
         flavor = self._flavor = self.flavor()
         self._job = _begun(flavor)
@@ -100,7 +100,7 @@ class Session:
 
 
 def _begun(flavor: Flavor) -> Job | None:
-    """This program as a job; None where tools cannot be told, which is no reason not to train."""
+    """This program as a job; None if it cannot be registered: training works without."""
     number = current(os.environ)
     try:
         for other in jobs(os.environ):

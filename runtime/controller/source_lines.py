@@ -1,4 +1,4 @@
-"""Which line of the person's program asks for something."""
+"""Attribution of commands and errors to lines of the user's program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 
 NOWHERE: Final = -1
-"""Number of no line at all."""
+"""The number that stands for no line."""
 
 
 class SourceLine(NamedTuple):
@@ -25,21 +25,21 @@ class SourceLine(NamedTuple):
 
 
 class SourceLines:
-    """Numbers for the lines that asked for something, so that commands can carry them."""
+    """Numbers of the user's lines, which commands carry."""
 
     def __init__(self) -> None:
-        # Fixed while this exists: a forked child, in which another thread may be the main one, makes its own.
+        # Constant for this object: a forked child, where another thread may be the main one, makes a new object.
         self._main = threading.main_thread().ident
         self._numbers: dict[tuple[str, int], int] = {}
         self._lines: list[SourceLine] = []
 
     def here(self) -> int:
-        """The number of the line that the person's program is at. On autograd's threads: that of its `backward()`."""
+        """The number of the user's current line; on autograd's threads, of the line that called `backward()`."""
         is_main = threading.get_ident() == self._main
-        frame = _persons(sys._getframe(1) if is_main else _main_frame())  # pyright: ignore[reportPrivateUsage]
+        frame = _user_frame(sys._getframe(1) if is_main else _main_frame())  # pyright: ignore[reportPrivateUsage]
         if frame is None:
             return NOWHERE
-        # Every command asks, so a named tuple is made only for a new line.
+        # Every command calls this, so a named tuple is made only for a new line.
         place = frame.f_code.co_filename, frame.f_lineno
         number = self._numbers.get(place)
         if number is None:
@@ -52,18 +52,18 @@ class SourceLines:
 
 
 def _main_frame() -> FrameType | None:
-    """Where the main thread is: a backward kernel runs on another thread while it waits inside `backward()`."""
+    """The main thread's frame, inside `backward()` while a backward kernel runs on an autograd thread."""
     identity = threading.main_thread().ident
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     return None if identity is None else frames.get(identity)
 
 
-def _persons(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the person's own files; of anything but torch and moaic where there is none."""
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own files; else of any file outside of torch and moaic."""
     fallback = None
     while frame is not None:
         kind = _kind(frame.f_code.co_filename)
-        if kind == "person":
+        if kind == "user":
             return frame
         if kind == "library" and fallback is None:
             fallback = frame
@@ -72,32 +72,32 @@ def _persons(frame: FrameType | None) -> FrameType | None:
 
 
 def raised_at(trace: TracebackType | None) -> SourceLine | None:
-    """The innermost line of the person's own files on the way to where an error was raised."""
-    found: SourceLine | None = None
+    """The innermost line of the user's own files in the traceback of an error."""
+    innermost: SourceLine | None = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        found = SourceLine(file, trace.tb_lineno) if _kind(file) == "person" else found
+        innermost = SourceLine(file, trace.tb_lineno) if _kind(file) == "user" else innermost
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 @cache
 def _kind(file: str) -> str:
-    """person, library (installed packages and Python's own), or inside (torch, moaic, generated code)."""
+    """The kind of a file: user, library (installed packages, standard library) or inside (torch, moaic, generated)."""
     if file.startswith("<"):
-        return "person" if file.startswith(("<stdin", "<string", "<ipython")) else "inside"
+        return "user" if file.startswith(("<stdin", "<string", "<ipython")) else "inside"
     path = Path(file).resolve()
     if any(path.is_relative_to(folder) for folder in _inside()):
         return "inside"
-    return "library" if any(path.is_relative_to(folder) for folder in _libraries()) else "person"
+    return "library" if any(path.is_relative_to(folder) for folder in _libraries()) else "user"
 
 
 @cache
 def _inside() -> tuple[Path, ...]:
     runtime = Path(__file__).resolve().parents[1]
-    face = Path(__file__).absolute().parents[2]
-    packages = [face, *(entry.resolve() for entry in face.iterdir() if entry.is_symlink())]
-    return (Path(torch.__file__).resolve().parent, runtime, *(package.resolve() for package in packages))
+    package = Path(__file__).absolute().parents[2]
+    packages = [package, *(entry.resolve() for entry in package.iterdir() if entry.is_symlink())]
+    return (Path(torch.__file__).resolve().parent, runtime, *(folder.resolve() for folder in packages))
 
 
 @cache

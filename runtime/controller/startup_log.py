@@ -1,4 +1,4 @@
-"""What is said while the workers start, line by line in a form that people know; nothing waits for it."""
+"""Log lines of the start of the workers. Scripts read them, so their form is fixed; logging delays nothing."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def untracked(reason: object) -> None:
 
 
 def follow(accelerator: Accelerator, job: int | None, ready: Callable[[list[int]], None]) -> None:
-    """Says which workers connect, as they do; `ready` gets their processes in the end. Nobody waits for it."""
+    """Log each worker that connects, on a thread of its own; call `ready` with all pids at the end."""
     greetings = Greetings(accelerator.flavor, job, ready)
     threading.Thread(target=accelerator.welcome, args=(greetings.heard,), name="startup", daemon=True).start()
 
 
 class Greetings:
-    """The workers that have said hello, counted."""
+    """Counts the workers that have sent HELLO, and logs each."""
 
     def __init__(self, workers: int, job: int | None, ready: Callable[[list[int]], None]) -> None:
         self._pids = [0] * workers

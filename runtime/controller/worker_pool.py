@@ -1,4 +1,4 @@
-"""All workers together: commands to them, one message each per flush, their answers, and what becomes of failures."""
+"""The pool of workers: sends queued commands, receives answers, and finds the cause of failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from moaic.runtime.controller.command_log import CommandRecorder
-from moaic.runtime.controller.errors import OF_OPS, OutOfMemory, WorkerError
+from moaic.runtime.controller.errors import OP_ERRORS, OutOfMemory, WorkerError
 from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
-from moaic.runtime.protocol.commands import AnswerCode, Command, Put, Request, Settle, Told, to_wire
+from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import (
     Connection,
@@ -27,40 +27,43 @@ from moaic.runtime.protocol.wire import (
     readable,
     uninterrupted,
 )
-from moaic.runtime.protocol.withheld_writes import lying_apart
+from moaic.runtime.protocol.withheld_writes import differing_replicas
 
 LONG_QUEUE: Final = 500
-"""Commands after which a queue is sent although nobody waits."""
+"""Number of queued commands at which the queue is sent without a request."""
 
 LARGE_QUEUE: Final = 32 << 20
-"""Bytes of blocks after which a queue is sent although nobody waits."""
+"""Bytes of queued blocks at which the queue is sent without a request."""
 
 BEAT_SECONDS: Final = 1.0
-"""How often a waiting controller asks itself whether the workers are alive."""
+"""Interval at which a waiting controller checks the heartbeats of the workers."""
 
 MISSED_BEATS: Final = 15
-"""A worker's thread for signs of life beats every second, and no computation delays it for long: a worker that misses
-this many of them, counted by a clock that stops when we are stopped, is stuck."""
+"""Missed heartbeats after which a worker counts as stuck.
+
+A thread of the worker beats every second, and no computation delays it for long. The controller counts its own checks,
+not time, so that a suspended controller counts no misses.
+"""
 
 STOPPED_BEATS: Final = 2
-"""The same for a process that somebody has stopped by a signal, which is no matter of load."""
+"""Missed heartbeats for a process that a signal has suspended: load does not explain these."""
 
 GRACE_SECONDS: Final = 1.0
-"""After a first failure the others have this long to say what they know: the cause is to be told, not a consequence."""
+"""Time after a first failure in which the other workers report, so that the cause is raised, not a consequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What one worker's failure looks like from here; smaller kinds explain larger ones."""
+    """The failure of one worker. Of several, the one with the smallest `kind` is the cause."""
 
     worker: int
     line: int
-    what: str
+    command: str
     error: str
     details: str
     kind: int
     exception: str = ""
-    """Name of the exception's class, where there was one."""
+    """Name of the exception's class; empty if the worker ended without one."""
     shortage: Shortage | None = None
 
 
@@ -68,17 +71,17 @@ CAUSE, ENDED, CONSEQUENCE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class SpoiltAnswer:
-    """In place of an answer: the number of the failed command for which there is none."""
+class PoisonedAnswer:
+    """Stands for an answer that a failed command made impossible; `root` is the number of that command."""
 
     root: int
 
 
 class WorkerPool:
-    """The workers, seen from the controller. Not thread-safe: whoever owns it serializes the calls."""
+    """The workers, seen from the controller. Not thread-safe: the owner serializes calls."""
 
     def __init__(self, workers: LocalWorkers, lines: SourceLines, names: Callable[[int, int, int], str]) -> None:
-        """`names(code, subject, step)` names what a worker was doing, for one that cannot tell any more."""
+        """`names(code, subject, step)` returns the name of the command in progress on a worker that has ended."""
         self._workers = workers
         self._lines = lines
         self._names = names
@@ -89,19 +92,19 @@ class WorkerPool:
         self._sequence = 0
         self._requests = 0
         self._answers: dict[int, Any] = {}
-        self._heard = [(0, 0)] * self.size
+        self._heartbeats = [(0, 0)] * self.size
         self._failure: WorkerError | None = None
         self._raised: dict[int, Failure] = {}
-        self._untold: Failure | None = None
+        self._unraised: Failure | None = None
         self._recorder: CommandRecorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
-        """Told, now and then while an answer is awaited, which kind of command each worker is at; none in the end."""
-        self.ways_out: Callable[[Shortage], str] | None = None
-        """Says what a person can do about too little memory."""
+        """Called every second of a wait with the code of each worker's current command, and at its end with []."""
+        self.advice: Callable[[Shortage], str] | None = None
+        """Returns the remedies for the message of an out-of-memory error."""
         self.greeted: dict[int, int] = {}
-        """Process of each worker that has said hello."""
+        """The pid of each worker that has sent HELLO, by rank."""
         self.welcome: Callable[[int, int], None] | None = None
-        """Told rank and process of each worker that says hello."""
+        """Called with the rank and pid of each worker that sends HELLO."""
         self.closed = False
         self.messages = 0
         self.commands = 0
@@ -112,33 +115,33 @@ class WorkerPool:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all workers have said hello."""
+        """Whether all workers have sent HELLO."""
         return len(self.greeted) == self.size
 
     @property
     def status_descriptor(self) -> int:
-        """Of the memory that begins with the workers' status lines."""
+        """The descriptor of the shared memory that begins with the workers' status lines."""
         return self._workers.status.descriptor
 
     def record(self, recorder: CommandRecorder) -> None:
-        """Has every command from now on written down."""
+        """Record every command from now on."""
         self._recorder = recorder
 
     def check(self) -> None:
-        """Raises WorkerError if a worker has failed, as far as is known without asking."""
+        """Raise WorkerError if a failure of a worker has been received."""
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
         if self.closed:
             raise WorkerError("the accelerator has been closed")
 
     def push(self, command: Command) -> None:
-        """Queues a command."""
+        """Queue a command."""
         self._queue.append(command)
         if len(self._queue) >= LONG_QUEUE:
             self.flush()
 
     def put(self, command: Put, parts: Sequence[Tensor | None]) -> None:
-        """Queues a command with a block for each worker."""
+        """Queue a command with a block for each worker."""
         self._queue.append(command._replace(block=len(self._blocks)))
         self._blocks.append(parts)
         self._queued_bytes += sum(part.numel() for part in parts if part is not None)
@@ -146,21 +149,21 @@ class WorkerPool:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is queued, one message per worker, without waiting for anything to be done."""
+        """Send the queue, one message per worker, without waiting for its execution."""
         self.check()
         if self._queue:
             self._send_queue([], ())
 
     def ask(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
-        """Sends all that is queued and, to `ranks`, a request; waits for their answers.
+        """Send the queue and, to `ranks`, a request; wait for their answers.
 
-        An answer is plain data, or a tensor for a request of one. Raises WorkerError for a worker that is lost, and
-        what a command raised for which there is no answer: from then on all goes on.
+        An answer is plain data, or a tensor if the request is for one. Raises WorkerError for a lost worker. If a
+        failed command made an answer impossible, raises the exception of that command; execution then continues.
         """
         answers = self._asked(request, ranks)
-        roots = [answer.root for answer in answers.values() if isinstance(answer, SpoiltAnswer)]
+        roots = [answer.root for answer in answers.values() if isinstance(answer, PoisonedAnswer)]
         if roots:
-            self._tell(min(roots))
+            self._raise_failed(min(roots))
         return answers
 
     def _asked(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
@@ -171,58 +174,58 @@ class WorkerPool:
         self._await(ranks)
         return self._answers
 
-    def _tell(self, root: int) -> NoReturn:
-        """Has the workers write again what they withhold, and raises what went wrong in a command."""
-        reports = self._asked(Settle(-1), range(self.size))
-        self.push(Told(-1, root, lying_apart(list(reports.values()))))
-        self._untold = None
-        raise self._told(self._raised[root])
+    def _raise_failed(self, root: int) -> NoReturn:
+        """Raise the exception of a failed command, after telling the workers to accept writes again."""
+        reports = self._asked(ListWithheld(-1), range(self.size))
+        self.push(ResumeWrites(-1, root, differing_replicas(list(reports.values()))))
+        self._unraised = None
+        raise self._op_error(self._raised[root])
 
     @property
-    def untold(self) -> str:
-        """What went wrong and has not been raised; empty for nothing."""
-        return "" if self._untold is None else str(self._told(self._untold))
+    def unraised(self) -> str:
+        """The message of the first failure that has not been raised; empty if there is none."""
+        return "" if self._unraised is None else str(self._op_error(self._unraised))
 
     def _await(self, ranks: Sequence[int]) -> None:
         waited = False
         try:
             while not all(rank in self._answers for rank in ranks):
                 if not readable(self._connections, BEAT_SECONDS):
-                    self._listen()
+                    self._check_heartbeats()
                     waited = True
                     self.waiting([self._code(rank) for rank in range(self.size)])
-                self._look()
+                self._receive_all()
         finally:
             if waited:
                 self.waiting([])
 
     def _code(self, rank: int) -> int:
-        """The kind of command that a worker is at; that of none before it is ready."""
+        """The code of a worker's current command; IDLE before it is ready."""
         return self._workers.activity(rank).code if rank in self.greeted else IDLE.code
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
-        """Sends one message to each worker at once: the same commands, its own row of blocks."""
+        """Send one message to each worker at once: the same commands, its own row of blocks."""
         self._post(commands, [], (), rows)
         self._deliver()
 
     def wait_for_greeting(self, seconds: float) -> None:
-        """Waits until a worker may have said hello, or that long. The one call that needs no serializing."""
+        """Wait at most `seconds` for a message of a worker that is not ready. The only method that needs no lock."""
         readable([connection for rank, connection in enumerate(self._connections) if rank not in self.greeted], seconds)
 
     def receive(self) -> None:
-        """Receives what is there. Raises WorkerError."""
+        """Receive the messages that have arrived. Raises WorkerError."""
         self.check()
-        self._look()
+        self._receive_all()
 
     def close(self) -> None:
-        """Ends the workers. What was queued is lost."""
+        """End the workers and drop the queue."""
         if not self.closed:
             self.closed = True
             self._queue.clear()
             self._workers.close()
 
     def abandon(self) -> None:
-        """Lets go of the workers without ending them: for a forked child, to which they do not belong."""
+        """Release the workers without ending them: in a forked child they belong to the parent."""
         self.closed = True
         self._workers.close_sockets()
 
@@ -243,23 +246,23 @@ class WorkerPool:
         ranks: Sequence[int],
         rows: Sequence[Sequence[Tensor | None]],
     ) -> None:
-        """Puts one message into each worker's outbox: the commands, and for `ranks` a request, if there is one."""
+        """Put one message into each worker's outbox: the commands and, for `ranks`, the request if there is one."""
         body = encode([self._sequence, commands]) if commands else None
-        asking = encode([self._sequence, [*commands, *request]]) if request else body
+        with_request = encode([self._sequence, [*commands, *request]]) if request else body
         self._sequence += len(commands)
         self.commands += len(commands)
         self.messages += 1
         for rank, (connection, row) in enumerate(zip(self._connections, rows, strict=True)):
-            mine = asking if rank in ranks else body
-            if mine is not None:
-                connection.post(frame(mine, row))
+            message = with_request if rank in ranks else body
+            if message is not None:
+                connection.post(frame(message, row))
 
     def _deliver(self) -> None:
         push_all(self._connections)
-        self._look()
+        self._receive_all()
 
-    def _look(self) -> None:
-        """Receives what is there; a failure or an end that shows is raised."""
+    def _receive_all(self) -> None:
+        """Receive the messages that have arrived; raise for a failed or ended worker."""
         for rank, connection in enumerate(self._connections):
             connection.pull()
             while (message := connection.next()) is not None:
@@ -267,15 +270,15 @@ class WorkerPool:
             if connection.closed:
                 self._fail(rank, self._ended(rank))
 
-    def _listen(self) -> None:
-        """Raises for a worker that lives and yet has stopped giving signs of life."""
+    def _check_heartbeats(self) -> None:
+        """Raise for a worker whose process lives but whose heartbeats have stopped."""
         for rank in range(self.size):
             beats = self._workers.beats(rank)
-            known, missed = self._heard[rank]
-            self._heard[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
+            known, missed = self._heartbeats[rank]
+            self._heartbeats[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
             worker = self._workers.workers[rank]
             if missed >= (STOPPED_BEATS if worker.is_stopped() else MISSED_BEATS):
-                failure = self._ended(rank, f"it has given no sign of life for {missed + 1} seconds")
+                failure = self._ended(rank, f"it has sent no heartbeat for {missed + 1} seconds")
                 worker.kill()
                 self._fail(rank, failure)
 
@@ -285,7 +288,7 @@ class WorkerPool:
             self._fail(rank, self._failed(rank, data))
         elif kind == AnswerCode.RAISED:
             failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
-            self._untold = self._untold or failure
+            self._unraised = self._unraised or failure
         elif kind == AnswerCode.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:
@@ -294,7 +297,7 @@ class WorkerPool:
             self._answers[rank] = _value(kind, message)
 
     def _fail(self, rank: int, first: Failure) -> NoReturn:
-        """Finds the cause of a first failure, ends all workers, and raises what happened."""
+        """Find the cause of a first failure, end all workers, and raise the cause."""
         failures = [first] if first.kind == CAUSE else [first, *self._others_failures(rank)]
         cause = min(failures, key=lambda failure: failure.kind)
         self.close()
@@ -302,65 +305,65 @@ class WorkerPool:
         raise self._failure
 
     def _error(self, failure: Failure) -> WorkerError:
-        short = failure.shortage
-        return WorkerError(self._text(failure)) if short is None else self._out_of_memory(failure, short)
+        shortage = failure.shortage
+        return WorkerError(self._text(failure)) if shortage is None else self._out_of_memory(failure, shortage)
 
-    def _told(self, failure: Failure) -> Exception:
-        """What an op raised, as PyTorch would raise it; anything else tells of the worker."""
-        kind = OF_OPS.get(failure.exception)
-        if kind is None or failure.shortage is not None:
+    def _op_error(self, failure: Failure) -> Exception:
+        """The exception that PyTorch raises for the same mistake; a WorkerError for any other failure."""
+        error = OP_ERRORS.get(failure.exception)
+        if error is None or failure.shortage is not None:
             return self._error(failure)
         line = self._lines.line(failure.line)
-        return kind(f"{failure.error}\n" + ("in " if line is None else f"at {line}, in ") + failure.what)
+        return error(f"{failure.error}\n" + ("in " if line is None else f"at {line}, in ") + failure.command)
 
     def _others_failures(self, known: int) -> list[Failure]:
-        """What the other workers report or how they end, within the time of grace."""
-        found: list[Failure] = []
+        """The failures that other workers report, or their ends, within GRACE_SECONDS."""
+        failures: list[Failure] = []
         open_: dict[int, Connection] = {r: c for r, c in enumerate(self._connections) if r != known and not c.closed}
         until = time.monotonic() + GRACE_SECONDS
-        while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in found):
+        while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in failures):
             for rank, connection in list(open_.items()):
                 connection.pull()
-                if self._drain(rank, connection, found):
+                if self._drain(rank, connection, failures):
                     del open_[rank]
             if open_:
                 readable(list(open_.values()), 0.05)
-        return found
+        return failures
 
-    def _drain(self, rank: int, connection: Connection, found: list[Failure]) -> bool:
-        """Adds what `rank` says of its failure; true once nothing more is to be expected from it."""
+    def _drain(self, rank: int, connection: Connection, failures: list[Failure]) -> bool:
+        """Append the failure that `rank` reports, or its end; return whether it will report no more."""
         while (message := connection.next()) is not None:
             if message.body[1] == AnswerCode.FAILED:
-                found.append(self._failed(rank, message.body[2:]))
+                failures.append(self._failed(rank, message.body[2:]))
                 return True
         if connection.closed:
-            found.append(self._ended(rank))
+            failures.append(self._ended(rank))
         return connection.closed
 
     def _failed(self, rank: int, data: Sequence[Any]) -> Failure:
-        line, what, exception, error, details, is_consequence, missing = data
-        short = None if missing is None else Shortage(*missing)
+        line, command, exception, error, details, is_consequence, missing = data
+        shortage = None if missing is None else Shortage(*missing)
         kind = CONSEQUENCE if is_consequence else CAUSE
-        return Failure(rank, line, what, error, details, kind, exception, short)
+        return Failure(rank, line, command, error, details, kind, exception, shortage)
 
     def _ended(self, rank: int, how: str = "") -> Failure:
         worker = self._workers.workers[rank]
         activity = self._workers.activity(rank)
-        what = self._names(activity.code, activity.subject, activity.step)
-        return Failure(rank, activity.line, what, how or _ending(worker), "", ENDED)
+        command = self._names(activity.code, activity.subject, activity.step)
+        return Failure(rank, activity.line, command, how or _ending(worker), "", ENDED)
 
     def _text(self, failure: Failure) -> str:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
         error = f"{failure.exception}: {failure.error}" if failure.exception else failure.error
-        head = f"worker {failure.worker} of {self.size} failed in {failure.what}{place}: {error}"
+        head = f"worker {failure.worker} of {self.size} failed in {failure.command}{place}: {error}"
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
 
     def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
-        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.what}{place}: {shortage}"
-        return OutOfMemory(head if self.ways_out is None else f"{head}\n{self.ways_out(shortage)}")
+        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.command}{place}: {shortage}"
+        return OutOfMemory(head if self.advice is None else f"{head}\n{self.advice(shortage)}")
 
 
 def _say_nothing(codes: Sequence[int]) -> None:
@@ -368,7 +371,7 @@ def _say_nothing(codes: Sequence[int]) -> None:
 
 
 def _ending(worker: LocalWorker) -> str:
-    """How a worker whose socket has ended did end, which may take a moment to be known."""
+    """The end of a worker whose socket has closed, in words; the fork server may report it a moment later."""
     until = time.monotonic() + GRACE_SECONDS
     while (ending := worker.ending()) is None and time.monotonic() < until:
         time.sleep(0.005)
@@ -376,8 +379,8 @@ def _ending(worker: LocalWorker) -> str:
 
 
 def _value(kind: int, message: Message) -> Any:
-    if kind == AnswerCode.SPOILT:
-        return SpoiltAnswer(message.body[2])
+    if kind == AnswerCode.POISONED:
+        return PoisonedAnswer(message.body[2])
     if kind != AnswerCode.VALUE:
         return message.body[2]
     dtype, shape = message.body[2]

@@ -19,7 +19,7 @@ LIBRARIES: Final[Mapping[str, str]] = {"torch_nn": "torch.nn.modules.linear_cros
 """Namespaces of PyTorch's ops that `import torch` does not register, and the modules that do."""
 
 NAMESPACES: Final = frozenset({"aten", "prims", "moai", *LIBRARIES})
-"""The namespaces that workers know; they do not import what registers the others."""
+"""Namespaces of ops that exist on workers, which do not import the modules that register others."""
 
 PLACEMENT: Final = frozenset({"device", "layout", "pin_memory"})
 """Arguments that choose the storage of a new tensor; no shape or stride depends on them."""

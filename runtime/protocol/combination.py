@@ -35,7 +35,7 @@ WIDENED: Final = frozenset({"sum", "mean", "norm"})
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How the partial results of workers become results."""
+    """The combination of the workers' partial results into results."""
 
     by: str
     """sum, mean (of parts of equal size), norm, amax or amin."""

@@ -1,12 +1,12 @@
-"""What the controller tells workers, and what they answer: the vocabulary of the wire.
+"""The commands of the controller and the answers of workers, as they are on the wire.
 
 A message's body is [sequence, commands]. A command is a tuple of named fields; on the wire it is [code, fields].
-Workers run commands in order. `line` is a number that `source_lines.SourceLines` gave, ranks are worker numbers, and a
-worker takes no part in what is for other ranks. An answer's body is [request, kind, ...].
+Workers run commands in order. `line` is a number of `source_lines.SourceLines`, ranks are worker numbers, and a worker
+skips commands for other ranks. An answer's body is [request, kind, ...].
 
-Commands are named tuples and not frozen dataclasses: every eager op makes one, in less than half the time, and a tuple
-is put on the wire as it is. They are as immutable. Commands of different classes with equal fields compare equal, so
-code looks at the class of a command and never compares two.
+Commands are named tuples, not frozen dataclasses: every eager op makes one, in less than half the time, and msgpack
+packs a tuple directly. Commands of different classes with equal fields compare equal, so code checks the class of a
+command and never compares two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Put(NamedTuple):
     buffer: int
     dtype: str
     shape: Sequence[int]
-    """Of the part of one worker."""
+    """The local shape, of one worker's part."""
     block: int
 
 
@@ -40,7 +40,7 @@ class Fill(NamedTuple):
 
 
 class Define(NamedTuple):
-    """Say what Operate with this number does: an encoded `operation.Operation`."""
+    """Define the eager op that Operate with this number runs: an encoded `operation.Operation`."""
 
     line: int
     number: int
@@ -58,7 +58,7 @@ class Operate(NamedTuple):
 
 
 class DefineResharding(NamedTuple):
-    """Say what Reshard with this number does: an encoded `conversion.Resharding`."""
+    """Define the resharding that Reshard with this number runs: an encoded `conversion.Resharding`."""
 
     line: int
     number: int
@@ -66,7 +66,7 @@ class DefineResharding(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Bring a value to another placement; `target` may be the source itself."""
+    """Reshard a value to another placement; `target` may be the source itself."""
 
     line: int
     number: int
@@ -93,18 +93,18 @@ class Run(NamedTuple):
     inputs: Sequence[int]
     outputs: Sequence[int | None]
     key: Sequence[int] | None
-    """Two i64 from which random numbers are drawn, for a program that draws."""
+    """Two i64 that seed random numbers; None for a program without."""
 
 
 class Free(NamedTuple):
-    """Let buffers go."""
+    """Release buffers."""
 
     line: int
     buffers: Sequence[int]
 
 
 class Forget(NamedTuple):
-    """Let all definitions of eager ops go."""
+    """Release all definitions of eager ops."""
 
     line: int
 
@@ -121,16 +121,16 @@ class Restore(NamedTuple):
     sources: Sequence[Any]
 
 
-class Told(NamedTuple):
-    """The user has been told of a failed command; workers hold different values of the buffers `apart`."""
+class ResumeWrites(NamedTuple):
+    """Stop withholding writes: the failure of command `root` was raised. Buffers `differing` have unequal replicas."""
 
     line: int
     root: int
-    apart: Sequence[int]
+    differing: Sequence[int]
 
 
 class Fetch(NamedTuple):
-    """Answer, on some ranks, with a buffer, or with what a geometry (`operation.ViewGeometry`) shows of it."""
+    """Answer, on some ranks, with a buffer, or with a view of it (geometry: an `operation.ViewGeometry`)."""
 
     line: int
     buffer: int
@@ -140,14 +140,14 @@ class Fetch(NamedTuple):
 
 
 class Synchronize(NamedTuple):
-    """Answer once all before is done."""
+    """Answer after all earlier commands have run."""
 
     line: int
     request: int = 0
 
 
 class Report(NamedTuple):
-    """Answer with the worker's statistics; the peak of memory counts anew if it is to be forgotten."""
+    """Answer with the worker's statistics; with `forget_peak` reset its memory peak."""
 
     line: int
     forget_peak: bool
@@ -162,7 +162,7 @@ class List(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Write boxes to files; answer with where in the file each is."""
+    """Write boxes to files; answer with the offset and length of each in its file."""
 
     line: int
     paths: Sequence[str]
@@ -173,25 +173,37 @@ class Store(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Answer with the spans noted since the last one (`span.TraceSpan`); from now on note them, or not."""
+    """Answer with the spans since the last Trace (`span.TraceSpan`); turn tracing on or off."""
 
     line: int
     on: bool
     request: int = 0
 
 
-class Settle(NamedTuple):
-    """Answer with the writes that the worker withholds and the ids that it has (`trouble.Trouble`)."""
+class ListWithheld(NamedTuple):
+    """Answer with the withheld writes and the ids of all buffers (`failed_commands.FailedCommands`)."""
 
     line: int
     request: int = 0
 
 
-Request = Fetch | Synchronize | Report | List | Store | Trace | Settle
+Request = Fetch | Synchronize | Report | List | Store | Trace | ListWithheld
 """A command that is answered and changes nothing."""
 
 Command = (
-    Put | Fill | Define | Operate | DefineResharding | Reshard | Load | Run | Free | Forget | Restore | Told | Request
+    Put
+    | Fill
+    | Define
+    | Operate
+    | DefineResharding
+    | Reshard
+    | Load
+    | Run
+    | Free
+    | Forget
+    | Restore
+    | ResumeWrites
+    | Request
 )
 
 CODES: Final[Mapping[type[Command], int]] = {kind: code for code, kind in enumerate(get_args(Command))}
@@ -211,38 +223,38 @@ def to_wire(commands: Iterable[Command]) -> list[tuple[int, Command]]:
 
 
 def from_wire(data: Sequence[Any]) -> Command:
-    """The command that was packed."""
+    """The command of its packed form."""
     code, fields = data
     return cast("Callable[..., Command]", _KINDS[code])(*fields)
 
 
 def kind_of(code: int) -> type[Command] | None:
-    """The class of a command's code; None for the code of a worker that is at none."""
+    """The command class of a code; None for the code of an idle worker."""
     return _KINDS[code] if code >= 0 else None
 
 
 def name_of(kind: type[Command]) -> str:
-    """`restore`: what a command is called in messages."""
+    """The name of a command in messages: `restore`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
 
 
 class AnswerCode(IntEnum):
-    """What an answer is."""
+    """The kind of an answer, and the fields that follow it."""
 
     HELLO = 0
     """pid: the worker is ready."""
     VALUE = 1
     """dtype, shape, and a block."""
     DONE = 2
-    """whatever the request asks for."""
+    """plain data, of a form that the request defines."""
     FAILED = 3
-    """The worker is of no more use: line, what was done, the error's kind and text, the worker's traceback, whether a
-    peer's failure caused it, and where memory was short the bytes asked for, free and held, else None."""
+    """The worker cannot continue: line, name of the command, the error's class and text, the traceback,
+    whether a peer's failure caused it, and for an out-of-memory error the bytes asked for, free and held, else None."""
     RAISED = 4
-    """number of the command, then as for FAILED: the command failed, and the worker goes on."""
-    SPOILT = 5
-    """number of the failed command for which there is no other answer."""
+    """number of the command, then as for FAILED: the command failed, and the worker continues."""
+    POISONED = 5
+    """number of the failed command that made another answer impossible."""
 
 
 NO_REQUEST: Final = -1
-"""Request number of an answer that nothing asked for."""
+"""Request number of an answer without a request."""

@@ -41,7 +41,7 @@ class Operation:
     geometries: tuple[ViewGeometry | None, ...]
     ranks: tuple[tuple[int, ...], ...]
     combination: Combination | None = None
-    """How partial results are combined; None if the op's operands are not sharded."""
+    """The combination of partial results; None if the op's operands are not sharded."""
 
     def encoded(self) -> list[Any]:
         combination = None if self.combination is None else self.combination.encoded()

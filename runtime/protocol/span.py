@@ -1,4 +1,4 @@
-"""Spans of a trace: what a worker ran, with times."""
+"""Spans of a trace: commands and instructions of a worker, with times."""
 
 from __future__ import annotations
 

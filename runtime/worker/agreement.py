@@ -1,4 +1,4 @@
-"""Commands that several workers run together: where one of them cannot go on, none of them counts it as done."""
+"""Commands that several workers run together: if it fails on one of them, it fails on all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, TypeVar, cast
 
 from moaic.runtime.comm.shm_slots import GivenUp, Mailbox
 from moaic.runtime.comm.transport import Transport
-from moaic.runtime.worker.trouble import LASTING, Spoilt
+from moaic.runtime.worker.failed_commands import FATAL, Poisoned
 
 Result = TypeVar("Result")
 
@@ -16,44 +16,44 @@ class Agreement:
     """One worker's side of the commands that it runs with others."""
 
     def __init__(self, mailbox: Mailbox, transport: Transport, blame: Callable[[Exception], int]) -> None:
-        """`blame` gives the number of the command to blame for an error."""
+        """`blame` returns the number of the command that caused an error."""
         self._mailbox: Final = mailbox
         self._transport: Final = transport
         self._blame: Final = blame
         self.number = -1
-        """Number of the command that is being run."""
+        """Number of the current command."""
         self.root: int | None = None
-        """Number of the failed command for which this worker lacks an operand."""
+        """Number of the failed command that should have made an operand of the current one."""
         self.is_exposed = False
-        """Whether peers wait for this worker in a transport from which they cannot be called back."""
+        """Whether peers may wait for this worker in a transport that cannot cancel their wait."""
 
     def run(self, ranks: Sequence[int], act: Callable[[], Result], *, carries: bool = True) -> Result:
-        """What `act` returns, which `ranks` do together. Raises Spoilt on all of them where one lacks an operand.
+        """Run `act` on all `ranks` together. Raises Poisoned on all of them if an operand is poisoned on one.
 
-        It is also raised on all of them where one fails on the way, if the transport can call the others back from
-        where they wait; it always can for an act that carries no data.
+        If `act` fails on one of them, Poisoned is also raised on all, provided that the transport can cancel the waits
+        of the others. It always can for an `act` that transfers no data (`carries` is false).
         """
         peers = [rank for rank in ranks if rank != self._mailbox.rank]
         if not peers:
             if self.root is not None:
-                raise Spoilt(self.root)
+                raise Poisoned(self.root)
             return act()
         self._mailbox.meet(peers, self.number + 1)
         if self._transport.can_be_given_up or not carries:
-            return self._tried(act)
+            return self._run_cancelable(act)
         self._part(self.root)
         self.is_exposed = True
         result = act()
         self.is_exposed = False
         return result
 
-    def _tried(self, act: Callable[[], Result]) -> Result:
+    def _run_cancelable(self, act: Callable[[], Result]) -> Result:
         result, root = None, self.root
         try:
             result = act() if root is None else None
         except GivenUp:
             pass
-        except LASTING:
+        except FATAL:
             raise
         except Exception as error:
             root = self._blame(error)
@@ -61,6 +61,6 @@ class Agreement:
         return cast("Result", result)
 
     def _part(self, root: int | None) -> None:
-        found = self._mailbox.part(root)
-        if found is not None:
-            raise Spoilt(found)
+        failed = self._mailbox.part(root)
+        if failed is not None:
+            raise Poisoned(failed)

@@ -1,6 +1,6 @@
-"""Values between workers and files: each worker writes and reads the boxes of a value that it holds.
+"""Checkpoint files of workers: each worker writes and reads the boxes of a value that it holds.
 
-What is written are ordinary tensors, saved by torch one after the other in one file per worker.
+A file holds ordinary tensors, saved by `torch.save` one after the other; each worker writes one file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from moaic.runtime.protocol.boxes import Box, FileSource, Sizes
 
 
 def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-    """Writes boxes (buffer, where it begins here, its sizes) to a file; where in the file, and how long each is."""
+    """Write boxes (buffer, local starts, sizes) to a file; return the offset and length of each in the file."""
     written: list[tuple[int, int]] = []
     with Path(path).open("wb") as file:
         for buffer_id, local, sizes in items:
             begin = file.tell()
             box = _at(table[buffer_id], local, sizes).cpu()
-            # torch saves storages: a part of one would be saved with all of it.
+            # torch.save writes whole storages: a view would be saved with all of its storage.
             is_all = box.is_contiguous() and box.untyped_storage().nbytes() == box.nbytes
             torch.save(box if is_all else box.clone(memory_format=torch.contiguous_format), file)
             written.append((begin, file.tell() - begin))
@@ -35,22 +35,22 @@ def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[i
 
 
 def read(shape: Sizes, dtype: str, held: Sequence[Box], sources: Sequence[FileSource]) -> Tensor:
-    """A worker's part of a value, on the host, read from those sources that it needs."""
+    """A worker's part of a value, on the host, read from the sources that overlap it."""
     local = torch.empty(shape, dtype=DTYPES[dtype])
     for source in sources:
-        found = [(box, common) for box in held if (common := _common(box, source)) is not None]
-        if not found:
+        overlaps = [(box, overlap) for box in held if (overlap := _overlap(box, source)) is not None]
+        if not overlaps:
             continue
         saved = _saved(source)
-        for box, (starts, sizes) in found:
+        for box, (starts, sizes) in overlaps:
             inside = tuple(i + s - o for i, s, o in zip(source.inside, starts, source.starts, strict=True))
             here = tuple(i + s - o for i, s, o in zip(box.local, starts, box.starts, strict=True))
             _at(local, here, sizes).copy_(_at(saved, inside, sizes))
     return local
 
 
-def _common(box: Box, source: FileSource) -> tuple[Sizes, Sizes] | None:
-    """Where the range begins, in the whole, that a box and a source share, and its sizes."""
+def _overlap(box: Box, source: FileSource) -> tuple[Sizes, Sizes] | None:
+    """The overlap of a box and a source: its starts in the global tensor and its sizes; None if there is none."""
     pairs = list(zip(box.starts, box.sizes, source.starts, source.sizes, strict=True))
     starts = tuple(max(one, other) for one, _, other, _ in pairs)
     ends = tuple(min(one + size, other + length) for one, size, other, length in pairs)

@@ -1,11 +1,11 @@
-"""Runs of a program that are recorded once and then repeated by one launch, on the memory that they were recorded on.
+"""CUDA graphs of programs: a run is captured once, then replayed by one launch on the same memory.
 
-On a GPU many small kernels take longer to ask for than to run. A recorded run reads and writes fixed places: parameters
-are read where they lie, everything else is copied in. Gradients are handed out where they were made, for as long as the
-next run is not due; all other results are copied.
+On a GPU many small kernels take longer to launch than to run. A captured run reads and writes fixed addresses:
+parameters are read in place, all other operands are copied to the captured addresses. Gradients are returned in place,
+valid until the next run; all other results are copied.
 
-Ranks that communicate all record a run, all repeat it, or all run it as it is written: NCCL takes no collective that is
-recorded here and not there. What each would choose depends on its own memory, so they ask one another.
+Ranks that communicate all capture a run, all replay it, or all run it eagerly: NCCL cannot match a captured collective
+with one that is not. Each rank's preference depends on its own memory, so the ranks agree before each run.
 """
 
 from __future__ import annotations
@@ -27,150 +27,155 @@ from moaic.runtime.comm.worker_context import WorkerContext
 
 Tensors = list[Tensor | None]
 Execute = Callable[[Sequence[Tensor | None], Sequence[bool]], Tensors]
-"""A run as it is written: from operands and which results are wanted to the results."""
+"""An eager run: from the operands, and for each result whether it is wanted, to the results."""
 
 SETTLED: Final = 2
-"""Runs before one is recorded: by then everything is compiled, and what runs keep between them is there."""
+"""Eager runs before a capture: afterwards everything is compiled, and memory that runs reuse is allocated."""
 
 MISFITS: Final = 2
-"""Runs on end that a recording does not fit, after which it is given up."""
+"""Successive runs that do not fit a graph, after which it is released."""
 
 TRIES: Final = 3
-"""Recordings that are made of one program at most."""
+"""Captures of one program at most."""
 
-RESTING: Final = frozenset({"param", "constant"})
-GIVEN: Final = frozenset({"input", "buffer", "tangent", "key"})
-"""Roles of operands that are copied: a buffer may be what the run before has made of it, and lie elsewhere."""
+IN_PLACE: Final = frozenset({"param", "constant"})
+"""Roles of operands that a graph reads in place: their addresses rarely change between runs."""
+
+COPIED: Final = frozenset({"input", "buffer", "tangent", "key"})
+"""Roles of operands that are copied: even a buffer's address changes, if it is the result of the previous run."""
 
 
 class RunMode(IntEnum):
-    """How a run is to be done."""
+    """The mode of one run of a program."""
 
-    AS_WRITTEN = 0
-    RECORD = 1
-    REPEAT = 2
+    EAGER = 0
+    CAPTURE = 1
+    REPLAY = 2
 
 
-def can_be_recorded(main: Function, functions: Iterable[Function]) -> bool:
-    """Whether all operands rest or are small enough to copy: what a forward saves for its backward is not.
+def is_capturable(main: Function, functions: Iterable[Function]) -> bool:
+    """Whether a program can be captured: all operands are in place or cheap to copy, and no op needs the host.
 
-    Nor can functions be that the host has a part in.
+    The activations that a forward saves for its backward are neither.
     """
-    is_copied = all(main.param_role(index).kind in RESTING | GIVEN for index in range(len(main.params)))
+    is_copied = all(main.param_role(index).kind in IN_PLACE | COPIED for index in range(len(main.params)))
     return is_copied and not any(declaration_of(op).host_reads for function in functions for op in function.ops)
 
 
 class GraphRecorder:
-    """Runs a program: as it is written until it has settled, from then on by its recording, where that fits."""
+    """Runs a program: eagerly for SETTLED runs, then by replaying its graph where the operands fit."""
 
     def __init__(self, main: Function, context: WorkerContext, group: Group, execute: Execute) -> None:
-        """`group` are the ranks that communicate in the program."""
+        """`group` contains the ranks that communicate in the program."""
         self._context = context
         self._group = group
         self._execute = execute
-        self._rests = [main.param_role(index).kind in RESTING for index in range(len(main.params))]
+        self._in_place = [main.param_role(index).kind in IN_PLACE for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
-        self._recording: _Recording | None = None
+        self._graph: _Graph | None = None
         self._runs = self._misfits = self._tries = 0
         self.repeated = 0
 
     def run(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Tensors:
         self._runs += 1
-        choice = self._choice(operands, wanted)
-        agreed = choice if self._all_chose(choice) else RunMode.AS_WRITTEN
-        if agreed is RunMode.RECORD:
-            self._recording = self._recorded(operands, wanted)
-        if self._recording is not None and agreed is not RunMode.AS_WRITTEN:
-            return self._repeated(self._recording, operands)
-        if self._recording is not None:
+        mode = self._preferred(operands, wanted)
+        agreed = mode if self._all_prefer(mode) else RunMode.EAGER
+        if agreed is RunMode.CAPTURE:
+            self._graph = self._captured(operands, wanted)
+        if self._graph is not None and agreed is not RunMode.EAGER:
+            return self._replayed(self._graph, operands)
+        if self._graph is not None:
             self._misfits += 1
             if self._misfits >= MISFITS:
                 self.forget()
         return self._execute(operands, wanted)
 
-    def _choice(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> RunMode:
-        """What this rank would do."""
-        if self._recording is not None:
-            return RunMode.REPEAT if self._recording.fits(operands, wanted) else RunMode.AS_WRITTEN
-        is_due = self._runs > SETTLED and self._tries < TRIES and self._has_room()
-        return RunMode.RECORD if is_due else RunMode.AS_WRITTEN
+    def _preferred(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> RunMode:
+        """The mode that this rank prefers for the run."""
+        if self._graph is not None:
+            return RunMode.REPLAY if self._graph.fits(operands, wanted) else RunMode.EAGER
+        is_due = self._runs > SETTLED and self._tries < TRIES and self._has_memory()
+        return RunMode.CAPTURE if is_due else RunMode.EAGER
 
-    def _all_chose(self, choice: RunMode) -> bool:
-        return self._group.size == 1 or self._context.transport.agree(self._group, choice)
+    def _all_prefer(self, mode: RunMode) -> bool:
+        return self._group.size == 1 or self._context.transport.agree(self._group, mode)
 
-    def _repeated(self, recording: _Recording, operands: Sequence[Tensor | None]) -> Tensors:
+    def _replayed(self, graph: _Graph, operands: Sequence[Tensor | None]) -> Tensors:
         self._misfits = 0
         self.repeated += 1
-        return recording.run(operands)
+        return graph.run(operands)
 
     def forget(self) -> None:
-        """Gives back the recording's memory; there may be another once runs have settled."""
-        self._recording = None
+        """Release the graph and its memory; another one may be captured after SETTLED more runs."""
+        self._graph = None
         self._runs = self._misfits = 0
 
-    def _has_room(self) -> bool:
-        """Whether a second of the highest peak so far would still fit: a recording keeps its memory between runs."""
+    def _has_memory(self) -> bool:
+        """Whether free memory covers the peak of runs twice: a graph keeps a pool of that size between runs."""
         backend = self._context.backend
         return backend.free_bytes() >= 2 * (backend.peak() - backend.resident_bytes())
 
-    def _recorded(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Recording | None:
-        """None where a device cannot, for whatever reason: then there is nothing to gain in trying again."""
+    def _captured(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Graph | None:
+        """The captured run; None if capture failed on a rank, after which this program is not captured again."""
         self._tries += 1
-        places = [
-            operand if rests or operand is None else own(operand)
-            for operand, rests in zip(operands, self._rests, strict=True)
+        inputs = [
+            operand if in_place or operand is None else own(operand)
+            for operand, in_place in zip(operands, self._in_place, strict=True)
         ]
-        recorded = None
+        captured = None
         try:
-            recorded = self._context.backend.record(lambda: self._execute(places, wanted))
+            captured = self._context.backend.record(lambda: self._execute(inputs, wanted))
         except (RuntimeError, PeerLost):
             self._context.transport.abandon()
-        # One that failed leaves no other with a recording.
-        outcome = RunMode.AS_WRITTEN if recorded is None else RunMode.RECORD
-        if not self._all_chose(outcome) or recorded is None:
+        # If capture failed on one rank, no rank keeps its graph.
+        outcome = RunMode.EAGER if captured is None else RunMode.CAPTURE
+        if not self._all_prefer(outcome) or captured is None:
             self._tries = TRIES
             return None
-        repeat, results = recorded
-        copied = [None if rests else place for place, rests in zip(places, self._rests, strict=True)]
-        resting = [_place(place) if rests else None for place, rests in zip(places, self._rests, strict=True)]
-        return _Recording(repeat, tuple(wanted), copied, resting, results, self._lent)
+        replay, results = captured
+        copied = [None if in_place else tensor for tensor, in_place in zip(inputs, self._in_place, strict=True)]
+        fixed = [
+            _address(tensor) if in_place else None for tensor, in_place in zip(inputs, self._in_place, strict=True)
+        ]
+        return _Graph(replay, tuple(wanted), copied, fixed, results, self._lent)
 
 
-_Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+_Address = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+"""The memory that a graph reads for an operand: data pointer, shape, strides, element type."""
 
 
-def _place(tensor: Tensor | None) -> _Place | None:
+def _address(tensor: Tensor | None) -> _Address | None:
     return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
-    """One run of a program."""
+class _Graph:
+    """A captured run of a program."""
 
-    repeat: Callable[[], None]
+    replay: Callable[[], None]
     wanted: tuple[bool, ...]
     copied: Tensors
-    """Where operands that do not rest are read."""
-    resting: list[_Place | None]
-    """Where the others lie: known, and not kept."""
+    """The tensors from which the graph reads copied operands; None for operands in place."""
+    fixed: list[_Address | None]
+    """The addresses of operands in place, which the graph does not keep alive."""
     results: Tensors
     lent: list[bool]
-    """Which of the results are handed out where they were made."""
+    """Per result, whether it is returned in place, not as a copy."""
 
     def fits(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> bool:
-        """Whether all that rests lies where it lay, as much is wanted, and nobody has a gradient of the run before."""
-        here = (_place(operand) for operand in operands)
+        """Whether operands in place have not moved, the same results are wanted, and no last gradient is in use."""
+        addresses = (_address(operand) for operand in operands)
         return (
             self.wanted == tuple(wanted)
-            and all(place is None or place == at for place, at in zip(self.resting, here, strict=True))
+            and all(known is None or known == here for known, here in zip(self.fixed, addresses, strict=True))
             and not any(lent and result is not None and is_shared(result) for result, lent in self._pairs())
         )
 
     def run(self, operands: Sequence[Tensor | None]) -> Tensors:
-        for place, operand in zip(self.copied, operands, strict=True):
-            if place is not None and operand is not None:
-                place.copy_(operand)
-        self.repeat()
+        for target, operand in zip(self.copied, operands, strict=True):
+            if target is not None and operand is not None:
+                target.copy_(operand)
+        self.replay()
         return [None if result is None else result.detach() if lent else own(result) for result, lent in self._pairs()]
 
     def _pairs(self) -> zip[tuple[Tensor | None, bool]]:

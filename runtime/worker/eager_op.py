@@ -1,4 +1,4 @@
-"""An eager op as a worker runs it: said once, then called by number with buffers and scalars."""
+"""Eager ops on a worker: defined once, then called by number with buffers and scalars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moaic.runtime.worker.reduction import Combiner
 
 
 class EagerOp:
-    """An operation, ready to be run by one worker on its table of buffers."""
+    """An operation, prepared for one worker and its table of buffers."""
 
     def __init__(self, operation: Operation, context: WorkerContext) -> None:
         self._operation = operation
@@ -29,19 +29,19 @@ class EagerOp:
         self._made_on = {"device": context.device} if called.nullary and called.takes_device else {}
         self._present = [context.rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
-        self._here = _positions_here(operation, self._present)
+        self._is_held = _held_positions(operation, self._present)
         self.name = operation.op
         self.together = self._combiner.together if self._combiner is not None else ()
-        """Ranks that do it together, if they do."""
+        """The ranks that run the op together; empty if each runs it alone."""
 
     def written(self, ids: Sequence[int]) -> list[int]:
-        """Those of the operands that the op writes."""
+        """The operands that the op writes."""
         operation = self._operation
-        found = positions(operation.op, operation.args, operation.kwargs)
-        return [buffer_id for buffer_id, (_, is_written) in zip(ids, found, strict=True) if is_written]
+        operands = positions(operation.op, operation.args, operation.kwargs)
+        return [buffer_id for buffer_id, (_, is_written) in zip(ids, operands, strict=True) if is_written]
 
     def run(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any], outputs: Sequence[int]) -> None:
-        """Runs the op; its results, in order, become the buffers `outputs`."""
+        """Run the op; its results, in order, become the buffers `outputs`."""
         if self._combiner is not None:
             self._combine(self._combiner, table, ids, scalars, outputs)
         elif not self._present or any(self._present):
@@ -57,15 +57,15 @@ class EagerOp:
         scalars: Sequence[Any],
         outputs: Sequence[int],
     ) -> None:
-        found = _listed(self._result(table, ids, scalars)) if any(self._present) else []
+        partial = _listed(self._result(table, ids, scalars)) if any(self._present) else []
         if combiner.takes_part:
-            table.update(zip(outputs, combiner.run(found), strict=True))
+            table.update(zip(outputs, combiner.run(partial), strict=True))
 
     def _result(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any]) -> Any:
         tensors = [table[buffer_id] for buffer_id in ids] if self._is_plain else self._views(table, ids)
-        supply = _Supply(iter(tensors), iter(scalars), self._here, self._device)
-        args = [_argument(part, supply) for part in self._operation.args]
-        kwargs = {name: _argument(part, supply) for name, part in self._operation.kwargs}
+        source = _ArgumentSource(iter(tensors), iter(scalars), self._is_held, self._device)
+        args = [_argument(part, source) for part in self._operation.args]
+        kwargs = {name: _argument(part, source) for name, part in self._operation.kwargs}
         kwargs |= self._made_on
         return self._call(*args, **kwargs)
 
@@ -80,14 +80,14 @@ class EagerOp:
         table.update(zip(self._held(outputs, len(results)), results, strict=False))
 
     def _held(self, outputs: Sequence[int], count: int) -> Sequence[int]:
-        """Outputs of the list positions that this worker takes part in."""
+        """The outputs at the list positions whose tensors this worker holds."""
         if len(outputs) == count or len(outputs) > len(self._present):
             return outputs
         return [buffer_id for buffer_id, present in zip(outputs, self._present, strict=False) if present]
 
 
-def _positions_here(operation: Operation, present: Sequence[bool]) -> Sequence[bool]:
-    """For every position of the op's lists of tensors whether this worker has those tensors."""
+def _held_positions(operation: Operation, present: Sequence[bool]) -> Sequence[bool]:
+    """For every position of the op's lists of tensors, whether this worker holds the tensors at it."""
     before = 0
     for part in (*operation.args, *(part for _, part in operation.kwargs)):
         if part[0] == "views":
@@ -100,58 +100,60 @@ def _listed(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else [tensor for tensor in result if tensor is not None]
 
 
-class _Supply(NamedTuple):
+class _ArgumentSource(NamedTuple):
+    """The tensors and scalars of a call, from which its arguments are taken in order."""
+
     tensors: Iterator[Tensor | None]
     scalars: Iterator[Any]
-    here: Sequence[bool]
+    is_held: Sequence[bool]
     device: torch.device
 
 
-def _argument(part: ArgSpec, supply: _Supply) -> Any:
-    return _ARGUMENTS[part[0]](part, supply)
+def _argument(part: ArgSpec, source: _ArgumentSource) -> Any:
+    return _ARGUMENTS[part[0]](part, source)
 
 
-def _views_argument(part: ArgSpec, supply: _Supply) -> list[Tensor]:
-    taken = [next(supply.tensors) for _ in range(part[1])]
+def _views_argument(part: ArgSpec, source: _ArgumentSource) -> list[Tensor]:
+    taken = [next(source.tensors) for _ in range(part[1])]
     return [tensor for tensor in taken if tensor is not None]
 
 
-def _scalars_argument(part: ArgSpec, supply: _Supply) -> list[Any]:
-    """A list of numbers; one that goes with lists of tensors is as short as they are here."""
-    taken = [next(supply.scalars) for _ in range(part[1])]
-    if len(taken) != len(supply.here):
+def _scalars_argument(part: ArgSpec, source: _ArgumentSource) -> list[Any]:
+    """A list of numbers; one that runs parallel to lists of tensors has only the positions held here."""
+    taken = [next(source.scalars) for _ in range(part[1])]
+    if len(taken) != len(source.is_held):
         return taken
-    return [scalar for scalar, here in zip(taken, supply.here, strict=True) if here]
+    return [scalar for scalar, is_held in zip(taken, source.is_held, strict=True) if is_held]
 
 
-def _number_argument(part: ArgSpec, supply: _Supply) -> Tensor:
-    """Filled where it is, as copying it from the host would wait for all that a GPU has to do before."""
-    return torch.full((), _argument(part[2], supply), dtype=DTYPES[part[1]], device=supply.device)
+def _number_argument(part: ArgSpec, source: _ArgumentSource) -> Tensor:
+    """A 0-dim tensor, filled on the device: a copy from the host would wait for all queued kernels of a GPU."""
+    return torch.full((), _argument(part[2], source), dtype=DTYPES[part[1]], device=source.device)
 
 
-_ARGUMENTS: Mapping[str, Callable[[ArgSpec, _Supply], Any]] = {
-    "view": lambda _, supply: next(supply.tensors),
+_ARGUMENTS: Mapping[str, Callable[[ArgSpec, _ArgumentSource], Any]] = {
+    "view": lambda _, source: next(source.tensors),
     "views": _views_argument,
-    "scalar": lambda _, supply: next(supply.scalars),
+    "scalar": lambda _, source: next(source.scalars),
     "scalars": _scalars_argument,
-    "complex": lambda _, supply: complex(next(supply.scalars), next(supply.scalars)),
+    "complex": lambda _, source: complex(next(source.scalars), next(source.scalars)),
     "number": _number_argument,
     "dtype": lambda part, _: DTYPES[part[1]],
     "literal": lambda part, _: part[1],
-    "list": lambda part, supply: [_argument(each, supply) for each in part[1]],
+    "list": lambda part, source: [_argument(each, source) for each in part[1]],
 }
 
 
 def view(table: dict[int, Tensor], buffer_id: int, geometry: ViewGeometry) -> Tensor:
-    """A view into a whole buffer, which is given the memory order that the geometry counts on where it has another."""
+    """A view of a whole buffer, whose memory is first reordered if its strides are not those of the geometry."""
     tensor = table[buffer_id]
-    if not _lies_so(tensor, geometry.base):
+    if not _has_strides(tensor, geometry.base):
         ordered = torch.empty_strided(tensor.shape, geometry.base, dtype=tensor.dtype, device=tensor.device)
         tensor = table[buffer_id] = ordered.copy_(tensor)
     return read_as(tensor, DTYPES[geometry.dtype], geometry.shape, geometry.strides, geometry.offset)
 
 
-def _lies_so(tensor: Tensor, strides: Sequence[int]) -> bool:
+def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
     if tensor.storage_offset():
         return False
     return all(size <= 1 or old == new for size, old, new in zip(tensor.shape, tensor.stride(), strides, strict=True))

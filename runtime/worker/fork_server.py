@@ -1,8 +1,8 @@
-"""Where the workers of a host come from: a process that loads the libraries once and forks a worker for each device.
+"""The fork server of a host: a process that imports the libraries once and forks one worker per device.
 
-`python -m moaic.runtime.worker.fork_server` is started by a launcher with the descriptors that the workers need. It
-has one thread and has touched no device when it forks. Then it says on a pipe what becomes of the workers, and ends
-with the last one.
+The launcher starts `python -m moaic.runtime.worker.fork_server` with the descriptors that the workers need. The server
+has one thread and no device context when it forks. It then reports on a pipe when workers are stopped, continue or end,
+and ends after the last one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from moaic.runtime.host.gpus import CPU
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nothing of all that is made here is garbage, and to find that out again and again takes a fifth of the time.
+    # Imports make no garbage; the collector finds none and takes a fifth of the start-up time.
     gc.disable()
     from moaic.runtime.worker import serve
 
     prepare = _nothing
     if may_compile(os.environ):
         prepare = _compiler(options.devices)
-    # What is here now is for good: no worker's collector has to touch these pages, which all of them share.
+    # Freeze the imported objects: a worker's collector would copy the pages that all workers share.
     gc.freeze()
     ranks = range(len(options.sockets))
     pids = {_fork(lambda rank=rank: _start(serve.work, options, rank, prepare)): rank for rank in ranks}
-    for descriptor in (options.memory, options.store, *options.sockets, *options.lifelines):
+    for descriptor in (options.memory, options.store, *options.sockets, *options.liveness_pipes):
         os.close(descriptor)
     with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:
         for pid, rank in pids.items():
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _compiler(devices: Sequence[str]) -> Callable[[], None]:
-    """Loads what compiling needs; what is left to be done by the workers themselves.
+    """Import the compiler; return the preparation that is left for the workers.
 
-    Where there are GPUs nothing is compiled here: that would look at them, and who has done so must not fork.
+    With GPUs nothing is compiled here: compilation makes a CUDA context, and a process that has one must not fork.
     """
     from moaic.runtime.codegen.compile import import_compiler, precompile_headers, warm_compiler
 
@@ -60,7 +60,7 @@ def _nothing() -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """The id of a new process that does the work and ends."""
+    """Fork a process that does `work` and exits; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -75,21 +75,21 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _start(work: Callable[..., None], options: argparse.Namespace, rank: int, prepare: Callable[[], None]) -> None:
-    """Becomes a worker: in a process group of its own, without what belongs to the others."""
+    """Turn a forked process into a worker: its own process group, without the descriptors of other workers."""
     gc.enable()
     os.setsid()
-    readers, writers = options.lifelines[::2], options.lifelines[1::2]
+    readers, writers = options.liveness_pipes[::2], options.liveness_pipes[1::2]
     others = [socket for peer, socket in enumerate(options.sockets) if peer != rank]
     others += [writer for peer, writer in enumerate(writers) if peer != rank]
     for descriptor in (options.reports, readers[rank], *others):
         os.close(descriptor)
     peers = [reader for peer, reader in enumerate(readers) if peer != rank]
-    means = options.threads[rank], options.devices[rank], options.carrier, options.store
-    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *means, prepare)
+    settings = options.threads[rank], options.devices[rank], options.carrier, options.store
+    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *settings, prepare)
 
 
 def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> None:
-    """Reports of each worker that it was stopped or goes on, until all have ended."""
+    """Report each worker that is stopped, continues or ends, until all have ended."""
     left = set(pids)
     while left:
         pid, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED)
@@ -110,7 +110,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     for name in ("memory", "store", "reports"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("sockets", "lifelines", "threads"):
+    for name in ("sockets", "liveness-pipes", "threads"):
         parser.add_argument(f"--{name}", type=int, nargs="+", required=True)
     parser.add_argument("--devices", nargs="+", required=True)
     parser.add_argument("--carrier", required=True)

@@ -1,4 +1,4 @@
-"""When a worker gets no more memory: what it asked for, and what there was."""
+"""Out-of-memory errors of a worker: bytes asked for, free and held."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ASKED: Final = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|KiB|MiB
 UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 SIGNS: Final = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
-"""How PyTorch and the libraries below it say so on a CPU."""
+"""Texts of out-of-memory errors of PyTorch and its libraries on a CPU."""
 
 
 def shortage_of(error: BaseException, backend: DeviceBackend, idle: int) -> Shortage | None:
-    """What an error says of memory, if that is what it is about; to be asked where and when it was raised.
+    """The shortage that caused an error; None for other errors. Call it where the error is caught, to read free bytes.
 
-    `idle` are the bytes of `backend` that the process had for itself when it was ready.
+    `idle` is the private memory of the process when it became ready.
     """
     text = str(error)
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in text for sign in SIGNS):
         return None
-    found = ASKED.search(text)
-    asked = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    match = ASKED.search(text)
+    asked = int(float(match[1]) * UNITS[match[2]]) if match else 0
     return Shortage(asked, backend.free_bytes(), max(0, backend.private_bytes() - idle))

@@ -1,8 +1,8 @@
-"""A program's instructions arranged for transports that carry data while the worker computes.
+"""Schedules of a program's instructions for asynchronous transports: overlap of collectives, bucketing of all-reduces.
 
-What is gathered or scattered is on its way while a function runs (`ir/overlap_schedule.py`); small sums that stand next
-to each other go in one. Both are read off the one list that all ranks share: they agree on it without a word, and still
-communicate in the order of one list, which is why no two can wait for each other.
+All-gathers and reduce-scatters run while functions compute (`ir/overlap_schedule.py`); small adjacent all-reduces are
+bucketed into one. Both are computed from the list of instructions that all ranks share, so the ranks agree without
+communication. All communicate in the order of this one list, so no two can deadlock.
 """
 
 from __future__ import annotations
@@ -16,72 +16,76 @@ from moaic.ir.layout import Mesh, Owner
 from moaic.ir.op_names import ALL_REDUCE
 from moaic.ir.overlap_schedule import meet, overlap_order
 
-BUNDLE: Final = 32 << 20
-"""Bytes of the sums that go in one, at most: more is fast enough alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
+BUCKET: Final = 32 << 20
+"""Maximal bytes of a bucket: a larger all-reduce is efficient alone. Assumed, as PyTorch's DDP assumes 25 MiB."""
 
 BucketKey = tuple[str, Owner, str]
-"""Axis, home and element type: sums that are alike in these are taken by the same groups of ranks."""
+"""Axis, owner and element type: all-reduces with the same key have the same groups of ranks."""
 
 
 class Placed(NamedTuple):
-    """An instruction and where it is written; where the first is, of several that go in one and have many operands."""
+    """An instruction and its index in the program; for a bucket, the index of its first all-reduce."""
 
     position: int
     op: Op
 
 
-def as_written(main: Function) -> list[Placed]:
+def program_order(main: Function) -> list[Placed]:
+    """The instructions of `main` in the order of the program."""
     return [Placed(position, op) for position, op in enumerate(main.ops)]
 
 
-def arranged(main: Function, mesh: Mesh, most: int = BUNDLE) -> list[Placed]:
-    """The instructions of `main`; bundles have at most `most` bytes.
+def arranged(main: Function, mesh: Mesh, most: int = BUCKET) -> list[Placed]:
+    """The instructions of `main`, scheduled for overlap; buckets have at most `most` bytes.
 
-    Legal as what is gathered is there already, a bundle stands before whoever reads one of its sums, and all else
-    keeps its order.
+    Legal, as a gather moves only to where its operand exists, a bucket precedes all uses of its results, and all other
+    instructions keep their order.
     """
-    return _bundled([Placed(position, main.ops[position]) for position in overlap_order(main)], mesh, most)
+    return _bucketed([Placed(position, main.ops[position]) for position in overlap_order(main)], mesh, most)
 
 
-def _bundled(steps: Sequence[Placed], mesh: Mesh, most: int) -> list[Placed]:
-    """Sums that stand next to each other as one instruction, at the place of the last of them."""
-    bundles = {indices[-1]: [steps[index] for index in indices] for indices in _bundles(steps, mesh, most)}
-    inside = {step.position for bundle in bundles.values() for step in bundle}
-    kept = [(index, step) for index, step in enumerate(steps) if index in bundles or step.position not in inside]
-    return [_joined(bundles.get(index, [step])) for index, step in kept]
+def _bucketed(steps: Sequence[Placed], mesh: Mesh, most: int) -> list[Placed]:
+    """The all-reduces of each bucket as one instruction, at the position of the last of them.
+
+    a = all_reduce(x); b = all_reduce(y)   ->   a, b = all_reduce(x, y)
+    """
+    buckets = {indices[-1]: [steps[index] for index in indices] for indices in _buckets(steps, mesh, most)}
+    bucketed = {step.position for bucket in buckets.values() for step in bucket}
+    kept = [(index, step) for index, step in enumerate(steps) if index in buckets or step.position not in bucketed]
+    return [_joined(buckets.get(index, [step])) for index, step in kept]
 
 
 @dataclass(slots=True)
-class _Bundle:
+class _Bucket:
     nbytes: int = 0
     indices: list[int] = field(default_factory=list[int])
     values: set[Value] = field(default_factory=set[Value])
-    """Operands and results: nothing that is summed is summed once more, or read by whoever comes between."""
+    """Operands and results: an instruction that reads one of them closes the bucket."""
 
 
-def _bundles(steps: Sequence[Placed], mesh: Mesh, most: int) -> Iterator[list[int]]:
-    """Where the sums of each bundle are, in order."""
-    open_: dict[BucketKey, _Bundle] = {}
+def _buckets(steps: Sequence[Placed], mesh: Mesh, most: int) -> Iterator[list[int]]:
+    """The indices of the all-reduces of each bucket, in order."""
+    open_: dict[BucketKey, _Bucket] = {}
     for index, (_, op) in enumerate(steps):
         key = _key(op) if op.name == ALL_REDUCE and mesh.size(str(op.attrs["axis"])) > 1 else None
         nbytes = op.results[0].type.local_nbytes(mesh)
-        for other, bundle in list(open_.items()):
-            is_full = other == key and bundle.nbytes + nbytes > most
-            # Ranks that go on to something else have their sums first, so that these are on their way meanwhile.
+        for other, bucket in list(open_.items()):
+            is_full = other == key and bucket.nbytes + nbytes > most
+            # The bucket's ranks run another instruction next: the all-reduce starts before it, to overlap with it.
             is_over = key is None and meet(other[1], op)
-            if is_full or is_over or not bundle.values.isdisjoint(op.inputs()):
+            if is_full or is_over or not bucket.values.isdisjoint(op.inputs()):
                 yield open_.pop(other).indices
         if key is not None and nbytes <= most:
-            bundle = open_.setdefault(key, _Bundle())
-            bundle.nbytes += nbytes
-            bundle.indices.append(index)
-            bundle.values.update(op.inputs(), op.results)
-    yield from (bundle.indices for bundle in open_.values())
+            bucket = open_.setdefault(key, _Bucket())
+            bucket.nbytes += nbytes
+            bucket.indices.append(index)
+            bucket.values.update(op.inputs(), op.results)
+    yield from (bucket.indices for bucket in open_.values())
 
 
 def _key(op: Op) -> BucketKey:
-    kind = op.results[0].type
-    return str(op.attrs["axis"]), kind.layout.owner, kind.dtype
+    type_ = op.results[0].type
+    return str(op.attrs["axis"]), type_.layout.owner, type_.dtype
 
 
 def _joined(steps: Sequence[Placed]) -> Placed:

@@ -21,25 +21,25 @@ from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.instruction_name import describe
-from moaic.runtime.worker.cuda_graph import GraphRecorder, can_be_recorded
+from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
 from moaic.runtime.worker.instructions import Compute, instructions, is_communication
-from moaic.runtime.worker.overlap_and_bucket import arranged, as_written
-from moaic.runtime.worker.per_rank_order import own_order
+from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
+from moaic.runtime.worker.per_rank_order import rank_order
 
 
 @dataclass(slots=True)
 class Record:
-    """What a program has cost one worker so far, in seconds."""
+    """The seconds that one worker has spent on a program so far."""
 
     compile: dict[str, float] = field(default_factory=dict[str, float])
-    """By function."""
+    """Compile time by function."""
     runs: int = 0
     compute: float = 0.0
     communicate: float = 0.0
-    """With the time spent waiting for others."""
+    """Time of communication, including the wait for other workers."""
     last_run: float = 0.0
     repeated: int = 0
-    """Runs that a recording stood for; what they computed and communicated is not told apart."""
+    """Runs that were replays of a CUDA graph, whose compute and communication times are not known."""
 
     def encoded(self) -> dict[str, Any]:
         return {
@@ -58,9 +58,9 @@ class Program:
     def __init__(
         self, text: str, context: WorkerContext, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
     ) -> None:
-        """`note` is told the index of each instruction that begins. Raises Diagnostic for a text that is none.
+        """`note` is called with the index of each instruction before it runs. Raises Diagnostic for an invalid text.
 
-        With `recorded` runs are repeated by recordings, where the device has such.
+        With `recorded` runs are captured and replayed as CUDA graphs, where the device can.
         """
         module = parse(text)
         self.mesh = module.mesh
@@ -69,24 +69,24 @@ class Program:
         self.makes_gradients = bool(self.main.gradients)
         self.record = Record()
         self._note = note
-        # What is recorded must not be waited for.
-        self._clock = time.perf_counter if compiled or recorded else partial(_settled_clock, context.backend)
+        # Capture of a CUDA graph forbids synchronization.
+        self._clock = time.perf_counter if compiled or recorded else partial(_synchronized_clock, context.backend)
         if not self.takes_part:
             return
         self._context = context
-        seat = RankContext(self.mesh, context)
-        arrange = arranged(self.main, self.mesh) if context.transport.is_asynchronous else as_written(self.main)
+        rank_context = RankContext(self.mesh, context)
+        arrange = arranged(self.main, self.mesh) if context.transport.is_asynchronous else program_order(self.main)
         at = self.mesh.coordinates(context.rank)
-        steps = own_order(arrange, self.mesh, at, context.transport.send_slots)
+        steps = rank_order(arrange, self.mesh, at, context.transport.send_slots)
         self._numbers = [step.position for step in steps]
         mine = [step.op for step in steps]
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
         own = {op.callee for op in mine if op.name == "call"}
-        kernels = _compile_all(functions, own, seat, self.record, compiled=compiled)
+        kernels = _compile_all(functions, own, rank_context, self.record, compiled=compiled)
         self._slots = {value: slot for slot, value in enumerate(self.main.values())}
         self._instructions = list(
-            instructions(replace(self.main, ops=tuple(mine)), seat, functions, kernels, self._slots)
+            instructions(replace(self.main, ops=tuple(mine)), rank_context, functions, kernels, self._slots)
         )
         self._results = [self._slots[result] for result in self.main.results]
         self._params = len(self.main.params)
@@ -96,11 +96,11 @@ class Program:
 
     def _new_recorder(self, functions: Iterable[Function]) -> GraphRecorder | None:
         communicates = any(is_communication(op) or is_ring(op) for op in self.main.ops)
-        carries = self._context.transport.can_be_recorded or not communicates
-        possible = self._context.backend.records and carries and can_be_recorded(self.main, functions)
+        can_capture = self._context.transport.can_be_recorded or not communicates
+        is_possible = self._context.backend.records and can_capture and is_capturable(self.main, functions)
         rank = self._context.rank
-        together = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
-        return GraphRecorder(self.main, self._context, together, self._execute) if possible else None
+        group = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
+        return GraphRecorder(self.main, self._context, group, self._execute) if is_possible else None
 
     def run(
         self,
@@ -108,16 +108,16 @@ class Program:
         key: Sequence[int] | None,
         wanted: Sequence[bool],
         *,
-        as_written: bool = False,
+        eager: bool = False,
     ) -> list[Tensor | None]:
-        """The results in order, each in memory of its own; None for those not wanted, or not held here.
+        """Run the program; return its results in order, each in its own memory, None if not wanted or not held here.
 
-        So are the inputs None that this rank does not hold. With `as_written` no recording stands for the run.
+        Inputs that this rank does not hold are None. With `eager` the run is neither captured nor replayed.
         """
         operands = self._with_key(inputs, key)
         del inputs
         start = self._clock()
-        if self._recorder is None or as_written:
+        if self._recorder is None or eager:
             results = self._execute(operands, wanted)
         else:
             results = self._recorder.run(operands, wanted)
@@ -126,8 +126,8 @@ class Program:
         self.record.last_run = self._clock() - start
         return results
 
-    def forget_recording(self) -> None:
-        """Gives back the memory that a recorded run keeps."""
+    def release_graph(self) -> None:
+        """Release the CUDA graph and its memory."""
         if self.takes_part and self._recorder is not None:
             self._recorder.forget()
 
@@ -158,12 +158,12 @@ class Program:
         self._context.transport.wait_sends()
         return self._finish(slots, wanted)
 
-    def what(self, index: int) -> str:
-        """Names an instruction, for messages."""
+    def describe(self, index: int) -> str:
+        """The name of an instruction in messages."""
         return describe(self.main, index)
 
     def label(self, index: int) -> tuple[str, str]:
-        """Name and kind of an instruction, for a trace."""
+        """The name and kind of an instruction in a trace."""
         op = self.main.ops[index]
         return op.callee if op.name == "call" else op.name, "communicate" if is_communication(op) else "compute"
 
@@ -175,7 +175,7 @@ class Program:
         return self._context.backend.to_device(torch.tensor(key, dtype=torch.int64))
 
     def _finish(self, slots: list[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Takes the results out; what shares memory with anything else, or with a larger whole, is copied."""
+        """Take the results out of the slots; copy those that share memory or are part of a larger storage."""
         for slot in dict.fromkeys(self._results):
             if callable(slots[slot]):
                 slots[slot] = slots[slot]()
@@ -193,30 +193,31 @@ class Program:
         return taken
 
 
-def _settled_clock(backend: DeviceBackend) -> float:
-    """The time once all is done that was begun: what is measured is not compiled, and runs on a GPU behind our back."""
+def _synchronized_clock(backend: DeviceBackend) -> float:
+    """The time after all queued kernels: uncompiled programs measure kernels, which a GPU runs asynchronously."""
     backend.synchronize()
     return time.perf_counter()
 
 
 def _is_compact(tensor: Tensor) -> bool:
-    """Whether the tensor is all there is in its memory, and the only one there."""
+    """Whether the tensor fills its storage and no other tensor shares it."""
     bytes_needed = tensor.numel() * tensor.element_size()
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
 def _compile_all(
-    functions: Mapping[str, Function], own: Set[str], seat: RankContext, record: Record, *, compiled: bool
+    functions: Mapping[str, Function], own: Set[str], rank_context: RankContext, record: Record, *, compiled: bool
 ) -> dict[str, Compute]:
-    """Compiles the functions that are this rank's own.
+    """Compile the functions `own` that this rank calls.
 
-    First its share of all, whosever they are; what others compiled is then found in the cache on disk.
+    The ranks first compile one share each of all functions; a rank then loads the functions that others compiled from
+    the cache on disk.
     """
     kernels: dict[str, Compute] = {}
 
     def build(names: Sequence[str]) -> None:
         start = time.perf_counter()
-        device = seat.context.device
+        device = rank_context.context.device
         runs = compile_functions([functions[name] for name in names], compiled=compiled, device=device)
         kernels.update(zip(names, runs, strict=True))
         record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
@@ -224,21 +225,21 @@ def _compile_all(
     if not compiled:
         build([name for name in functions if name in own])
         return kernels
-    shares = _shares(functions, seat.mesh.ranks)
-    if mine := shares.pop(seat.rank):
+    shares = _shares(functions, rank_context.mesh.ranks)
+    if mine := shares.pop(rank_context.rank):
         build(mine)
     if shares:
-        # Nobody goes on before all are here, from where they can be called back.
-        seat.transport.agree(Group.of(range(seat.mesh.ranks), seat.rank), 0)
+        # A barrier that can be cancelled if compilation fails on a rank.
+        rank_context.transport.agree(Group.of(range(rank_context.mesh.ranks), rank_context.rank), 0)
     for share in shares:
-        # What was compiled together is found together.
+        # The cache holds each share as a whole.
         if not own.isdisjoint(share):
             build(share)
     return kernels
 
 
 def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
-    """What each rank is to compile: about the same number of ops."""
+    """The functions that each rank compiles: shares with about the same number of ops."""
     shares: list[list[str]] = [[] for _ in range(ranks)]
     ops = [0] * ranks
     for name in sorted(functions, key=lambda name: -len(functions[name].ops)):

@@ -1,7 +1,7 @@
-"""Eager reductions of split tensors: each worker reduces what it holds, and what they found is put together.
+"""Eager reductions of sharded tensors: each worker reduces its shard, then the partial results are combined.
 
-Every part counts once, whoever holds copies of it; the parts are put together in order of rank, so that all workers
-hold the same bits. All tensors of a list go in one exchange.
+Each distinct shard counts once, even if it has replicas. Partial results are combined in order of rank, so all workers
+get the same bits. One all-gather serves all tensors of a list.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Combiner:
         self._dtypes = [DTYPES[name] for name in plan.dtypes]
         self._wide = _wide(self._dtypes)
         self._neutral = _neutral(plan.by, self._wide)
-        self._together = _together(plan, group or ())
+        self._combine = _combine(plan, group or ())
 
     @property
     def takes_part(self) -> bool:
@@ -42,19 +42,19 @@ class Combiner:
 
     @property
     def together(self) -> tuple[int, ...]:
-        """The ranks that put their parts together; none for one alone."""
+        """The ranks that combine their partial results; none if this rank's own is the result."""
         return () if self._group is None or self._group.size == 1 else self._group.ranks
 
-    def run(self, found: Sequence[Tensor]) -> list[Tensor]:
-        """All results; `found` holds those of the parts that this rank owns."""
+    def run(self, partial: Sequence[Tensor]) -> list[Tensor]:
+        """The combined results; `partial` contains the partial results that this rank owns."""
         assert self._group is not None
-        mine = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
-        rest = iter(found)
-        for piece, is_owned in zip(_pieces(mine[0], self._counts), self._owned, strict=True):
+        own = torch.full((1, sum(self._counts)), self._neutral, dtype=self._wide, device=self._device)
+        rest = iter(partial)
+        for piece, is_owned in zip(_pieces(own[0], self._counts), self._owned, strict=True):
             if is_owned:
                 piece.copy_(next(rest).reshape(-1))
-        all_parts = mine if self._group.size == 1 else self._transport.all_gather(mine, self._group, SubAxis(0, 1))
-        pieces = _pieces(self._together(all_parts), self._counts)
+        rows = own if self._group.size == 1 else self._transport.all_gather(own, self._group, SubAxis(0, 1))
+        pieces = _pieces(self._combine(rows), self._counts)
         triples = zip(pieces, self._shapes, self._dtypes, strict=True)
         return [piece.view(shape).to(dtype) for piece, shape, dtype in triples]
 
@@ -73,7 +73,7 @@ def _wide(dtypes: Sequence[torch.dtype]) -> torch.dtype:
 
 
 def _neutral(by: str, dtype: torch.dtype) -> float:
-    """What changes nothing."""
+    """The neutral element of a reduction, which ranks without a partial result contribute."""
     if by not in ("amax", "amin"):
         return 0
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -82,8 +82,8 @@ def _neutral(by: str, dtype: torch.dtype) -> float:
     return float("-inf") if by == "amax" else float("inf")
 
 
-def _together(plan: Combination, group: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Puts the rows of the ranks of a group together."""
+def _combine(plan: Combination, group: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """The function that combines partial results, one row per rank of the group."""
     parts = len(set(plan.owners[0]) & set(group))
 
     def mean(rows: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ def _together(plan: Combination, group: Sequence[int]) -> Callable[[Tensor], Ten
     def norm(rows: Tensor) -> Tensor:
         return linalg.vector_norm(rows, plan.order, 0)
 
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
         "sum": lambda rows: rows.sum(0),
         "amax": lambda rows: rows.amax(0),
         "amin": lambda rows: rows.amin(0),
         "mean": mean,
         "norm": norm,
     }
-    return ways[plan.by]
+    return functions[plan.by]

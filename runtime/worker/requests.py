@@ -11,18 +11,18 @@ from torch import Tensor
 
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPE_NAMES
-from moaic.runtime.protocol.commands import Fetch, List, Report, Request, Settle, Store, Synchronize, Trace
+from moaic.runtime.protocol.commands import Fetch, List, ListWithheld, Report, Request, Store, Synchronize, Trace
 from moaic.runtime.protocol.operation import ViewGeometry
 from moaic.runtime.protocol.wire import as_block, memory
 from moaic.runtime.worker import checkpoint_io
 from moaic.runtime.worker.eager_op import view
+from moaic.runtime.worker.failed_commands import FailedCommands, Poisoned
 from moaic.runtime.worker.program import Program
 from moaic.runtime.worker.tracer import Tracer
-from moaic.runtime.worker.trouble import Spoilt, Trouble
 
 
 class Answer(NamedTuple):
-    """Plain data, and perhaps a block of bytes."""
+    """Plain data and, for a tensor, its bytes."""
 
     data: Any
     block: Tensor | None = None
@@ -36,13 +36,13 @@ class Requests:
         context: WorkerContext,
         table: dict[int, Tensor],
         programs: Mapping[int, Program],
-        trouble: Trouble,
+        failures: FailedCommands,
         tracer: Tracer,
     ) -> None:
         self._context: Final = context
         self._table: Final = table
         self._programs: Final = programs
-        self._trouble: Final = trouble
+        self._failures: Final = failures
         self._tracer: Final = tracer
         self.handlers: Final[Mapping[type[Request], Callable[[Any], Answer | None]]] = {
             Fetch: self._fetch,
@@ -51,21 +51,21 @@ class Requests:
             List: self._list,
             Store: self._store,
             Trace: self._take_trace,
-            Settle: self._settle,
+            ListWithheld: self._list_withheld,
         }
 
     def answer(self, request: Request) -> Answer | None:
-        """None for a request that other workers answer. Raises Spoilt for a value that a failed command left out."""
+        """The answer; None if only other workers answer. Raises Poisoned for a poisoned value."""
         return self.handlers[type(request)](request)
 
     def _fetch(self, request: Fetch) -> Answer | None:
         if self._context.rank not in request.ranks:
             return None
-        self._trouble.check((request.buffer,))
-        tensor = self._seen(request.buffer, request.geometry)
+        self._failures.check((request.buffer,))
+        tensor = self._viewed(request.buffer, request.geometry)
         return Answer([DTYPE_NAMES[tensor.dtype], list(tensor.shape)], as_block(tensor.resolve_conj().resolve_neg()))
 
-    def _seen(self, buffer: int, geometry: Sequence[Any] | None) -> Tensor:
+    def _viewed(self, buffer: int, geometry: Sequence[Any] | None) -> Tensor:
         if geometry is None:
             return self._table[buffer]
         base, shape, strides, offset, dtype = geometry
@@ -74,13 +74,13 @@ class Requests:
     def _store(self, request: Store) -> Answer:
         rank = self._context.rank
         boxes = request.boxes[rank]
-        self._trouble.check(box[0] for box in boxes)
+        self._failures.check(box[0] for box in boxes)
         return Answer(checkpoint_io.write(request.paths[rank], boxes, self._table))
 
     def _synchronize(self, request: Synchronize) -> Answer:
         self._context.backend.synchronize()
-        if self._trouble.first is not None:
-            raise Spoilt(self._trouble.first)
+        if self._failures.first is not None:
+            raise Poisoned(self._failures.first)
         return Answer(None)
 
     def _report(self, request: Report) -> Answer:
@@ -109,8 +109,8 @@ class Requests:
     def _take_trace(self, request: Trace) -> Answer:
         return Answer(self._tracer.take(on=request.on))
 
-    def _settle(self, request: Settle) -> Answer:
-        return Answer(self._trouble.report())
+    def _list_withheld(self, request: ListWithheld) -> Answer:
+        return Answer(self._failures.report())
 
 
 def _digest(tensor: Tensor) -> str:

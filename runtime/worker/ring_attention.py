@@ -1,11 +1,11 @@
-"""Attention by ring exchange on a worker: turn by turn with the block of keys at hand, while the next one comes.
+"""Ring attention on a worker: each turn attends to one block of keys while the next block is received.
 
-Each turn is the same call as attention on one device, so its softmax is over its own keys. A forward adds up the
-results, each weighted by the exponential of its logsumexp less the largest so far, and divides by the sum of these
-weights once, at the end: so rows whose scores are all the lowest number, where a logsumexp tells nothing of how many
-keys it is of, come out as on one device. A backward starts from the result and the logsumexp of all keys, and its turns
-simply add up: the query's gradient here, those of keys and values on their way, in the order of the ranks, whoever is
-late. What is narrower than float32 is added up in float32 and rounded once.
+A turn is the same op as attention on one device, so its softmax covers only the keys of its block. A forward sums the
+results of turns, weighted by exp(logsumexp - largest logsumexp so far), and divides by the sum of weights once at the
+end. Rows whose scores are all the lowest number therefore get the result of one device, although their logsumexp does
+not tell the number of keys. A backward starts from the result and the logsumexp over all keys, so the gradients of its
+turns are plain sums: the query's stays on this rank, those of keys and values travel with their block, in the order of
+ranks independent of timing. Types narrower than float32 are summed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class _Ring:
     """One rank's side of a ring."""
 
     op: Op
-    seat: RankContext
+    rank_context: RankContext
     group: Group
     mask: Tensor | None
-    """For the rows here; its columns are whole."""
+    """The mask of this rank's rows, with the columns of all keys."""
 
     def sources(self) -> Iterator[int]:
-        """Whose block is at hand, turn by turn: from one's own on backwards."""
+        """The rank whose block this rank has at each turn: its own first, then backwards."""
         return ((self.group.index - turn) % self.group.size for turn in range(self.group.size))
 
     def passed(self, *tensors: Tensor) -> Callable[[], list[Tensor]]:
-        """Begins to give tensors to the next rank."""
-        return self.seat.transport.begin_pass(tensors, self.group)
+        """Begin to send tensors to the next rank; the returned function waits for those of the previous rank."""
+        return self.rank_context.transport.begin_pass(tensors, self.group)
 
     def turn(self, source: int, rows: int) -> Turn | None:
-        """What so many rows here have to do with a block; None where they look at none of its keys."""
+        """The turn of `rows` rows with the block of rank `source`; None if no row sees a key of it."""
         attention, causal, is_later = attention_of(self.op), is_causal(self.op), source > self.group.index
         if causal and is_later and (rows == 1 or not is_striped(self.op)):
             return None
         flag = causal and (source == self.group.index or is_striped(self.op))
         op = Op(attention.name, attrs={**attention.attrs, "is_causal": flag})
-        return Turn(op, self.seat.context.device, self._columns(source), int(causal and is_later))
+        return Turn(op, self.rank_context.context.device, self._columns(source), int(causal and is_later))
 
     def _columns(self, source: int) -> Tensor | None:
-        """What the mask says of one block."""
+        """The columns of the mask for the block of one rank."""
         if self.mask is None or self.mask.shape[-1] == 1:
             return self.mask
         if is_striped(self.op):
@@ -67,17 +67,19 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The rows here and one block of keys.
+    """This rank's rows and one block of keys.
 
-    In stripes a row sees the keys up to the one of its own number under a causal flag, but this one only if it is not
-    of a later rank: then it is as if the first row and the last key were not there.
+    With striped causal attention, row i sees keys 0 to i of a block from the same or an earlier rank, but only 0 to i-1
+    of a block from a later rank. The latter is a causal call without the first row and the last key:
+
+        rows  0 1 2 3  x  keys 0 1 2 3, later rank   ->   rows 1 2 3  x  keys 0 1 2, causal
     """
 
     op: Op
     device: torch.device
     columns: Tensor | None
     skipped: int
-    """First rows that see nothing, and as many last keys that no row sees."""
+    """Number of first rows without visible keys, and of last keys that no row sees."""
 
     def rows(self, tensor: Tensor) -> Tensor:
         return tensor.narrow(2, self.skipped, tensor.shape[2] - self.skipped)
@@ -86,18 +88,18 @@ class Turn:
         return tensor.narrow(2, 0, tensor.shape[2] - self.skipped)
 
     def forward(self, query: Tensor, block: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The result for `rows` and its logsumexp."""
+        """The result of `rows` and its logsumexp."""
         out, logsumexp = run_op(self.op, [self.rows(query), *map(self.keys, block), self._mask()], self.device)
         return out, logsumexp
 
     def backward(self, of_rows: Sequence[Tensor], block: Sequence[Tensor], logsumexp: Tensor) -> Sequence[Tensor]:
-        """The gradient of the query for `rows`, and those of keys and values for `keys`."""
+        """The gradients of the query for `rows`, and of keys and values for `keys`."""
         grad, query, out = map(self.rows, of_rows)
         block = [self.keys(each) for each in block]
         return run_op(self.op, [grad, query, *block, out, dense(self.rows(logsumexp)), self._mask()], self.device)
 
     def known(self, logsumexp: Tensor) -> Tensor:
-        """A logsumexp of this turn, -inf for rows that see nothing of the block, of which not all kernels say so."""
+        """The logsumexp of this turn, set to -inf for rows without visible keys: some kernels return other values."""
         mask = self._mask()
         if mask is None:
             return logsumexp
@@ -118,13 +120,13 @@ class Turn:
         return dense(mask)
 
 
-def going_round(op: Op, seat: RankContext) -> Callable[[list[Tensor]], list[Tensor]]:
-    """What a rank does in a ring, from its local operands to its local results."""
-    group, count = seat.group(str(op.attrs["axis"])), ATTENTION[attention_of(op).name]
+def ring_attention(op: Op, rank_context: RankContext) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A rank's side of ring attention, from its local operands to its local results."""
+    group, count = rank_context.group(str(op.attrs["axis"])), ATTENTION[attention_of(op).name]
     run = _forward if op.name == RING else _backward
 
     def of_operands(inputs: list[Tensor]) -> list[Tensor]:
-        return run(_Ring(op, seat, group, inputs[count] if len(inputs) > count else None), *inputs[:count])
+        return run(_Ring(op, rank_context, group, inputs[count] if len(inputs) > count else None), *inputs[:count])
 
     return of_operands
 
@@ -148,20 +150,20 @@ def _forward(ring: _Ring, query: Tensor, key: Tensor, value: Tensor) -> list[Ten
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Results so far, each weighted by the exponential of its logsumexp less the largest, and the sum of weights."""
+    """The weighted sum of the results so far, and the sum of weights exp(logsumexp - `largest`)."""
 
     out: Tensor
     weight: Tensor
     largest: Tensor
     unseen: Tensor
-    """The logsumexp of rows that see no key at all, as attention gives it."""
+    """The logsumexp of the first turn, kept for rows without any visible key."""
 
     @staticmethod
     def of(out: Tensor, logsumexp: Tensor, known: Tensor) -> Total:
         return Total(out.to(known.dtype), (known != -inf).to(known.dtype), known.clone(), logsumexp)
 
     def add(self, turn: Turn, out: Tensor, known: Tensor) -> None:
-        """The result of one more turn, in place."""
+        """Add the result of one more turn, in place."""
         total, weight, largest = map(turn.rows, (self.out, self.weight, self.largest))
         tile = tile_where_it_wins("merge", out)
         if tile is not None:
@@ -187,27 +189,27 @@ def _backward(
     for number, source in enumerate(ring.sources(), 1):
         given = block if number < ring.group.size else []
         coming = ring.passed(*given, *leaving)
-        turn, made = ring.turn(source, query.shape[2]), list[Tensor]()
+        turn, grads = ring.turn(source, query.shape[2]), list[Tensor]()
         if turn:
-            first, *made = turn.backward([grad, query, out], block, logsumexp)
+            first, *grads = turn.backward([grad, query, out], block, logsumexp)
             if total is None:
                 total = _wide(first)
             else:
                 turn.rows(total).add_(first)
         arrived = coming()
-        block, leaving = arrived[: len(given)], _added(turn, arrived[len(given) :], made)
+        block, leaving = arrived[: len(given)], _added(turn, arrived[len(given) :], grads)
     assert total is not None, "the first block is that of the rows"
-    home = ring.passed(*leaving)()
-    return [each.to(like.dtype) for each, like in zip((total, *home), (query, key, value), strict=True)]
+    own = ring.passed(*leaving)()
+    return [each.to(like.dtype) for each, like in zip((total, *own), (query, key, value), strict=True)]
 
 
-def _added(turn: Turn | None, arrived: list[Tensor], made: list[Tensor]) -> list[Tensor]:
-    """Gradients of a block with what a turn adds to them; nothing has arrived where the block is from here."""
+def _added(turn: Turn | None, arrived: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """The gradients of a block plus those of a turn; none have arrived for this rank's own block."""
     if not arrived:
-        return [dense(_wide(each)) for each in made]
+        return [dense(_wide(grad)) for grad in grads]
     if turn:
-        for each, more in zip(arrived, made, strict=True):
-            turn.keys(each).add_(more)
+        for total, grad in zip(arrived, grads, strict=True):
+            turn.keys(total).add_(grad)
     return arrived
 
 

@@ -29,14 +29,14 @@ from moaic.runtime.worker.worker import Worker
 BEAT_MILLISECONDS: Final = 1000
 
 MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
-"""What PyTorch raises where it gets no memory."""
+"""Errors of PyTorch when an allocation fails."""
 
 
 def work(
     rank: int,
     descriptor: int,
     memory: int,
-    lifeline: int,
+    liveness_pipe: int,
     peers: Sequence[int],
     threads: int,
     device: str,
@@ -44,12 +44,12 @@ def work(
     store: int,
     prepare: Callable[[], None],
 ) -> None:
-    """Is worker `rank` until the socket ends.
+    """Worker main loop: returns or exits when the controller closes the socket `descriptor`.
 
-    `lifeline` reaches its end for the others when this process ends; those of the others are `peers`. At `store` they
-    find each other. What `prepare` does takes a while and is worth doing before the first program comes.
+    `liveness_pipe` closes when this process ends, which tells the other workers; `peers` are the read ends of theirs.
+    `store` is the rendezvous of process groups. `prepare` warms up the compiler on a thread, before the first program.
     """
-    for inherited in (descriptor, memory, lifeline, store, *peers):
+    for inherited in (descriptor, memory, liveness_pipe, store, *peers):
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
@@ -70,7 +70,7 @@ def work(
 
 
 def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:
-    """Ends this process when the other end of its socket is gone, whatever it is busy with; gives signs of life."""
+    """End this process when the other end of its socket closes, even while it computes; send heartbeats until then."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     while not poll.poll(BEAT_MILLISECONDS):
@@ -79,7 +79,7 @@ def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:
 
 
 def end() -> None:
-    """Ends this process at once, and with it every process that it started."""
+    """End this process at once, with all its children."""
     if os.getpid() == os.getpgrp():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
@@ -92,23 +92,23 @@ def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBa
 
 
 def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
-    """Serves messages until the connection ends. After an error that lasts it only receives."""
+    """Serve messages until the connection ends; after a fatal error only receive them."""
     failure: list[Any] | None = None
     while True:
         try:
             message = connection.receive()
         except MEMORY_ERRORS as error:
-            # The rest of the message has no place to go, so there is no next one.
-            _tell(worker.failure(error), mailbox, connection)
+            # The rest of this message cannot be received, so no later one can be.
+            _send_failure(worker.failure(error), mailbox, connection)
             threading.Event().wait()
             return
         if failure is None:
             failure = _serve_message(worker, connection, message)
             if failure is not None:
-                _tell(failure, mailbox, connection)
+                _send_failure(failure, mailbox, connection)
 
 
-def _tell(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
+def _send_failure(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
     mailbox.fail()
     connection.send([NO_REQUEST, AnswerCode.FAILED, *failure])
 
@@ -118,7 +118,7 @@ def _raised(connection: Connection, failure: list[Any]) -> None:
 
 
 def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
-    """Runs a message's commands; the failure of one after which the worker is of no more use."""
+    """Run a message's commands; return the failure after which the worker cannot continue, if there is one."""
     first, commands = message.body
     try:
         for number, data in enumerate(commands, first):
@@ -131,16 +131,16 @@ def _serve_message(worker: Worker, connection: Connection, message: Message) -> 
         raise
     except BaseException as error:
         return worker.failure(error)
-    worker.rest()
+    worker.idle()
     return None
 
 
 def _do(worker: Worker, number: int, command: Command, blocks: Sequence[Tensor | None]) -> None:
-    """Runs a command; what it fails to make is spoilt, and the worker goes on. Raises errors that last."""
+    """Run a command; if it fails, poison its results and continue. Raises fatal errors."""
     try:
         worker.do(number, command, blocks)
     except Exception as error:
-        if not worker.outlives(error):
+        if not worker.survives(error):
             raise
         worker.give_up(error)
 
@@ -149,9 +149,9 @@ def _answer(worker: Worker, connection: Connection, request: Request) -> None:
     try:
         answer = worker.answer(request)
     except Exception as error:
-        if not worker.outlives(error):
+        if not worker.survives(error):
             raise
-        connection.send([request.request, AnswerCode.SPOILT, worker.failed(error)])
+        connection.send([request.request, AnswerCode.POISONED, worker.failed(error)])
         return
     if answer is not None:
         data, block = answer

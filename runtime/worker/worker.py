@@ -30,8 +30,8 @@ from moaic.runtime.protocol.commands import (
     Request,
     Reshard,
     Restore,
+    ResumeWrites,
     Run,
-    Told,
     name_of,
 )
 from moaic.runtime.protocol.conversion import Resharding
@@ -40,25 +40,25 @@ from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.worker import checkpoint_io
 from moaic.runtime.worker.agreement import Agreement
 from moaic.runtime.worker.eager_op import EagerOp
+from moaic.runtime.worker.failed_commands import FATAL, FailedCommands, Poisoned
 from moaic.runtime.worker.oom import shortage_of
 from moaic.runtime.worker.program import Program
 from moaic.runtime.worker.requests import Answer, Requests
 from moaic.runtime.worker.tracer import Tracer
-from moaic.runtime.worker.trouble import LASTING, Spoilt, Trouble
 
 
 class _DefinedResharding(NamedTuple):
-    """A resharding, and who does it together."""
+    """A resharding, and the ranks that run it together."""
 
     name: str
     run: Callable[[Tensor | None], Tensor | None]
     together: Sequence[int]
     gives: bool
-    """Whether this worker has a part in the end."""
+    """Whether this worker holds a part of the result."""
 
 
 class _Effects(NamedTuple):
-    """Ids of the buffers that a command reads, makes and writes; those written have, or get, a value here."""
+    """Ids of the buffers that a command reads, makes and overwrites on this worker."""
 
     reads: Sequence[int] = ()
     makes: Sequence[int] = ()
@@ -69,7 +69,7 @@ class Worker:
     """Runs commands, one at a time, on the buffers of one device."""
 
     def __init__(self, context: WorkerContext, mailbox: Mailbox, raised: Callable[[list[Any]], None]) -> None:
-        """`raised` tells the controller of a command that failed."""
+        """`raised` reports a failed command to the controller."""
         self.context: Final = context
         self.table: Final[dict[int, Tensor]] = {}
         self.idle_bytes: Final = context.backend.private_bytes()
@@ -79,11 +79,11 @@ class Worker:
         self._reshardings: dict[int, _DefinedResharding] = {}
         self._programs: dict[int, Program] = {}
         self._loads: dict[int, int] = {}
-        """By program the number of the command that loads it, which is to blame if there is none."""
+        """The number of the Load command of each program, which caused the error if the program is missing."""
         self._tracer: Final = Tracer(context.backend.synchronize)
-        self._trouble: Final = Trouble(self.table)
+        self._failures: Final = FailedCommands(self.table)
         self._agreement: Final = Agreement(mailbox, context.transport, self.failed)
-        self.requests: Final = Requests(context, self.table, self._programs, self._trouble, self._tracer)
+        self.requests: Final = Requests(context, self.table, self._programs, self._failures, self._tracer)
         self._command: Command | None = None
         self._number = -1
         self._blocks: Sequence[Tensor | None] = ()
@@ -101,23 +101,23 @@ class Worker:
             Free: self._free,
             Forget: self._forget,
             Restore: self._restore,
-            Told: self._told,
+            ResumeWrites: self._resume_writes,
         }
 
     def do(self, number: int, command: Command, blocks: Sequence[Tensor | None]) -> None:
-        """Runs one command that is not a request, with the blocks of its message."""
+        """Run one command that is not a request, with the blocks of its message."""
         self._begin(number, command, _subject(command))
         self._blocks, self._step = blocks, -1
         if self._tracer.on and not isinstance(command, Run):
-            self._tracer.begin(self.what(command), "command")
-        if self._trouble.is_on:
-            self._do_in_trouble(command)
+            self._tracer.begin(self.describe(command), "command")
+        if self._failures.is_on:
+            self._do_after_failure(command)
         else:
             self.handlers[type(command)](command)
         self._tracer.end()
 
     def answer(self, request: Request) -> Answer | None:
-        """The answer to a request; None if this worker need not answer."""
+        """The answer to a request; None if only other workers answer."""
         self._begin(-2 - request.request, request, -1)
         return self.requests.answer(request)
 
@@ -126,40 +126,40 @@ class Worker:
         self._command = command
         self._mailbox.begin(command.line, CODES[type(command)], subject)
 
-    def rest(self) -> None:
-        """Nothing is being done: an error from now on is one of receiving."""
+    def idle(self) -> None:
+        """Mark that no command runs: a later error is one of receiving a message."""
         self._command, self._blocks = None, ()
 
     # Commands that fail.
 
-    def _do_in_trouble(self, command: Command) -> None:
-        """Runs a command whose operands may be spoilt, or its writes withheld. Raises Spoilt."""
+    def _do_after_failure(self, command: Command) -> None:
+        """Run a command while buffers are poisoned or writes withheld. Raises Poisoned if these prevent it."""
         effects = self._effects(command)
         new = [each for each in (*effects.makes, *effects.writes) if each not in self.table]
-        root = self._trouble.root_of(effects.reads)
-        if root is None and self._trouble.withholds(effects.writes):
-            root = self._trouble.first
+        root = self._failures.root_of(effects.reads)
+        if root is None and self._failures.withholds(effects.writes):
+            root = self._failures.first
         self._agreement.root = root
         try:
-            if root is not None and not self._meets(command):
-                raise Spoilt(root)
+            if root is not None and not self._is_joint(command):
+                raise Poisoned(root)
             self.handlers[type(command)](command)
         finally:
             self._agreement.root = None
-        self._trouble.made(new)
+        self._failures.made(new)
 
-    def _meets(self, command: Command) -> bool:
-        """Whether several workers run a command together, and agree on what becomes of it."""
+    def _is_joint(self, command: Command) -> bool:
+        """Whether several workers may run a command together, and so agree on its failure."""
         if isinstance(command, Operate):
             return bool(self._operators[command.number].together)
         return isinstance(command, Run | Reshard)
 
     def give_up(self, error: Exception) -> None:
-        """Marks as spoilt what the command that failed would have made."""
+        """Poison the results of the failed command."""
         self._tracer.end()
         assert self._command is not None
-        effects, began = self._effects(self._command), not isinstance(error, Spoilt)
-        self._trouble.keep_out(self.failed(error), self._number, effects.makes, effects.writes, began=began)
+        effects, began = self._effects(self._command), not isinstance(error, Poisoned)
+        self._failures.record_failure(self.failed(error), self._number, effects.makes, effects.writes, began=began)
 
     def _effects(self, command: Command) -> _Effects:
         match command:
@@ -180,43 +180,43 @@ class Worker:
         if source != target:
             gives = self._reshardings[command.number].gives
             return self._giving((source,), target) if gives else _Effects((source,))
-        # Resharding in place changes no value: it is done even while writes are withheld.
-        return _Effects((source,) if self._trouble.is_spoilt(source) else (), (target,))
+        # Resharding in place changes no value, so it runs even while writes are withheld.
+        return _Effects((source,) if self._failures.is_poisoned(source) else (), (target,))
 
     def _giving(self, reads: Sequence[int], target: int) -> _Effects:
-        """The effects of a command that gives a whole value to a buffer, which may have one."""
+        """The effects of a command that sets a whole buffer, which may have a value already."""
         return _Effects(reads, (), (target,)) if target in self.table else _Effects(reads, (target,))
 
-    def outlives(self, error: Exception) -> bool:
-        """Whether this worker, and those that wait for it, can go on."""
-        return not self._agreement.is_exposed and not isinstance(error, LASTING)
+    def survives(self, error: Exception) -> bool:
+        """Whether this worker and those that wait for it can continue after an error."""
+        return not self._agreement.is_exposed and not isinstance(error, FATAL)
 
     def failed(self, error: BaseException) -> int:
-        """The number of the command to blame for an error; the controller is told of one that is new."""
-        if isinstance(error, Spoilt):
+        """The number of the command that caused an error; a new failure is reported to the controller."""
+        if isinstance(error, Poisoned):
             return error.root
         self._raised([self._number, *self.failure(error)])
         return self._number
 
     def failure(self, error: BaseException) -> list[Any]:
-        """The data of an answer FAILED for an error in what is being done."""
-        line, what = (
-            (-1, "receiving a value") if self._command is None else (self._command.line, self.what(self._command))
+        """The data of a FAILED answer for an error of the current command."""
+        line, name = (
+            (-1, "receiving a value") if self._command is None else (self._command.line, self.describe(self._command))
         )
-        short = shortage_of(error, self.context.backend, self.idle_bytes)
-        missing = None if short is None else [short.asked, short.free, short.held]
+        shortage = shortage_of(error, self.context.backend, self.idle_bytes)
+        missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
         trace = "".join(traceback.format_exception(error))
-        return [line, what, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
+        return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
-    def what(self, command: Command) -> str:
-        """Names a command, for messages."""
+    def describe(self, command: Command) -> str:
+        """The name of a command in messages."""
         match command:
             case Operate() if command.number in self._operators:
                 return self._operators[command.number].name
             case Reshard() if command.number in self._reshardings:
                 return f"moving a value from {self._reshardings[command.number].name}"
             case Run() if command.program in self._programs:
-                return f"{self._programs[command.program].what(self._step)} of program {command.program}"
+                return f"{self._programs[command.program].describe(self._step)} of program {command.program}"
             case Load():
                 return f"compiling program {command.program}"
             case _:
@@ -244,11 +244,11 @@ class Worker:
     def _free(self, command: Free) -> None:
         for buffer in command.buffers:
             self.table.pop(buffer, None)
-        if self._trouble.is_on:
-            self._trouble.freed(command.buffers)
+        if self._failures.is_on:
+            self._failures.freed(command.buffers)
 
-    def _told(self, command: Told) -> None:
-        self._trouble.told(command.root, command.apart)
+    def _resume_writes(self, command: ResumeWrites) -> None:
+        self._failures.resume_writes(command.root, command.differing)
 
     def _define_resharding(self, command: DefineResharding) -> None:
         decoded = Resharding.decoded(command.resharding)
@@ -290,7 +290,7 @@ class Worker:
 
     def _load(self, command: Load) -> None:
         for program in self._programs.values():
-            program.forget_recording()
+            program.release_graph()
         number, compiled, recorded = command.program, command.compiled, command.recorded
         self._loads[number] = self._number
         note = partial(self._note, number)
@@ -307,12 +307,12 @@ class Worker:
     def _run(self, command: Run) -> None:
         program = self._programs.get(command.program)
         if program is None:
-            raise Spoilt(self._loads[command.program])
+            raise Poisoned(self._loads[command.program])
         if not program.takes_part:
             return
         wanted = [buffer is not None for buffer in command.outputs]
         given = [self.table.get(buffer) for buffer in command.inputs]
-        run = partial(program.run, given, command.key, wanted, as_written=self._tracer.on)
+        run = partial(program.run, given, command.key, wanted, eager=self._tracer.on)
         del given
         results = self._agreement.run(range(program.mesh.ranks), run)
         if program.makes_gradients:

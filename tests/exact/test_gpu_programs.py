@@ -28,7 +28,7 @@ from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.worker import cuda_graph
-from moaic.runtime.worker.overlap_and_bucket import Placed, arranged, as_written
+from moaic.runtime.worker.overlap_and_bucket import Placed, arranged, program_order
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES, MIXTURE
@@ -255,7 +255,7 @@ def test_an_arranged_program_does_what_is_written(config: Config) -> None:
     """The same instructions, none of which reads what is not there yet; sums in fewer collectives."""
     module = builder("llama").build(config).programs.joint
     main = module.main
-    written, steps = as_written(main), arranged(main, module.mesh)
+    written, steps = program_order(main), arranged(main, module.mesh)
     known = set(main.params)
     for step in steps:
         assert known.issuperset(step.op.inputs()), step.op
@@ -273,7 +273,7 @@ def sums(steps: Sequence[Placed]) -> int:
 
 def test_parameters_are_fetched_while_the_function_before_them_runs() -> None:
     module = builder("llama").build(Config(dp=2, distribute_param="use")).programs.joint
-    before, after = (distances(steps) for steps in (as_written(module.main), arranged(module.main, module.mesh)))
+    before, after = (distances(steps) for steps in (program_order(module.main), arranged(module.main, module.mesh)))
     further = [after[value] - count for value, count in before.items()]
     assert set(further) == {0, 1}
     assert min(after.values()) == 0, "of what the first function reads"
@@ -294,7 +294,7 @@ def distances(steps: Sequence[Placed]) -> dict[Value, int]:
 def test_bundles_have_a_limit() -> None:
     module = builder("llama").build(Config(dp=2)).programs.joint
     few, many = (arranged(module.main, module.mesh, most) for most in (1 << 25, 1 << 14))
-    assert sums(few) < sums(many) < sums(as_written(module.main))
+    assert sums(few) < sums(many) < sums(program_order(module.main))
     for step in many:
         sizes = [result.type.local_nbytes(module.mesh) for result in step.op.results]
         assert step.op.name != ALL_REDUCE or len(sizes) == 1 or sum(sizes) <= 1 << 14

@@ -127,7 +127,7 @@ print("ready to fork")
 """
 
 
-def test_the_nursery_of_gpu_workers_starts_no_gpu() -> None:
+def test_the_fork_server_of_gpu_workers_starts_no_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
     assert done.stdout == "ready to fork\n", done.stderr
 

@@ -121,7 +121,7 @@ class Trained:
         self.labels = [role.label for role in self.main.param_roles if role.kind != "key"]
         self.draws = "key" in roles
 
-    def run(self, number: int, *, as_written: bool = False, wanted: list[bool] | None = None) -> list[Tensor | None]:
+    def run(self, number: int, *, eager: bool = False, wanted: list[bool] | None = None) -> list[Tensor | None]:
         """The results for batch `number`; parameters change where they lie, and buffers are what was made of them."""
         for tensor, role in zip(self.inputs, self.roles, strict=True):
             if role == "param":
@@ -131,7 +131,7 @@ class Trained:
             for tensor, role in zip(self.inputs, self.roles, strict=True)
         ]
         key = (number, 7) if self.draws else None
-        results = self.program.run(given, key, wanted or [True] * len(self.main.results), as_written=as_written)
+        results = self.program.run(given, key, wanted or [True] * len(self.main.results), eager=eager)
         for index, tensor in enumerate(results):
             role = self.main.result_role(index)
             if role.kind == "update" and tensor is not None:
@@ -168,7 +168,7 @@ def settle(trained: Trained) -> None:
         ("resnet", Config()),
     ],
 )
-def test_every_run_gives_what_a_run_as_written_gives(name: str, config: Config) -> None:
+def test_every_run_gives_the_results_of_an_eager_run(name: str, config: Config) -> None:
     """GPT-2 draws its dropout from another key each time; the buffers of convolutions change each time."""
     recorded, plain = trained(name, config), trained(name, config)
     kept: list[tuple[Tensor, Tensor]] = []
@@ -182,7 +182,7 @@ def test_every_run_gives_what_a_run_as_written_gives(name: str, config: Config) 
 
 def compared(recorded: Trained, plain: Trained, number: int) -> list[tuple[Tensor, Tensor]]:
     """Runs both; their results, but for gradients."""
-    found, wanted = recorded.run(number), plain.run(number, as_written=True)
+    found, wanted = recorded.run(number), plain.run(number, eager=True)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     pairs = enumerate(zip(found, wanted, strict=True))
@@ -238,7 +238,7 @@ def test_a_trace_sees_every_instruction() -> None:
     subject = trained()
     settle(subject)
     subject.noted.clear()
-    subject.run(1, as_written=True)
+    subject.run(1, eager=True)
     assert len(subject.noted) == len(subject.main.ops)
 
 
@@ -276,8 +276,8 @@ def test_ranks_do_what_all_of_them_would(other: RunMode) -> None:
     recorder = GraphRecorder(main, WorkerContext(0, device, transport), Group((0, 1), 0), execute)
     for _ in range(SETTLED + 3):
         recorder.run([None] * len(main.params), [False] * len(main.results))
-    assert asked[: SETTLED + 1] == [RunMode.AS_WRITTEN] * SETTLED + [RunMode.RECORD]
-    assert bool(device.tapes) == bool(recorder.repeated) == (other is RunMode.RECORD)
+    assert asked[: SETTLED + 1] == [RunMode.EAGER] * SETTLED + [RunMode.CAPTURE]
+    assert bool(device.tapes) == bool(recorder.repeated) == (other is RunMode.CAPTURE)
 
 
 def test_nothing_is_recorded_where_memory_is_short() -> None:
@@ -290,7 +290,7 @@ def test_nothing_is_recorded_where_memory_is_short() -> None:
 def test_memory_is_given_back_for_another_program() -> None:
     subject = trained()
     settle(subject)
-    subject.program.forget_recording()
+    subject.program.release_graph()
     assert [subject.is_repeated(number) for number in range(SETTLED + 2)] == [False] * (SETTLED + 1) + [True]
 
 

@@ -14,8 +14,8 @@ from moaic.ir.op_names import SEND
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config
-from moaic.runtime.worker.overlap_and_bucket import as_written
-from moaic.runtime.worker.per_rank_order import own_order
+from moaic.runtime.worker.overlap_and_bucket import program_order
+from moaic.runtime.worker.per_rank_order import rank_order
 from tests.passes.pipeline.test_assign_stages import tied
 from tests.passes.steps import dense
 
@@ -26,8 +26,8 @@ class Workers:
     def __init__(self, program: Module, slots: int, size: int) -> None:
         self.main, self.mesh, self.slots, self.size = program.main, program.mesh, slots, size
         places = {rank: program.mesh.coordinates(rank) for rank in range(program.mesh.ranks)}
-        steps = as_written(self.main)
-        self.left = {rank: deque(own_order(steps, self.mesh, at, slots, size)) for rank, at in places.items()}
+        steps = program_order(self.main)
+        self.left = {rank: deque(rank_order(steps, self.mesh, at, slots, size)) for rank, at in places.items()}
         self.free = dict.fromkeys(places, slots)
         self.posted: dict[int, int] = {}
         self.taken: dict[int, int] = {}
@@ -105,5 +105,5 @@ func @main(%x: f32[1, 1, 4{cp}, 2] on pp=0 input "x", %q: f32[1, 1, 4{cp}, 2] on
 
 def test_what_was_sent_is_taken_before_a_ring() -> None:
     program = load(RING)
-    steps = own_order(as_written(program.main), program.mesh, {"pp": 1, "cp": 0}, slots=2)
+    steps = rank_order(program_order(program.main), program.mesh, {"pp": 1, "cp": 0}, slots=2)
     assert [step.op.name for step in steps] == ["moai.send", "moai.ring_sdpa"]
