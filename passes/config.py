@@ -34,19 +34,19 @@ class Config:
     dp: int = decision(1, "parts of the batch, one on each group of workers")
     tp: int = decision(1, "parts of the weights", logged=lambda parts: f"tp : {parts}" if parts > 1 else "No TP")
     micro_batches: int = decision(
-        1, "parts of the batch in time, one after the other", logged=lambda parts: f"num_micro_batches : {parts}"
+        1, "parts of the batch, one after the other", logged=lambda parts: f"num_micro_batches : {parts}"
     )
     recompute: Recompute = decision(
         "saved",
-        "what the backward finds: what is cheapest to keep, or only the inputs of each layer",
+        "the values saved for the backward: those that are cheapest to save, or only the inputs of each layer",
         values="`saved`, `full`",
         logged=lambda mode: f"recomputation : {spelled(mode == 'full')}",
         also={"true": "full", "false": "saved"},
     )
     distribute_param: Distribute = decision(
         "none",
-        "how parameters lie over `dp`: whole; optimizer state and gradients in parts; parameters too, gathered "
-        "once per step; or anew at each use, where each micro-batch's gradients are scattered at once",
+        "sharding over `dp`: none; gradients and optimizer state; parameters, too, gathered once per step; or gathered "
+        "for each use, with the gradients of each micro-batch scattered at once",
         values="`none`, `optimizer`, `step`, `use`",
         logged=lambda level: f"distribute_param : {'false' if level == 'none' else f'true ({level})'}",
         also={"true": "step", "false": "none"},
@@ -60,7 +60,7 @@ class Config:
     pp: int = decision(1, "stages of the model, one after the other", logged=lambda stages: f"num_stages : {stages}")
     schedule: str = decision(
         "1f1b",
-        "who of the stages does what when",
+        "the order of forwards and backwards on each stage",
         values="`1f1b`, `gpipe`, `interleaved`, `zero-bubble`, a file",
         logged=lambda schedule: f"schedule : {schedule}",
     )
@@ -69,15 +69,15 @@ class Config:
     ep: int = decision(1, "parts of the experts, and of the batch with them", logged=beyond_one("ep"))
     gather_keys: bool = decision(
         True,
-        "whether `cp` may gather all keys and values of attention where that costs least; where not, they go "
-        "round the workers in a ring, or rows are exchanged for heads, which takes less memory",
+        "whether `cp` may gather all keys and values of attention if that costs least; otherwise they are passed around "
+        "the workers in a ring, or rows are exchanged for heads, which needs less memory",
         values=YES_OR_NO,
         logged=lambda gather: "" if gather else "gather_keys : false",
     )
     """Whether `cp` may gather keys and values of attention; if not, no rank holds all of them."""
     loss_chunks: int = decision(
         1,
-        "parts of the tokens in which logits, the loss and their gradients are computed, one after the other; "
+        "parts of the tokens, one after the other, for which logits, the loss and their gradients are computed; "
         "nothing is computed twice",
         logged=beyond_one("loss_chunks"),
     )
