@@ -69,8 +69,8 @@ class Config:
     ep: int = decision(1, "parts of the experts, and of the batch with them", logged=beyond_one("ep"))
     gather_keys: bool = decision(
         True,
-        "whether `cp` may gather all keys and values of attention if that costs least; otherwise they are passed around "
-        "the workers in a ring, or rows are exchanged for heads, which needs less memory",
+        "whether `cp` may gather all keys and values of attention if that costs least; otherwise they are passed "
+        "around the workers in a ring, or rows are exchanged for heads, which needs less memory",
         values=YES_OR_NO,
         logged=lambda gather: "" if gather else "gather_keys : false",
     )
