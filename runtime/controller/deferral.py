@@ -18,10 +18,7 @@ from moaic.runtime.controller.eager_ops import EagerOps
 
 
 class ForwardReader(Protocol):
-    """Who may still read buffers that the user is free to overwrite: a forward whose backward has not come.
-
-    It reads for as long as it exists.
-    """
+    """A call of a forward whose backward will read buffers that the user may overwrite; it reads while it exists."""
 
     def reads(self, buffer: Buffer) -> bool: ...
 
@@ -49,7 +46,7 @@ class Deferral:
         self._readers.append(weakref.ref(reader))
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
-        """Launches an eager op, behind the pending forward where it reads what that makes."""
+        """Launches an eager op, or defers it if it reads results of the pending forward."""
         if self.pending is None and not self._readers:
             self._eager.launch(call, outputs)
         elif self.pending is None or not self._deferred(call, outputs):
@@ -73,7 +70,7 @@ class Deferral:
             buffer.promise.force()
 
     def about_to_write(self, buffer: Buffer) -> None:
-        """Runs the pending forward if it would miss, or overwrite, what `buffer` is about to be given."""
+        """Prepares a write: runs a pending forward that reads or writes `buffer`, and gives its readers a copy."""
         pending = self.pending
         if pending is not None and not pending.running and (pending.reads(buffer) or pending.makes(buffer)):
             pending.force()
@@ -85,7 +82,7 @@ class Deferral:
         return [reader for _, reader in live]
 
     def _save_kept(self, written: Iterable[Buffer]) -> None:
-        """Copies what is about to be overwritten for those who still read the value that it has."""
+        """Gives the readers of each buffer in `written` a copy of its present value."""
         live = self._live_readers()
         for buffer in written if live else ():
             readers = [each for each in live if each.reads(buffer)]
@@ -105,10 +102,10 @@ class Deferral:
     def clear_the_way(
         self, inputs: Iterable[Buffer], outputs: Iterable[Buffer | None], fulfils: DeferredForward | None
     ) -> None:
-        """Forces the pending forward if a run needs its values or would overwrite what it still reads."""
+        """Runs the pending forward if a program reads its results or would overwrite its inputs."""
         pending = self.pending
         if pending is None or fulfils is pending:
-            # What is deferred behind the pending forward will overwrite some of its inputs, but has not yet.
+            # Commands deferred behind the pending forward may overwrite its inputs, but none has run yet.
             return
         written = [buffer for buffer in outputs if buffer is not None]
         if any(buffer.promise is not None for buffer in inputs):
@@ -119,7 +116,7 @@ class Deferral:
             pending.force()
 
     def _deferred(self, call: EagerCall, outputs: Sequence[Buffer]) -> bool:
-        """Defers an op that reads what is promised; forces the promise if the op would overwrite what it needs."""
+        """Defers an op that reads deferred results; runs the pending forward if the op would overwrite its inputs."""
         pending = self.pending
         assert pending is not None
         if pending.running:

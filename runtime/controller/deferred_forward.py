@@ -1,4 +1,4 @@
-"""A forward that was asked for and not run yet, and what has been asked for after it."""
+"""A forward that the user has called and no worker has run yet, and the commands deferred behind it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from moaic.runtime.controller.buffer import Buffer
 
 
 class DeferredForward:
-    """Values that will be made by `run`, unless a larger program makes them first.
+    """The results of a forward, computed by `run` unless a joint program computes them first.
 
-    Commands that read them, or what such commands will write, are deferred and run once the values are there.
+    Commands that read these results, or results of such commands, are deferred and run after the forward.
     """
 
     def __init__(self, run: Callable[[], None], reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
-        """`reads` must keep their values until then; `writes` are held weakly, so that their end can be seen."""
+        """`reads` must keep their values until the forward runs; `writes` are referenced weakly, to see their end."""
         self._run: Callable[[], None] | None = run
         self._reads = {buffer.id: buffer for buffer in reads}
         self._writes = {buffer.id: weakref.ref(buffer) for buffer in writes}
@@ -25,13 +25,13 @@ class DeferredForward:
         self.done = False
 
     def register(self, withdraw: Callable[[], None]) -> None:
-        """Marks the buffers as promised; `withdraw` is called when they no longer are."""
+        """Marks the results as deferred; `withdraw` is called once they are computed."""
         self._withdraw = withdraw
         for buffer in self.writes():
             buffer.promise = self
 
     def defer(self, command: Callable[[], None], reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
-        """Runs `command` after the values have been made; what it writes is promised from now on."""
+        """Runs `command` after the forward; the buffers that it writes are deferred, too."""
         self._deferred.append(command)
         self._reads.update((buffer.id, buffer) for buffer in reads)
         for buffer in writes:
@@ -39,18 +39,18 @@ class DeferredForward:
             buffer.promise = self
 
     def writes(self) -> list[Buffer]:
-        """What is promised and not yet given up by everyone else."""
+        """The deferred buffers that are still referenced."""
         return [buffer for reference in self._writes.values() if (buffer := reference()) is not None]
 
     def reads(self, buffer: Buffer) -> bool:
-        """Whether the value that `buffer` has now is still needed."""
+        """Whether the forward or a deferred command reads the present value of `buffer`."""
         return buffer.id in self._reads
 
     def makes(self, buffer: Buffer) -> bool:
         return buffer.id in self._writes
 
     def force(self) -> None:
-        """Makes the values now, by `run`."""
+        """Runs the forward alone, now."""
         if self._run is None or self.running:
             return
         self.running = True
@@ -61,11 +61,11 @@ class DeferredForward:
         self.fulfilled()
 
     def fulfilled(self) -> None:
-        """To be called when the values have been made: the deferred commands run, in order."""
+        """Runs the deferred commands in order; to be called once the results are computed."""
         if self.done:
             return
         self.done = True
-        # What runs refers to the call that refers to this: without the circle the call ends with its last reference.
+        # `_run` refers to the call, which refers to this object: without the cycle, the last reference frees the call.
         self._run = None
         for buffer in self.writes():
             buffer.promise = None
