@@ -18,7 +18,7 @@ from parked_kernels.catalogue import ALL_KERNELS, table_of, tile_of
 from test_kernels import PEERS, agree, peak, runs_of, seconds
 
 from moaic.runtime.kernels.gains import KernelShape
-from moaic.runtime.kernels.launch import target_of
+from moaic.runtime.kernels.triton_launch import target_of
 from tests.kernels.interpreted.mended import mend_interpreter
 
 ROUNDS = 3

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moaic.runtime.kernels.fused import cross_entropy, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.gains import KernelShape
-from moaic.runtime.kernels.launch import Tile, target_of
+from moaic.runtime.kernels.triton_launch import Tile, target_of
 
 Results = tuple[Tensor, ...]
 Run = Callable[[], Results]

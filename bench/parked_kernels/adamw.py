@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram, blocks, launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile, TritonProgram, launch
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram, launch
 
 
 class Chunks(NamedTuple):

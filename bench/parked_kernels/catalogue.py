@@ -9,9 +9,9 @@ from typing import Final
 import torch
 
 from moaic.runtime.kernels import tiles
-from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.registry import KERNELS, Kernel
 from moaic.runtime.kernels.tiles import STREAM, TILES, Cuts, Tiling, by_maker
+from moaic.runtime.kernels.triton_launch import Tile
 from parked_kernels import adamw, bucket, dropout
 
 

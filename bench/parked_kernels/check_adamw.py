@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from parked_kernels import adamw
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, spoiled
 

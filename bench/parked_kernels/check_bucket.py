@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from parked_kernels import bucket
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, shapes, spoiled
 

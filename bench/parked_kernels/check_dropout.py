@@ -15,7 +15,7 @@ from torch import Tensor
 from moaic.ir.graph import Op, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import run_op
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from parked_kernels import dropout
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, spoiled
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch, rows_of
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram, blocks, launch, rows_of
 from moaic.runtime.rng import MULTIPLIERS, WORD, global_index
 
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)

@@ -14,8 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from moaic.cli.arguments import parser, split_script_arguments
 from moaic.cli.exit_codes import MISTAKE, WRONG
-from moaic.cli.parser import parser, split_script_arguments
 from moaic.ir.errors import Diagnostic
 
 __all__ = ["MISTAKE", "WRONG", "main"]

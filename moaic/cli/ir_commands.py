@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from moaic.cli.exit_codes import WRONG
-from moaic.cli.files import read_module
+from moaic.cli.input_files import read_module
 from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.cli.render import as_comment, op_table, result_table, sizes, summary
 from moaic.ir.errors import Diagnostic

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moaic.cli.exit_codes import WRONG
-from moaic.cli.files import read_module, read_text
+from moaic.cli.input_files import read_module, read_text
 from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module

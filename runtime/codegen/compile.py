@@ -21,7 +21,7 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
 from moaic.runtime.kernels.dispatch import with_measured_kernels
-from moaic.runtime.kernels.launch import target_of
+from moaic.runtime.kernels.triton_launch import target_of
 
 SETTINGS: Final[Mapping[str, Any]] = {"freezing": False, "fx_graph_cache": True, "cpp_wrapper": False}
 """Inductor's settings on which correctness depends: parameters are arguments, and results are cached."""

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from moaic.runtime.host.gpu_specs import Target
-from moaic.runtime.kernels.launch import FUSED
+from moaic.runtime.kernels.triton_launch import FUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from moaic.runtime.controller.eager_call import EagerCall, take_apart
 from moaic.runtime.controller.eager_ops import EagerOps
 from moaic.runtime.controller.errors import LateWarning, WorkerError
 from moaic.runtime.controller.launch import LocalWorkers
-from moaic.runtime.controller.programs import Programs
+from moaic.runtime.controller.loaded_programs import LoadedPrograms
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
@@ -34,7 +34,7 @@ from moaic.runtime.protocol.commands import (
     List,
     Load,
     Operate,
-    Report,
+    ReadStatistics,
     Restore,
     Run,
     Store,
@@ -65,7 +65,7 @@ class Accelerator:
         if self._recorder is not None:
             self._pool.record(self._recorder)
         self._buffers = Buffers(self._pool, self._lines)
-        self._programs = Programs(self._buffers)
+        self._programs = LoadedPrograms(self._buffers)
         self._eager = EagerOps(self._buffers)
         self._deferral = Deferral(self._buffers, self._eager)
 
@@ -225,7 +225,7 @@ class Accelerator:
     def stats(self, *, forget_peak: bool = False) -> Statistics:
         """Memory and timings of the workers after all earlier commands; `forget_peak` then resets their peaks."""
         with self._lock:
-            answers = self._buffers.ask_all(Report(self._lines.here(), forget_peak))
+            answers = self._buffers.ask_all(ReadStatistics(self._lines.here(), forget_peak))
             return statistics(answers, self._pool.messages, self._pool.commands)
 
     def trace(self, *, on: bool) -> dict[int, list[TraceSpan]]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from moaic.ir.graph import Function
 from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 from moaic.runtime.kernels.gains import GAINS, Gains, KernelShape, Wins, measured_kernels, worth_using
-from moaic.runtime.kernels.launch import Tile, target_of
 from moaic.runtime.kernels.tiles import tile_of
+from moaic.runtime.kernels.triton_launch import Tile, target_of
 
 
 def measured_on(target: str, gains: Gains = GAINS) -> Wins:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.kernels.fused import cross_entropy, gated, norm, rotary
-from moaic.runtime.kernels.launch import Tile, target_of
 from moaic.runtime.kernels.tiles import tile_of
+from moaic.runtime.kernels.triton_launch import Tile, target_of
 
 Results = tuple[Tensor, ...]
 

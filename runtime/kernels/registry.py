@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from moaic.runtime.kernels.fused import cross_entropy, exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.gains import KernelShape
-from moaic.runtime.kernels.launch import Tile, TritonProgram
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram
 
 
 @dataclass(frozen=True, slots=True)

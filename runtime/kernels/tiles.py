@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Synchronize(NamedTuple):
     request: int = 0
 
 
-class Report(NamedTuple):
+class ReadStatistics(NamedTuple):
     """Answer with the worker's statistics; with `forget_peak` reset its memory peak."""
 
     line: int
@@ -187,7 +187,7 @@ class ListWithheld(NamedTuple):
     request: int = 0
 
 
-Request = Fetch | Synchronize | Report | List | Store | Trace | ListWithheld
+Request = Fetch | Synchronize | ReadStatistics | List | Store | Trace | ListWithheld
 """A command that is answered and changes nothing."""
 
 Command = (

@@ -72,7 +72,7 @@ class GraphRecorder:
         self._execute = execute
         self._in_place = [main.param_role(index).kind in IN_PLACE for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
-        self._graph: _Graph | None = None
+        self._graph: _CapturedGraph | None = None
         self._runs = self._misfits = self._tries = 0
         self.repeated = 0
 
@@ -100,7 +100,7 @@ class GraphRecorder:
     def _all_prefer(self, mode: RunMode) -> bool:
         return self._group.size == 1 or self._context.transport.agree(self._group, mode)
 
-    def _replayed(self, graph: _Graph, operands: Sequence[Tensor | None]) -> Tensors:
+    def _replayed(self, graph: _CapturedGraph, operands: Sequence[Tensor | None]) -> Tensors:
         self._misfits = 0
         self.repeated += 1
         return graph.run(operands)
@@ -115,7 +115,7 @@ class GraphRecorder:
         backend = self._context.backend
         return backend.free_bytes() >= 2 * (backend.peak() - backend.resident_bytes())
 
-    def _captured(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _Graph | None:
+    def _captured(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> _CapturedGraph | None:
         """The captured run; None if capture failed on a rank, after which this program is not captured again."""
         self._tries += 1
         inputs = [
@@ -137,7 +137,7 @@ class GraphRecorder:
         fixed = [
             _address(tensor) if in_place else None for tensor, in_place in zip(inputs, self._in_place, strict=True)
         ]
-        return _Graph(replay, tuple(wanted), copied, fixed, results, self._lent)
+        return _CapturedGraph(replay, tuple(wanted), copied, fixed, results, self._lent)
 
 
 _Address = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
@@ -149,7 +149,7 @@ def _address(tensor: Tensor | None) -> _Address | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _CapturedGraph:
     """A captured run of a program."""
 
     replay: Callable[[], None]

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPE_NAMES
-from moaic.runtime.protocol.commands import Fetch, List, ListWithheld, Report, Request, Store, Synchronize, Trace
+from moaic.runtime.protocol.commands import (
+    Fetch,
+    List,
+    ListWithheld,
+    ReadStatistics,
+    Request,
+    Store,
+    Synchronize,
+    Trace,
+)
 from moaic.runtime.protocol.operation import ViewGeometry
 from moaic.runtime.protocol.wire import as_block, memory
 from moaic.runtime.worker import checkpoint_io
@@ -47,7 +56,7 @@ class Requests:
         self.handlers: Final[Mapping[type[Request], Callable[[Any], Answer | None]]] = {
             Fetch: self._fetch,
             Synchronize: self._synchronize,
-            Report: self._report,
+            ReadStatistics: self._report,
             List: self._list,
             Store: self._store,
             Trace: self._take_trace,
@@ -83,7 +92,7 @@ class Requests:
             raise Poisoned(self._failures.first)
         return Answer(None)
 
-    def _report(self, request: Report) -> Answer:
+    def _report(self, request: ReadStatistics) -> Answer:
         backend = self._context.backend
         records = {number: program.record.encoded() for number, program in self._programs.items() if program.takes_part}
         report = {

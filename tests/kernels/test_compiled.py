@@ -10,8 +10,8 @@ from parked_kernels.catalogue import ALL_KERNELS, ALL_TILES
 
 from moaic.runtime.codegen.triton_aot import Binary, ahead
 from moaic.runtime.host.gpu_specs import TARGETS, Target
-from moaic.runtime.kernels.launch import Tile, TritonProgram
 from moaic.runtime.kernels.tiles import Tiling
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """The compiler imports what warns of itself."""

@@ -14,7 +14,7 @@ from moaic.runtime.kernels.gains import measured_kernels
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = "moaic.runtime.kernels"
 
-LIGHT = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("dispatch", "gains", "launch", "online_softmax", "tiles"))}
+LIGHT = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("dispatch", "gains", "triton_launch", "online_softmax", "tiles"))}
 """Tables and plain PyTorch."""
 
 HEAD = """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moaic.capture.fx.op_builder import OpBuilder
+from moaic.capture.fx.body_writer import BodyWriter
 from moaic.ir.graph import Attr, Operand, Value
 from moaic.ir.types import TensorType
 
@@ -15,7 +15,7 @@ from moaic.ir.types import TensorType
 class OpCall:
     """A call that becomes something else than one op of the same name."""
 
-    builder: OpBuilder
+    builder: BodyWriter
     name: str
     operands: list[Operand]
     attrs: dict[str, Attr]

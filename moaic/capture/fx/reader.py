@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
 from moaic.capture.fx.attributes import normalized
-from moaic.capture.fx.op_builder import OpBuilder
+from moaic.capture.fx.body_writer import BodyWriter
 from moaic.capture.fx.op_call import OpCall
 from moaic.capture.fx.op_table import REWRITES
 from moaic.capture.fx.traced_graph import WITH_EFFECTS, TracedGraph, sequence
@@ -44,7 +44,7 @@ class GraphReader:
     def __init__(self, traced: TracedGraph, symbols: Mapping[Any, int]) -> None:
         self.traced = traced
         self.symbols = symbols
-        self.builder = OpBuilder()
+        self.builder = BodyWriter()
         self.values: dict[fx.Node, Any] = {}
         """Per node a Value, a number, None, or a list of these."""
         self.constants: list[tuple[Value, Tensor]] = []

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram, blocks, launch
 from moaic.runtime.protocol.tensor_parts import cut, join
 
 

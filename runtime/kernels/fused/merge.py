@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile, TritonProgram, blocks, launch
 from moaic.runtime.kernels.online_softmax import merged
+from moaic.runtime.kernels.triton_launch import Tile, TritonProgram, blocks, launch
 
 _UNITS = ("out_column", "more_column", "total_row", "part_row")
 """Strides that are 1 for results of attention kernels."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moaic.runtime.kernels.fused import cross_entropy
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, spoiled
 
 TILE = Tile(rows=16, columns=16, inner=16, programs=2)

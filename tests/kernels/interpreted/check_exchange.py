@@ -15,7 +15,7 @@ from torch import Tensor
 from moaic.runtime.comm import pack
 from moaic.runtime.comm.transport import SubAxis
 from moaic.runtime.kernels.fused import exchange
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, spoiled
 
 SIZES = st.integers(1, 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moaic.ir.graph import Op
 from moaic.runtime.kernels.fused import merge
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from moaic.runtime.worker import ring_attention
 from moaic.runtime.worker.ring_attention import Total, Turn
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, spoiled

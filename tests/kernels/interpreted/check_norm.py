@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moaic.runtime.kernels.fused import norm
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source, must_fail, near, shapes, spoiled
 
 TILE = Tile(columns=64, programs=3)

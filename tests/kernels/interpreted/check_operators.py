@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moaic.runtime.kernels.launch import Tile
 from moaic.runtime.kernels.operators import OPERATORS, KernelOperator
+from moaic.runtime.kernels.triton_launch import Tile
 from tests.kernels.drawn import DTYPES, ROUNDING, SEEDS, Source
 
 TILE = Tile(rows=16, columns=16, inner=16, programs=2)

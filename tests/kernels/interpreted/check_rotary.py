@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moaic.runtime.kernels.fused import rotary
-from moaic.runtime.kernels.launch import Tile
+from moaic.runtime.kernels.triton_launch import Tile
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, spoiled
 
 TILE = Tile(rows=4, columns=16)

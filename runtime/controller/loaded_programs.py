@@ -25,7 +25,7 @@ class Loaded:
     has_key: bool
 
 
-class Programs:
+class LoadedPrograms:
     """All programs of an accelerator, by number."""
 
     def __init__(self, buffers: Buffers) -> None:

@@ -24,7 +24,7 @@ _VIEWS: Final = frozenset(
 """Ops whose result may share the memory of their operand."""
 
 
-class OpBuilder:
+class BodyWriter:
     """The ops so far, the op that defines each value, and the location that new ops get."""
 
     def __init__(self) -> None:
