@@ -122,7 +122,7 @@ def _walk(
 
 
 def _walk_number(value: Any, key: list[Any], scalars: list[Any]) -> None:
-    """A scalar, or None; no shape depends on its value."""
+    """A number or None; its type is part of the key, its value is not."""
     type_ = cast("type[Any]", type(value))
     key.append(type_)
     if type_ is int or type_ is float:
@@ -131,6 +131,9 @@ def _walk_number(value: Any, key: list[Any], scalars: list[Any]) -> None:
         key.append(value)
     elif type_ is complex:
         scalars += (value.real, value.imag)
+
+
+_EQUAL_TO_INTS: Final = (float, bool, complex)
 
 
 def _walk_literal(value: Any, key: list[Any], scalars: list[Any]) -> None:
@@ -142,7 +145,7 @@ def _walk_literal(value: Any, key: list[Any], scalars: list[Any]) -> None:
             _walk_literal_scalar(item, scalars)
         return
     key.append(value)
-    if type_ is float or type_ is bool:  # arange(6.0) is not arange(6), though 6.0 == 6
+    if type_ in _EQUAL_TO_INTS:  # arange(6.0) is not arange(6), though 6.0 == 6
         key.append(type_)
     _walk_literal_scalar(value, scalars)
 

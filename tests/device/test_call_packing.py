@@ -99,8 +99,16 @@ def test_the_geometry_of_tensors_is_in_the_key() -> None:
     assert pack("aten.neg", a).key == pack("aten.neg", ours(4, 4)).key
 
 
-def test_a_range_of_floats_has_a_key_of_its_own() -> None:
-    assert pack("aten.arange", 6).key != pack("aten.arange", 6.0).key
+def test_equal_numbers_of_other_types_have_other_keys() -> None:
+    assert len({pack("aten.linspace", 0, end, 3).key for end in (1, 1.0, True, 1 + 0j)}) == 4
+
+
+def test_a_range_of_complex_numbers_leaves_a_range_of_reals_alone() -> None:
+    for end in (2 + 0j, 2, 2.0):
+        result = torch.linspace(0, end, 3, device="moai")
+        expected = torch.linspace(0, end, 3)
+        assert result.dtype == expected.dtype
+        assert torch.equal(result.cpu(), expected)
 
 
 def test_tensors_of_the_host_are_refused_in_lists_too() -> None:
