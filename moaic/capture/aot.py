@@ -177,7 +177,7 @@ class _Training(_Graph):
     def backward(self, args: list[Any]) -> Sequence[Any]:
         token, *tangents = args
         args.clear()
-        record: Kept | _CallRecord = token.untyped_storage().moai_call
+        record = _record_of(token)
         if isinstance(record, Kept):
             record.check()
             return self._halves.backward(record, tangents)
@@ -198,6 +198,17 @@ def _call_token(record: Kept | _CallRecord) -> Tensor:
     # Autograd keeps the storage, whatever becomes of this tensor.
     token.untyped_storage().moai_call = record  # pyright: ignore[reportAttributeAccessIssue]
     return token
+
+
+def _record_of(token: Tensor) -> Kept | _CallRecord:
+    """The record of the call that a token belongs to; raises Diagnostic for a copy of a token, which has none."""
+    record: Kept | _CallRecord | None = getattr(token.untyped_storage(), "moai_call", None)
+    if record is None:
+        raise Diagnostic(
+            "a hook on saved tensors has put a copy in place of what a compiled forward saves on the CPU",
+            hint="have the hook of torch.autograd.graph.saved_tensors_hooks return CPU tensors of integers as they are",
+        )
+    return record
 
 
 def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from moaic.ir.errors import Diagnostic
 from tests.exact.models import EXAMPLES, VOCABULARY
 from tests.exact.training import PLANS, Call, Trainee, check, compiled
 
@@ -325,3 +326,12 @@ def test_a_hook_may_raise(place: Callable[[Tensor, Tensor, Callable[..., Any]], 
     with pytest.raises(BrokenError) as raised:
         loss.backward()
     assert raised.traceback[-1].name == "fail"
+
+
+def test_a_hook_that_copies_saved_tensors_is_an_error() -> None:
+    layer = nn.Linear(8, 4).to("moai")
+    call = torch.compile(layer, backend="moai", options={"dp": 1})
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), lambda saved: saved):
+        output = call(torch.ones(2, 8, device="moai"))
+    with pytest.raises(Diagnostic, match="a hook on saved tensors has put a copy"):
+        output.sum().backward()
