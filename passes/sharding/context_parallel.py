@@ -91,8 +91,8 @@ def _without_gathers(module: Module, axis: Axis, sets: StrategySets) -> Strategy
         if not strategies[op]:
             where, heads = f" of {op.loc.module}" if op.loc.module else "", op.results[0].type.shape[1]
             raise Diagnostic(
-                f"gather_keys=false leaves {axis.name}={axis.size} no way for attention{where}: it splits neither "
-                f"its {heads} heads nor its rows and keys alike"
+                f"{axis.name}={axis.size} with gather_keys=false cannot shard attention{where}: "
+                f"neither its {heads} heads nor its sequence can be sharded by {axis.size}"
             )
     return replace(sets, strategies=strategies)
 
