@@ -70,7 +70,7 @@ def declaration_of(op: Op) -> OpDecl:
 
 def rule_of(op: Op) -> Rule:
     """The rule of one op instance; an op without one holds every dim whole."""
-    make_rule = DECLARATIONS.get(op.name, UNDECLARED).make_rule
+    make_rule = declaration_of(op).make_rule
     return whole_rule(op) if make_rule is None else make_rule(op)
 
 

@@ -1,8 +1,8 @@
 """The backend for AOTAutograd: a whole training step goes in, a forward and a backward callable come out.
 
-A training graph is not partitioned. Its forward hands out, beside the outputs, a call token: a tensor that AOTAutograd
-saves for the backward, and whose storage owns the engine's call. A call ends with that storage: once autograd frees
-what it has saved, no backward of the call can come, and nothing else keeps it. What runs when is the engine's business.
+A training graph is not partitioned: the engine decides which ops run in the forward and which in the backward. Between
+the two, AOTAutograd saves only a call token, a tensor that the forward returns after its outputs and whose storage owns
+the engine's call. Once autograd frees it, no backward of the call can come, and the call is freed with it.
 """
 
 from __future__ import annotations

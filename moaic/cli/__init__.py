@@ -1,6 +1,6 @@
 """The command line: `moaic COMMAND ...`.
 
-`parser` declares the commands; `ir_commands` does those on IR text, `model_commands` those on scripts and models, and
+`arguments` declares the commands, `ir_commands` runs those on IR text, `model_commands` those on scripts and models;
 `render` turns results into lines. Torch is loaded only by a command that computes with tensors.
 
 Exit codes: 0, `MISTAKE` for a user's mistake, which is printed to standard error, `WRONG` for a result that is wrong.

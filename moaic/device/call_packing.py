@@ -133,9 +133,6 @@ def _walk_number(value: Any, key: list[Any], scalars: list[Any]) -> None:
         scalars += (value.real, value.imag)
 
 
-_EQUAL_TO_INTS: Final = (float, bool, complex)
-
-
 def _walk_literal(value: Any, key: list[Any], scalars: list[Any]) -> None:
     """A value, or a list of values, that is part of the key. Its numbers are sent as scalars all the same."""
     type_ = cast("type[Any]", type(value))
@@ -144,9 +141,7 @@ def _walk_literal(value: Any, key: list[Any], scalars: list[Any]) -> None:
         for item in value:
             _walk_literal_scalar(item, scalars)
         return
-    key.append(value)
-    if type_ in _EQUAL_TO_INTS:  # arange(6.0) is not arange(6), though 6.0 == 6
-        key.append(type_)
+    key += (type_, value)  # arange(6.0) is not arange(6), though 6.0 == 6
     _walk_literal_scalar(value, scalars)
 
 

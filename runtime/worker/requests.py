@@ -56,7 +56,7 @@ class Requests:
         self.handlers: Final[Mapping[type[Request], Callable[[Any], Answer | None]]] = {
             Fetch: self._fetch,
             Synchronize: self._synchronize,
-            ReadStatistics: self._report,
+            ReadStatistics: self._read_statistics,
             List: self._list,
             Store: self._store,
             Trace: self._take_trace,
@@ -92,7 +92,7 @@ class Requests:
             raise Poisoned(self._failures.first)
         return Answer(None)
 
-    def _report(self, request: ReadStatistics) -> Answer:
+    def _read_statistics(self, request: ReadStatistics) -> Answer:
         backend = self._context.backend
         records = {number: program.record.encoded() for number, program in self._programs.items() if program.takes_part}
         report = {
