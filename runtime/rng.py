@@ -13,12 +13,14 @@ WORD: Final = 0xFFFFFFFF
 MULTIPLIERS: Final = (0x21F0AAAD, 0x735A2D97)
 """Odd factors below 2**31, so that a 32-bit word times one of them fits an int64 without overflow."""
 
+SHIFTS: Final = (16, 15, 15)
+
 
 def mix(word: Any) -> Any:
     """A bijection of 32-bit words with good avalanche, for ints and for int64 tensors."""
-    word = ((word ^ (word >> 16)) * MULTIPLIERS[0]) & WORD
-    word = ((word ^ (word >> 15)) * MULTIPLIERS[1]) & WORD
-    return word ^ (word >> 15)
+    word = ((word ^ (word >> SHIFTS[0])) * MULTIPLIERS[0]) & WORD
+    word = ((word ^ (word >> SHIFTS[1])) * MULTIPLIERS[1]) & WORD
+    return word ^ (word >> SHIFTS[2])
 
 
 def global_index(

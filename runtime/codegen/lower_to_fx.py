@@ -23,7 +23,7 @@ from moaic.runtime.codegen import checked, lower_experts
 from moaic.runtime.codegen.cpu_gemm import product
 from moaic.runtime.codegen.lower_attention import sdpa, sdpa_backward
 from moaic.runtime.codegen.lower_float8 import scaled_mm
-from moaic.runtime.codegen.lower_random import fold_key, rand
+from moaic.runtime.codegen.lower_random import fold_key, rand, teach_inductor
 from moaic.runtime.codegen.memory_order import ordered
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol import aten_schema
@@ -83,6 +83,8 @@ def trace(
     """`function` as an FX graph from contiguous inputs to contiguous outputs, and the mode of its fake tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    teach_inductor()
 
     def body(*inputs: Tensor) -> list[Tensor]:
         # As an op: the method would make the device the current one, and it may not be here.
