@@ -20,6 +20,9 @@ from moaic.ir.errors import Diagnostic, TextSpan
 from moaic.ir.graph import NO_ATTRS, NO_ROLE, NOWHERE, Attr, Function, Location, Module, Op, Operand, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.printer import VERSION, render_type
+from moaic.ir.ratios import ratio
+from moaic.ir.sizes import floor_symbol, parse_size, symbol
+from moaic.ir.symbols import Symbols
 from moaic.ir.syntax import (
     RawAttr,
     RawComplex,
@@ -27,7 +30,9 @@ from moaic.ir.syntax import (
     RawFunction,
     RawModule,
     RawOp,
+    RawRatio,
     RawRole,
+    RawSizes,
     RawTensor,
     advice,
     bad_token,
@@ -65,6 +70,7 @@ class _Reader:
         self.text = text
         self.filename = filename
         self.mesh = Mesh()
+        self.symbols = Symbols()
         self.heads: dict[Function | Op, Token] = {}
         self._types: dict[str, TensorType] = {}
         self._attrs: dict[str, Mapping[str, Attr]] = {}
@@ -72,6 +78,7 @@ class _Reader:
     def module(self) -> Module:
         self._check_version()
         raw = cast("RawModule", self._raw("module", self.text))
+        self._define_symbols(raw.sizes)
         self.mesh = self._mesh(raw.axes)
         functions: dict[str, Function] = {}
         for each in raw.functions:
@@ -138,6 +145,26 @@ class _Reader:
 
     # Meaning.
 
+    def _define_symbols(self, raw: RawSizes) -> None:
+        for name, number, divisor in raw.symbols:
+            if name in self.symbols.example or name in self.symbols.floors:
+                self.fail(name, f"size `{name}` is defined twice")
+            if divisor is None:
+                symbol(self.symbols, str(name), int(number))
+            else:
+                floor_symbol(self.symbols, str(name), self._size(number), int(divisor))
+
+    def _size(self, token: Token, outer: Token | None = None) -> int:
+        if token.type == "INT":
+            return int(token)
+        try:
+            return parse_size(token, self.symbols)
+        except KeyError as unknown:
+            place = token if outer is None else self._inside(token, outer)
+            known = ", ".join(f"`{name}`" for name in (*self.symbols.example, *self.symbols.floors))
+            hint = f"there are {known}" if known else f"write for example `sizes {unknown.args[0]} = 8` above the mesh"
+            self.fail(place, f"`{unknown.args[0]}` is no size of this file", hint)
+
     def _mesh(self, raw: list[tuple[Token, Token]]) -> Mesh:
         axes: dict[str, int] = {}
         for axis, size in raw:
@@ -163,15 +190,15 @@ class _Reader:
         partial = tuple(sorted(self._axis(axis, token) for axis in raw.partial))
         owner = tuple(sorted((self._axis(axis, token), int(rank)) for axis, rank in raw.owner))
         layout = Layout(tuple(splits), partial, owner)
-        return TensorType(str(raw.dtype), tuple(int(dim.size) for dim in raw.dims), layout)
+        return TensorType(str(raw.dtype), tuple(self._size(dim.size, token) for dim in raw.dims), layout)
 
     def _splits(self, dim: RawDim, index: int, token: Token) -> Iterable[Split]:
-        span = int(dim.size)
+        span = self._size(dim.size, token)
         for raw in dim.splits:
             axis = self._axis(raw.axis, token)
             size = self.mesh.size(axis)
             if raw.stride is not None:
-                span = int(raw.stride)
+                span = self._size(raw.stride, token)
             elif span % size:
                 self.fail(self._inside(raw.axis, token), f"axis `{axis}` of {size} ranks does not divide {span}")
             else:
@@ -204,12 +231,16 @@ class _Reader:
     def _attr(self, raw: RawAttr, token: Token) -> Attr:
         if isinstance(raw, RawComplex):
             return complex(cast("float", self._attr(raw.real, token)), cast("float", self._attr(raw.imaginary, token)))
+        if isinstance(raw, RawRatio):
+            return ratio(self._size(raw.dividend, token), self._size(raw.divisor, token))
         if not isinstance(raw, Token):
             return tuple(self._attr(each, token) for each in raw)
         if raw.type == "STRING":
             return self._string(raw, token)
         if raw.type == "CONSTANT":
             return _CONSTANTS[raw]
+        if raw.type == "SIZE":
+            return self._size(raw, token)
         return float(raw) if any(char in raw for char in ".eE") else int(raw)
 
     def _string(self, raw: Token, outer: Token | None = None) -> str:

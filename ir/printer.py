@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from moaic.ir.graph import Attr, Function, Location, Module, Op, Operand, Role, Value
 from moaic.ir.layout import Layout, Mesh
+from moaic.ir.polynomials import render_terms
+from moaic.ir.specialize import symbols_of
+from moaic.ir.symbols import Symbols
 from moaic.ir.types import TensorType
 
 VERSION = 1
@@ -25,6 +28,8 @@ ValueNames = Mapping[Value, str]
 def render(module: Module) -> str:
     """The text of a module, ending in a newline."""
     head = [f"// moai {VERSION}"]
+    if (symbols := symbols_of(module)) is not None:
+        head.append(f"sizes {_symbols(symbols)}")
     if module.mesh.axes:
         head.append(f"mesh {module.mesh}")
     if module.schedule:
@@ -32,6 +37,13 @@ def render(module: Module) -> str:
     type_text = type_printer(module.mesh)
     functions = (_function(function, type_text) for function in module.functions)
     return "\n".join(["\n".join(head) + "\n", *functions])
+
+
+def _symbols(symbols: Symbols) -> str:
+    """The number of each symbol in the example, and the quotients that symbols stand for."""
+    numbers = (f"{name} = {number}" for name, number in symbols.example.items())
+    floors = (f"{name} = floor({render_terms(each.dividend)}, {each.divisor})" for name, each in symbols.floors.items())
+    return ", ".join((*numbers, *floors))
 
 
 def render_function(function: Function, mesh: Mesh) -> str:
@@ -101,9 +113,9 @@ def _dim(size: int, dim: int, layout: Layout, mesh: Mesh) -> str:
     span = size
     for split in layout.on_dim(dim):
         contiguous = split.stride * mesh.size(split.axis) == span
-        parts.append(split.axis if contiguous else f"{split.axis}:{split.stride}")
+        parts.append(split.axis if contiguous else f"{split.axis}:{split.stride!s}")
         span = split.stride
-    return f"{size}{{{', '.join(parts)}}}" if parts else str(size)
+    return f"{size!s}{{{', '.join(parts)}}}" if parts else str(size)
 
 
 def render_attr(value: Attr) -> str:

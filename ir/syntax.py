@@ -37,7 +37,20 @@ class RawFunction(NamedTuple):
     returned: list[Token]
 
 
+class RawSymbol(NamedTuple):
+    """A symbol and its number in the example, or the quotient that it stands for: a size and a number."""
+
+    name: Token
+    number: Token
+    divisor: Token | None = None
+
+
+class RawSizes(NamedTuple):
+    symbols: tuple[RawSymbol, ...] = ()
+
+
 class RawModule(NamedTuple):
+    sizes: RawSizes
     axes: list[tuple[Token, Token]]
     schedule: RawSchedule
     functions: list[RawFunction]
@@ -70,7 +83,13 @@ class RawComplex(NamedTuple):
     imaginary: Token
 
 
-RawAttr = Token | RawComplex | list["RawAttr"]
+class RawRatio(NamedTuple):
+    word: Token
+    dividend: Token
+    divisor: Token
+
+
+RawAttr = Token | RawComplex | RawRatio | list["RawAttr"]
 
 
 class _Shapes(Transformer[Token, Any]):
@@ -78,9 +97,16 @@ class _Shapes(Transformer[Token, Any]):
 
     def module(self, found: list[Any]) -> RawModule:
         functions = [each for each in found if isinstance(each, RawFunction)]
+        sizes = next((each for each in found if isinstance(each, RawSizes)), RawSizes())
         lists = [cast("list[tuple[Token, Token]]", each) for each in found if isinstance(each, list)]
         schedule = next((each for each in found if isinstance(each, RawSchedule)), RawSchedule())
-        return RawModule(lists[0] if lists else [], schedule, functions)
+        return RawModule(sizes, lists[0] if lists else [], schedule, functions)
+
+    def sizes(self, found: list[Any]) -> RawSizes:
+        return RawSizes(tuple(found))
+
+    def symbol(self, found: list[Any]) -> RawSymbol:
+        return RawSymbol(*found)
 
     def schedule(self, found: list[Any]) -> RawSchedule:
         return RawSchedule(tuple(found))
@@ -101,6 +127,9 @@ class _Shapes(Transformer[Token, Any]):
 
     def complex(self, found: list[Any]) -> RawComplex:
         return RawComplex(*found)
+
+    def ratio(self, found: list[Any]) -> RawRatio:
+        return RawRatio(*found)
 
     def tensor(self, found: list[Any]) -> RawTensor:
         return RawTensor(found[0], found[1:-2], *found[-2:])
@@ -143,6 +172,7 @@ _MEANING: Mapping[str, str] = {
     "ATTRS": "`{`",
     "STRING": "a string in double quotes",
     "INT": "a whole number",
+    "SIZE": "a size such as `2*s0`",
     "NUMBER": "a number",
     "CONSTANT": "a word such as `true`",
     "$END": "the end",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from moaic.ir.layout import FULLY_REPLICATED, Layout, Mesh, Owner
+from moaic.ir.sizes import in_example
 
 DTYPE_BYTES: dict[str, int] = {
     "f64": 8,
@@ -71,8 +72,8 @@ class TensorType:
         return prod(self.shape)
 
     def nbytes(self) -> int:
-        """Bytes of the whole value, all ranks' parts together."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+        """Bytes of the whole value, all ranks' parts together; of open sizes, those in the example."""
+        return prod(map(in_example, self.shape)) * DTYPE_BYTES[self.dtype]
 
     def local_nbytes(self, mesh: Mesh) -> int:
-        return prod(self.local_shape(mesh)) * DTYPE_BYTES[self.dtype]
+        return prod(map(in_example, self.local_shape(mesh))) * DTYPE_BYTES[self.dtype]

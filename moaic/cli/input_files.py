@@ -7,12 +7,18 @@ from pathlib import Path
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.specialize import in_example
 from moaic.ir.verify import load
 
 
 def read_module(path: str) -> Module:
     """The verified module in a file, or in standard input for `-`. Raises Diagnostic."""
     return load(read_text(path), "<stdin>" if path == "-" else path)
+
+
+def read_closed_module(path: str) -> Module:
+    """As `read_module`, at the sizes of the example where sizes are open: for what needs numbers."""
+    return in_example(read_module(path))
 
 
 def read_text(path: str) -> str:

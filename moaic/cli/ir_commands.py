@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from moaic.cli.exit_codes import WRONG
-from moaic.cli.input_files import read_module
+from moaic.cli.input_files import read_closed_module, read_module
 from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.cli.render import as_comment, op_table, result_table, sizes, summary
 from moaic.ir.errors import Diagnostic
@@ -68,7 +68,7 @@ def opt(chosen: argparse.Namespace) -> int:
 
 def run(chosen: argparse.Namespace) -> int:
     """`moaic run`: prints type and spread of each result; with --ranks also its distance from one device."""
-    module = read_module(chosen.file)
+    module = read_closed_module(chosen.file)
     if not module.functions:
         raise Diagnostic(f"{chosen.file} has no function to run")
     check_runnable(module)
@@ -98,7 +98,7 @@ def kernels(chosen: argparse.Namespace) -> int:
     from moaic.runtime.host.gpu_specs import target_of
 
     target = target_of(chosen.target)
-    made = list(kernel_report.made_of(kernel_report.program_of(read_module(chosen.file)), target))
+    made = list(kernel_report.made_of(kernel_report.program_of(read_closed_module(chosen.file)), target))
     MadeKernels(target, cache_folder(os.environ)).remember(each.row for each in made)
     if chosen.output is not None:
         kernel_report.save(Path(chosen.output), made, target)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moaic.cli.exit_codes import WRONG
-from moaic.cli.input_files import read_module, read_text
+from moaic.cli.input_files import read_closed_module, read_text
 from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -75,7 +75,7 @@ def _checked_step(chosen: argparse.Namespace) -> CapturedStep:
         return step_of(take_script(chosen.source, chosen.script_arguments))
     if not chosen.source.endswith(".moai"):
         return step_of(take_small_model(*_model(chosen), LARGEST))
-    module = read_module(chosen.source)
+    module = read_closed_module(chosen.source)
     check_runnable(module)
     return CapturedStep(module, tuple(random_inputs(module.main, 0))).cast("f64")
 

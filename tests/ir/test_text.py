@@ -183,12 +183,12 @@ F = "func @f(%x: f32[8]) -> (f32[8]) {"
 
 MISTAKES = [
     ("func f() -> () { return }", 1, 6, "expected a function name such as `@step`, found `f`"),
-    ("fun @f() -> () { return }", 1, 1, "expected `func`, `mesh`, `schedule` or the end, found `fun`"),
+    ("fun @f() -> () { return }", 1, 1, "expected `func`, `mesh`, `schedule`, `sizes` or the end, found `fun`"),
     ("func @f(x: f32[8]) -> () { return }", 1, 9, "expected `)` or a value such as `%x`, found `x`"),
     ("func @f(%x: f32) -> () { return }", 1, 13, "expected a type such as `f32[8, 384]`, found `f32`"),
     ("func @f(%x: f32[8) -> () { return }", 1, 18, "expected `,`, `]` or `{`, found `)`"),
     ("func @f(%x: f32[8\n) -> () { return }", 1, 18, "found the end of the line"),
-    ("func @f(%x: f32[8, b]) -> () { return }", 1, 20, "expected a whole number, found `b`"),
+    ("func @f(%x: f32[8, b]) -> () { return }", 1, 20, "expected a size such as `2*s0` or a whole number, found `b`"),
     ("func @f(%x: f32[8{2}]) -> () { return }", 1, 19, "expected a name, found `2`"),
     ("func @f(%x: float[8]) -> () { return }", 1, 13, "`float` is no element type"),
     ("func @f(%x: f32[8{tp}]) -> () { return }", 1, 19, "`tp` is no axis of the mesh: the file has no mesh"),
