@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
+from math import lcm
 from typing import Any, Final
 
 import torch
@@ -18,8 +21,10 @@ from torch import Tensor
 
 from moaic.ir.accumulation import overwritten
 from moaic.ir.graph import Function, Op, Value
+from moaic.ir.specialize import Specializer, sizes_of
+from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import TensorType
-from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, add_in_place, run_ops, scatters, trace
+from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, Numbering, add_in_place, run_ops, scatters, trace
 from moaic.runtime.kernels.dispatch import with_measured_kernels
 from moaic.runtime.kernels.triton_launch import target_of
 
@@ -47,13 +52,103 @@ def compile_functions(
     """A callable for each function. What is compiled together here is found again together."""
     if not compiled:
         return [_interpreted(function, device) for function in functions]
+    return [_compiled(kernel.run) for kernel in _built([partial(_inductor, each, device) for each in functions])]
+
+
+def prepare_functions(
+    functions: Sequence[Function], symbols: Symbols | None, *, compiled: bool, device: torch.device = CPU
+) -> list[Callable[[Numbers], ComputeFunction]]:
+    """For each function, from numbers of the symbols to a callable as of `compile_function`.
+
+    `symbols` is None where all sizes are numbers. What is prepared together here is found again together.
+    """
+    if symbols is None:
+        return [_always(run) for run in compile_functions(functions, compiled=compiled, device=device)]
+    if not compiled:
+        return [partial(_interpreted_at, function, device) for function in functions]
+    opened = OpenFunctions(functions, symbols, device)
+    return [partial(opened.at, index) for index in range(len(functions))]
+
+
+def _always(run: ComputeFunction) -> Callable[[Numbers], ComputeFunction]:
+    return lambda numbers: run
+
+
+def _interpreted_at(function: Function, device: torch.device, numbers: Numbers) -> ComputeFunction:
+    return _interpreted(Specializer(numbers).function(function), device)
+
+
+def _built(make: Sequence[Callable[[], Kernel]]) -> list[Kernel]:
     from moaic.runtime.codegen.inductor_cpp import Batch
 
     batch = Batch()
     with batch.collecting():
-        kernels = [_inductor(function, device) for function in functions]
+        kernels = [each() for each in make]
     batch.build()
-    return [_compiled(kernel) for kernel in kernels]
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function that Inductor has compiled."""
+
+    run: Callable[[list[Any]], Sequence[Tensor]]
+    """From the numbers of the symbols and the parameters; may empty the list."""
+    holds: Callable[[Sequence[int]], bool] = lambda _: True
+    """Whether it is right for these numbers of the symbols: Inductor decides some things by their size."""
+
+
+class OpenFunctions:
+    """Functions with open sizes, each compiled for as many sizes as one kernel serves."""
+
+    def __init__(self, functions: Sequence[Function], symbols: Symbols, device: torch.device = CPU) -> None:
+        """Compiles all of them for the sizes of the example."""
+        self._device = device
+        scales = _scales(functions)
+        self._parts = [(function, _numbering(function, symbols, scales)) for function in functions]
+        kernels = _built([partial(_inductor, function, device, numbering) for function, numbering in self._parts])
+        self._kernels = [[kernel] for kernel in kernels]
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels so far, of all functions."""
+        return sum(map(len, self._kernels))
+
+    def at(self, index: int, numbers: Numbers) -> ComputeFunction:
+        """A callable for a function where the symbols have these numbers; compiles if no kernel is right for them."""
+        function, numbering = self._parts[index]
+        given = numbering.inputs(numbers)
+        kernel = next((each for each in self._kernels[index] if each.holds(given)), None)
+        if kernel is None:
+            here = replace(numbering, example={name: numbers[name] for name in numbering.example})
+            (kernel,) = _built([partial(_inductor, function, self._device, here)])
+            self._kernels[index].append(kernel)
+        return _compiled(partial(_with_numbers, kernel.run, given))
+
+
+def _with_numbers(
+    run: Callable[[list[Any]], Sequence[Tensor]], numbers: Sequence[int], tensors: list[Tensor]
+) -> Sequence[Tensor]:
+    arguments = [*numbers, *tensors]
+    tensors.clear()
+    return run(arguments)
+
+
+def _scales(functions: Sequence[Function]) -> dict[str, int]:
+    """For each symbol of which a fraction is a size, the number of which it is a multiple."""
+    scales: dict[str, int] = {}
+    for function in functions:
+        for size in sizes_of(function):
+            for names, coefficient in size.terms:
+                if len(names) == 1:
+                    scales[names[0]] = lcm(scales.get(names[0], 1), coefficient.denominator)
+    return scales
+
+
+def _numbering(function: Function, symbols: Symbols, scales: Mapping[str, int]) -> Numbering:
+    used = {name for size in sizes_of(function) for names, _ in size.terms for name in names}
+    example = {name: number for name, number in symbols.example_numbers().items() if name in used}
+    return Numbering(example, scales)
 
 
 def import_compiler() -> None:
@@ -118,7 +213,7 @@ def _with_kernels(function: Function, device: torch.device) -> Function:
     return with_measured_kernels(function, target_of(device)) if device.type == "cuda" else function
 
 
-def _inductor(function: Function, device: torch.device) -> Any:
+def _inductor(function: Function, device: torch.device, numbering: Numbering | None = None) -> Kernel:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -127,11 +222,12 @@ def _inductor(function: Function, device: torch.device) -> Any:
 
     from moaic.runtime.codegen.scatter_order import CACHE_TAG
 
-    function = _with_kernels(function, device)
+    if numbering is None:
+        function = _with_kernels(function, device)
     compiler: Any = torch.compiler.config
     tagged = compiler.patch(cache_key_tag=f"{compiler.cache_key_tag}{CACHE_TAG}")
     with config.patch(dict(SETTINGS)), tagged, torch.no_grad():
-        graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()})
+        graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()}, numbering)
         with tracing(TracingContext(fake_mode)), fake_mode:
             joint_graph_passes(graph_module)
             add_in_place(graph_module, overwritten(function))
@@ -139,4 +235,14 @@ def _inductor(function: Function, device: torch.device) -> Any:
             # Inductor may choose the strides of results unless they are said to be seen.
             output.meta["user_visible_output_idxs"] = list(range(len(function.results)))
             examples = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
-            return compile_fx_inner(graph_module, examples, is_inference=True)
+            compiled = compile_fx_inner(graph_module, examples, is_inference=True)
+        return Kernel(compiled, _guard(fake_mode.shape_env, examples)) if numbering else Kernel(compiled)
+
+
+def _guard(shape_env: Any, examples: Sequence[Any]) -> Callable[[Sequence[int]], bool]:
+    """Whether a kernel is right for other numbers of its symbols, by what the compiler has asked of them."""
+    symbols = [each for each in examples if not isinstance(each, Tensor)]
+    text = shape_env.produce_guards_expression(symbols, ignore_static=False)
+    if text is None:
+        return lambda numbers: True
+    return lambda numbers: bool(shape_env.evaluate_guards_expression(text, numbers))

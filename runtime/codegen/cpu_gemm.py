@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 LEAST_FLOPS: Final = 1 << 25
 """FLOPs from which oneDNN's longer way to its kernel (15 us) does not matter."""
@@ -27,10 +27,20 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _is_for_onednn(left: Tensor, right: Tensor) -> bool:
-    """Whether oneDNN is known to be faster; a transposed left matrix it would have to copy."""
-    flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    """Whether oneDNN is known to be faster; a transposed left matrix it would have to copy.
+
+    For sizes that are symbols the op itself decides, when it runs.
+    """
     is_float = left.dtype == right.dtype == torch.float32 and left.device.type == right.device.type == "cpu"
-    return is_float and flops >= LEAST_FLOPS and left.stride(1) == 1 and _mkl_is_slower()
+    return is_float and left.stride(1) == 1 and _mkl_is_slower() and (_is_open(left, right) or _is_large(left, right))
+
+
+def _is_open(left: Tensor, right: Tensor) -> bool:
+    return any(isinstance(size, SymInt) for size in (*left.shape, *right.shape))
+
+
+def _is_large(left: Tensor, right: Tensor) -> bool:
+    return 2 * left.shape[0] * left.shape[1] * right.shape[1] >= LEAST_FLOPS
 
 
 @cache
@@ -43,6 +53,8 @@ def _mkl_is_slower() -> bool:
 
 
 def _by_onednn(left: Tensor, right: Tensor) -> Tensor:
+    if not _is_large(left, right):
+        return torch.ops.aten.mm.default(left, right)
     return torch.ops.mkldnn._linear_pointwise.default(left, right.t(), None, "none", [], "")
 
 

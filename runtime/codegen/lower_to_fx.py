@@ -8,6 +8,8 @@ Values of the IR have no strides, so every op takes operands of any strides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
@@ -18,6 +20,8 @@ from torch.fx.node import map_arg
 
 from moaic.ir.graph import Function, Op, Operand, Value
 from moaic.ir.op_names import ADD_TO, CHECKED, FOLD_KEY, GROUPED_MM, GROUPED_OUTER, RAND, SCALED_MM, SDPA, SDPA_BACKWARD
+from moaic.ir.specialize import Specializer
+from moaic.ir.symbols import Numbers
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen import checked, lower_experts
 from moaic.runtime.codegen.cpu_gemm import product
@@ -77,24 +81,73 @@ def last_uses(function: Function) -> list[list[Value]]:
     return dying[::-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """How a traced function with open sizes takes them: the first inputs are whole numbers, one per symbol."""
+
+    example: Mapping[str, int]
+    """The number of each symbol, in the order of the inputs."""
+    scales: Mapping[str, int]
+    """What a symbol's number is a multiple of, if not of 1: the input is the quotient, so that no size is one."""
+
+    def inputs(self, numbers: Numbers) -> list[int]:
+        """The inputs for these numbers of the symbols."""
+        return [numbers[name] // self.scales.get(name, 1) for name in self.example]
+
+    def numbers(self, inputs: Sequence[int]) -> Numbers:
+        """The numbers of the symbols; symbolic if the inputs are."""
+        pairs = zip(self.example, inputs, strict=True)
+        return {name: number * self.scales.get(name, 1) for name, number in pairs}
+
+
 def trace(
-    function: Function, device: torch.device = CPU, decompositions: Mapping[Any, Any] | None = None
+    function: Function,
+    device: torch.device = CPU,
+    decompositions: Mapping[Any, Any] | None = None,
+    numbering: Numbering | None = None,
 ) -> tuple[GraphModule, FakeTensorMode]:
-    """`function` as an FX graph from contiguous inputs to contiguous outputs, and the mode of its fake tensors."""
+    """`function` as an FX graph from contiguous inputs to contiguous outputs, and the mode of its fake tensors.
+
+    A function with open sizes needs a `numbering`.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     teach_inductor()
+    numbering = numbering or Numbering({}, {})
 
-    def body(*inputs: Tensor) -> list[Tensor]:
+    def body(*given: Any) -> list[Tensor]:
+        numbers, inputs = given[: len(numbering.example)], given[len(numbering.example) :]
+        at = Specializer(numbering.numbers(numbers)).function(function) if numbers else function
         # As an op: the method would make the device the current one, and it may not be here.
-        return [torch.ops.aten.contiguous(result) for result in run_ops(function, inputs, device)]
+        return [torch.ops.aten.contiguous(result) for result in run_ops(at, inputs, device)]
 
     # Inductor's cache refuses graphs whose fake mode has no shape environment.
-    with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True) as mode, torch.no_grad():
-        examples = [example(param.type, device) for param in function.params]
+    shape_env = ShapeEnv()
+    # Python's kernels of ops take symbolic numbers where those in C++ do not.
+    dispatcher = enable_python_dispatcher() if numbering.example else nullcontext()
+    with FakeTensorMode(shape_env=shape_env, static_shapes=not numbering.example) as mode, torch.no_grad(), dispatcher:
+        numbers = [
+            _symbolic(shape_env, name, n)
+            for name, n in zip(numbering.example, numbering.inputs(numbering.example), strict=True)
+        ]
+        at = Specializer(numbering.numbers(numbers))
+        examples = [*numbers, *(example(at.type(param.type), device) for param in function.params)]
         graph_module = make_fx(body, decomposition_table=dict(decompositions or {}), tracing_mode="real")(*examples)
+    for node, number in zip(graph_module.graph.find_nodes(op="placeholder"), numbers, strict=False):
+        node.meta["val"] = number
     return graph_module, mode
+
+
+def _symbolic(shape_env: Any, name: str, number: int) -> Any:
+    """A new symbol of PyTorch's, `number` in the example."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shape_env.create_symbol(number, source, DimDynamic.DYNAMIC, None)
+    return shape_env.create_symintnode(symbol, hint=number, source=source)
 
 
 def example(kind: TensorType, device: torch.device = CPU) -> Tensor:

@@ -179,6 +179,7 @@ class Accelerator:
         outputs: Sequence[Buffer | None],
         key: tuple[int, int] | None = None,
         *,
+        sizes: tuple[int, ...] = (),
         rest: Collection[Buffer] = (),
         fulfils: DeferredForward | None = None,
     ) -> None:
@@ -187,13 +188,13 @@ class Accelerator:
         `inputs` are the main function's parameters except its random key. `outputs` are its results, None for an
         unwanted one. An input whose placement differs from the parameter's type is resharded: for this run into a
         temporary copy, for buffers in `rest` in place. `fulfils` is the deferred forward whose values this run
-        computes; the caller then calls its `fulfilled`.
+        computes; the caller then calls its `fulfilled`. `sizes` are the numbers of the program's symbols.
         """
         with self._lock:
             self._pool.check()
             self._programs.check(program, inputs, outputs, key)
             self._deferral.clear_the_way(inputs, outputs, fulfils)
-            self._programs.run(program, inputs, outputs, key, rest)
+            self._programs.run(program, inputs, outputs, key, rest, sizes)
 
     # Deferred forwards.
 

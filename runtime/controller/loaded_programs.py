@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Mesh
+from moaic.ir.specialize import Specializer, symbols_of
+from moaic.ir.symbols import Symbols
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.protocol.commands import Load, Run
@@ -20,9 +24,19 @@ class Loaded:
 
     main: Function
     mesh: Mesh
+    symbols: Symbols | None
+    has_key: bool
+
+
+class Places(NamedTuple):
+    """Where a run has its inputs and outputs, the key left out."""
+
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
-    has_key: bool
+
+
+PLACES_KEPT: Final = 1024
+"""Programs at sizes of which the placements are kept."""
 
 
 class LoadedPrograms:
@@ -31,6 +45,7 @@ class LoadedPrograms:
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
         self._loaded: list[Loaded] = []
+        self._places: dict[tuple[int, tuple[int, ...]], Places] = {}
 
     def main(self, program: int) -> Function:
         return self._loaded[program].main
@@ -39,21 +54,29 @@ class LoadedPrograms:
         """Send a program, whose text is that of `module`, to the workers; return its number."""
         main, mesh = module.main, module.mesh
         self._check_size(mesh)
-        keys = [index for index in range(len(main.params)) if main.param_role(index).kind == "key"]
-        inputs = [param.type.layout for index, param in enumerate(main.params) if index not in keys]
-        loaded = Loaded(
-            main,
-            mesh,
-            tuple(self._buffers.place(mesh, layout) for layout in inputs),
-            tuple(self._buffers.place(mesh, result.type.layout) for result in main.results),
-            bool(keys),
-        )
+        has_key = any(main.param_role(index).kind == "key" for index in range(len(main.params)))
+        loaded = Loaded(main, mesh, symbols_of(module), has_key)
         self._loaded.append(loaded)
         number = len(self._loaded) - 1
         line = self._buffers.lines.here()
         self._buffers.pool.push(Load(line, number, text, compiled, recorded, mesh.ranks))
         self._buffers.pool.flush()
         return number
+
+    def _placed(self, program: int, sizes: tuple[int, ...]) -> Places:
+        """The places of a run at these sizes: strides of splits depend on them."""
+        if (program, sizes) not in self._places:
+            if len(self._places) >= PLACES_KEPT:
+                self._places.clear()
+            loaded = self._loaded[program]
+            main, place = loaded.main, partial(self._buffers.place, loaded.mesh)
+            at = Specializer({} if loaded.symbols is None else loaded.symbols.numbers(sizes))
+            inputs = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
+            self._places[program, sizes] = Places(
+                tuple(place(at.layout(param.type.layout)) for param in inputs),
+                tuple(place(at.layout(result.type.layout)) for result in main.results),
+            )
+        return self._places[program, sizes]
 
     def _check_size(self, mesh: Mesh) -> None:
         workers = self._buffers.pool.size
@@ -74,17 +97,18 @@ class LoadedPrograms:
         outputs: Sequence[Buffer | None],
         key: tuple[int, int] | None,
         persistent: Collection[Buffer],
+        sizes: tuple[int, ...] = (),
     ) -> None:
-        """Queue a run and send the queue."""
-        loaded = self._loaded[program]
+        """Queue a run and send the queue; `sizes` are the numbers of the program's symbols."""
+        places = self._placed(program, sizes)
         # Dead buffers are freed before the run, whose gradients may then use the same memory.
         self._buffers.free_dead()
         temporary: list[Buffer] = []
-        pairs = zip(inputs, loaded.inputs, strict=True)
+        pairs = zip(inputs, places.inputs, strict=True)
         ids = [self._input(buffer, place, persistent, temporary) for buffer, place in pairs]
         names = [None if buffer is None else buffer.id for buffer in outputs]
-        self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key))
-        for buffer, place in zip(outputs, loaded.outputs, strict=True):
+        self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key, sizes))
+        for buffer, place in zip(outputs, places.outputs, strict=True):
             if buffer is not None:
                 buffer.place, buffer.host, buffer.fill = place, None, None
         del temporary
@@ -108,10 +132,10 @@ class LoadedPrograms:
 def _check_arity(
     loaded: Loaded, program: int, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], key: object
 ) -> None:
-    if len(inputs) != len(loaded.inputs) or len(outputs) != len(loaded.outputs):
+    needed, made = len(loaded.main.params) - loaded.has_key, len(loaded.main.results)
+    if len(inputs) != needed or len(outputs) != made:
         raise ValueError(
-            f"program {program} has {len(loaded.inputs)} inputs and {len(loaded.outputs)} outputs, "
-            f"not {len(inputs)} and {len(outputs)}"
+            f"program {program} has {needed} inputs and {made} outputs, not {len(inputs)} and {len(outputs)}"
         )
     if loaded.has_key and key is None:
         raise ValueError(f"program {program} needs a random key")

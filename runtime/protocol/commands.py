@@ -94,6 +94,8 @@ class Run(NamedTuple):
     outputs: Sequence[int | None]
     key: Sequence[int] | None
     """Two i64 that seed random numbers; None for a program without."""
+    sizes: Sequence[int] = ()
+    """The numbers of the program's symbols."""
 
 
 class Free(NamedTuple):

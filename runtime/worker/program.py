@@ -5,26 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moaic.ir.graph import Function
+from moaic.ir.graph import Function, Op
 from moaic.ir.localize import localize
 from moaic.ir.parser import parse
 from moaic.ir.ring_attention import is_ring
-from moaic.runtime.codegen.compile import compile_functions
+from moaic.ir.specialize import Specializer, symbols_of
+from moaic.ir.symbols import Numbers, Symbols
+from moaic.runtime.codegen.compile import prepare_functions
 from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.instruction_name import describe
 from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
-from moaic.runtime.worker.instructions import Compute, instructions, is_communication
+from moaic.runtime.worker.instructions import Compute, Instruction, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
 from moaic.runtime.worker.per_rank_order import rank_order
+
+SIZES_KEPT = 64
+"""Latest sizes of a program with open sizes whose instructions are kept."""
 
 
 @dataclass(slots=True)
@@ -83,16 +88,17 @@ class Program:
         called = {op.callee for op in self.main.ops if op.name == "call"}
         functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
         own = {op.callee for op in mine if op.name == "call"}
-        kernels = _compile_all(functions, own, rank_context, self.record, compiled=compiled)
-        self._slots = {value: slot for slot, value in enumerate(self.main.values())}
-        self._instructions = list(
-            instructions(replace(self.main, ops=tuple(mine)), rank_context, functions, kernels, self._slots)
-        )
-        self._results = [self._slots[result] for result in self.main.results]
+        symbols = symbols_of(module)
+        kernels = _Kernels(symbols, context.device, self.record, compiled=compiled)
+        _compile_all(functions, own, rank_context, kernels, compiled=compiled)
+        self._at = lru_cache(SIZES_KEPT)(_Instructions(self.main, mine, rank_context, functions, kernels, symbols))
+        slots = {value: slot for slot, value in enumerate(self.main.values())}
+        self._count = len(slots)
+        self._results = [slots[result] for result in self.main.results]
         self._params = len(self.main.params)
         roles = [self.main.param_role(index).kind for index in range(self._params)]
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
-        self._recorder = self._new_recorder(functions.values()) if recorded else None
+        self._recorder = self._new_recorder(functions.values()) if recorded and symbols is None else None
 
     def _new_recorder(self, functions: Iterable[Function]) -> GraphRecorder | None:
         communicates = any(is_communication(op) or is_ring(op) for op in self.main.ops)
@@ -107,18 +113,20 @@ class Program:
         inputs: Sequence[Tensor | None],
         key: Sequence[int] | None,
         wanted: Sequence[bool],
+        sizes: Sequence[int] = (),
         *,
         eager: bool = False,
     ) -> list[Tensor | None]:
         """Run the program; return its results in order, each in its own memory, None if not wanted or not held here.
 
-        Inputs that this rank does not hold are None. With `eager` the run is neither captured nor replayed.
+        Inputs that this rank does not hold are None. `sizes` are the numbers of the program's symbols. With `eager` the
+        run is neither captured nor replayed.
         """
         operands = self._with_key(inputs, key)
         del inputs
         start = self._clock()
         if self._recorder is None or eager:
-            results = self._execute(operands, wanted)
+            results = self._execute(operands, wanted, sizes)
         else:
             results = self._recorder.run(operands, wanted)
             self.record.repeated = self._recorder.repeated
@@ -131,11 +139,13 @@ class Program:
         if self.takes_part and self._recorder is not None:
             self._recorder.forget()
 
-    def _execute(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        slots: list[Any] = [*operands, *[None] * (len(self._slots) - self._params)]
+    def _execute(
+        self, operands: Sequence[Tensor | None], wanted: Sequence[bool], sizes: Sequence[int] = ()
+    ) -> list[Tensor | None]:
+        slots: list[Any] = [*operands, *[None] * (self._count - self._params)]
         clock = self._clock
         before = clock()
-        for index, instruction in zip(self._numbers, self._instructions, strict=True):
+        for index, instruction in zip(self._numbers, self._at(tuple(sizes)), strict=True):
             run, reads, writes, frees, awaits, communicates = instruction
             self._note(index)
             for slot in awaits:
@@ -205,37 +215,80 @@ def _is_compact(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == bytes_needed and not is_shared(tensor)
 
 
+class _Instructions:
+    """The instructions of one rank, made for the sizes of a run: a callable that `lru_cache` wraps."""
+
+    def __init__(
+        self,
+        main: Function,
+        mine: Sequence[Op],
+        rank_context: RankContext,
+        functions: Mapping[str, Function],
+        kernels: _Kernels,
+        symbols: Symbols | None,
+    ) -> None:
+        self._main = main
+        self._mine = replace(main, ops=tuple(mine))
+        self._rank_context = rank_context
+        self._functions = functions
+        self._kernels = kernels
+        self._symbols = symbols
+
+    def __call__(self, sizes: tuple[int, ...]) -> list[Instruction]:
+        numbers = {} if self._symbols is None else self._symbols.numbers(sizes)
+        at = Specializer(numbers)
+        slots = {at.value(value): slot for slot, value in enumerate(self._main.values())}
+        kernels = {name: self._kernels.at(name, numbers) for name in self._kernels.names}
+        return list(instructions(at.function(self._mine), self._rank_context, self._functions, kernels, slots))
+
+
+class _Kernels:
+    """The compiled functions of a program, by name."""
+
+    def __init__(self, symbols: Symbols | None, device: torch.device, record: Record, *, compiled: bool) -> None:
+        self._symbols = symbols
+        self._device = device
+        self._record = record
+        self._compiled = compiled
+        self._made: dict[str, Callable[[Numbers], Compute]] = {}
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._made
+
+    def compile(self, functions: Sequence[Function]) -> None:
+        start = time.perf_counter()
+        runs = prepare_functions(functions, self._symbols, compiled=self._compiled, device=self._device)
+        self._made.update((function.name, run) for function, run in zip(functions, runs, strict=True))
+        seconds = (time.perf_counter() - start) / max(1, len(functions))
+        self._record.compile |= {function.name: seconds for function in functions}
+
+    def at(self, name: str, numbers: Numbers) -> Compute:
+        """The function where the symbols have these numbers."""
+        return self._made[name](numbers)
+
+
 def _compile_all(
-    functions: Mapping[str, Function], own: Set[str], rank_context: RankContext, record: Record, *, compiled: bool
-) -> dict[str, Compute]:
+    functions: Mapping[str, Function], own: Set[str], rank_context: RankContext, kernels: _Kernels, *, compiled: bool
+) -> None:
     """Compile the functions `own` that this rank calls.
 
     The ranks first compile one share each of all functions; a rank then loads the functions that others compiled from
     the cache on disk.
     """
-    kernels: dict[str, Compute] = {}
-
-    def build(names: Sequence[str]) -> None:
-        start = time.perf_counter()
-        device = rank_context.context.device
-        runs = compile_functions([functions[name] for name in names], compiled=compiled, device=device)
-        kernels.update(zip(names, runs, strict=True))
-        record.compile |= dict.fromkeys(names, (time.perf_counter() - start) / max(1, len(names)))
-
     if not compiled:
-        build([name for name in functions if name in own])
-        return kernels
+        kernels.compile([functions[name] for name in functions if name in own])
+        return
     shares = _shares(functions, rank_context.mesh.ranks)
     if mine := shares.pop(rank_context.rank):
-        build(mine)
+        kernels.compile([functions[name] for name in mine])
     if shares:
         # A barrier that can be cancelled if compilation fails on a rank.
         rank_context.transport.agree(Group.of(range(rank_context.mesh.ranks), rank_context.rank), 0)
     for share in shares:
         # The cache holds each share as a whole.
         if not own.isdisjoint(share):
-            build(share)
-    return kernels
+            kernels.compile([functions[name] for name in share])
 
 
 def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:

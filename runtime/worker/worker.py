@@ -312,7 +312,7 @@ class Worker:
             return
         wanted = [buffer is not None for buffer in command.outputs]
         given = [self.table.get(buffer) for buffer in command.inputs]
-        run = partial(program.run, given, command.key, wanted, eager=self._tracer.on)
+        run = partial(program.run, given, command.key, wanted, command.sizes, eager=self._tracer.on)
         del given
         results = self._agreement.run(range(program.mesh.ranks), run)
         if program.makes_gradients:
