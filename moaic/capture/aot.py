@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 
 from moaic.capture.before_autograd import replace_calls
 from moaic.capture.decompositions import decompositions
-from moaic.capture.fx.captured import Captured, Slot
+from moaic.capture.fx.captured import Instance, Slot
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.fx.stubs import backward_stub, example_token, forward_stub
 from moaic.capture.fx.traced_graph import NameSupply, TracedGraph, names_of
@@ -34,14 +34,14 @@ class Engine(Protocol):
     Tensors are the user's own, in the order of the function's parameters (those of its kind) and results.
     """
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], object]:
-        """Outputs and updates, which are the first `captured.forward_results` results, and the call.
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], object]:
+        """Outputs and updates, which are the first `forward_results` results, and the call.
 
         The caller drops the call when no backward of it can come, on any thread: an engine refers to it weakly.
         """
         ...
 
-    def backward(self, captured: Captured, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
         """Gradients: the other results. May be called again for one call (retain_graph)."""
         ...
 
@@ -123,8 +123,8 @@ class _Graph:
         self.engine = engine
         self._without: set[tuple[int, ...]] = set()
 
-    def captured(self, sizes: tuple[int, ...]) -> Captured | None:
-        """The program for these sizes; None if the ops run one by one."""
+    def instance(self, sizes: tuple[int, ...]) -> Instance | None:
+        """The program at these sizes; None if the ops run one by one."""
         if sizes not in self._without:
             try:
                 return self.program.instantiate(sizes)
@@ -137,21 +137,22 @@ class _Graph:
 
 class _Inference(_Graph):
     def run(self, args: list[Any]) -> Sequence[Any]:
-        captured = self.captured(self.program.sizes(args))
-        if captured is None:
+        instance = self.instance(self.program.sizes(args))
+        if instance is None:
             return self.program.traced.graph(*args)
+        captured = instance.captured
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         args.clear()
-        results, _ = self.engine.forward(captured, arguments)
-        return outputs_of(captured, results, given)
+        results, _ = self.engine.forward(instance, arguments)
+        return outputs_of(instance, results, given)
 
 
 class _CallRecord(NamedTuple):
     """A call of a training program, for its backward."""
 
     read: Saved
-    captured: Captured
+    instance: Instance
     call: object
     """The engine's."""
 
@@ -162,17 +163,18 @@ class _Training(_Graph):
         self._read = program.traced.read_by_backward()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
-        captured = self.captured(self.program.sizes(args))
-        if captured is None:
+        instance = self.instance(self.program.sizes(args))
+        if instance is None:
             outputs, kept = self._halves.forward(args)
             return (*outputs, _call_token(kept))
+        captured = instance.captured
         arguments = [args[position] for position in captured.arguments]
         given = list(args)
         written = {captured.arguments[position] for position in captured.updates}
         read = Saved({at: name for at, name in self._read.items() if at not in written}, args)
         args.clear()
-        results, call = self.engine.forward(captured, arguments)
-        return (*outputs_of(captured, results, given), _call_token(_CallRecord(read, captured, call)))
+        results, call = self.engine.forward(instance, arguments)
+        return (*outputs_of(instance, results, given), _call_token(_CallRecord(read, instance, call)))
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         token, *tangents = args
@@ -181,11 +183,12 @@ class _Training(_Graph):
         if isinstance(record, Kept):
             record.check()
             return self._halves.backward(record, tangents)
-        read, captured, call = record
+        read, instance, call = record
         read.check()
+        captured = instance.captured
         given = [tangents[position] for position in captured.tangents]
-        grads = self.engine.backward(captured, call, given)
-        return filled(captured.grads, [None] * captured.forward_results + list(grads))
+        grads = self.engine.backward(instance, call, given)
+        return filled(instance.grads, [None] * captured.forward_results + list(grads))
 
     @cached_property
     def _halves(self) -> EagerHalves:
@@ -211,10 +214,10 @@ def _record_of(token: Tensor) -> Kept | _CallRecord:
     return record
 
 
-def outputs_of(captured: Captured, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
+def outputs_of(instance: Instance, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
     """The outputs as AOTAutograd expects them of the forward: with their strides, and aliases of what they alias."""
-    restored = [with_strides(result, order) for result, order in zip(results, captured.memory_orders, strict=True)]
-    return filled(captured.outputs, restored, arguments)
+    restored = [with_strides(result, order) for result, order in zip(results, instance.memory_orders, strict=True)]
+    return filled(instance.outputs, restored, arguments)
 
 
 def filled(slots: Sequence[Slot], results: Sequence[Any], arguments: Sequence[Any] = ()) -> list[Any]:

@@ -25,6 +25,8 @@ from moaic.ir.attention import ATTENTION, is_causal, mask_of, query_key_value
 from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Op, Value
 from moaic.ir.ops import OPS, Kind, kind_of
+from moaic.ir.specialize import Specializer
+from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import FLOATING
 from moaic.runtime.codegen.lower_to_fx import CPU, operand_of, run_op
 
@@ -65,35 +67,61 @@ _Known = Tensor | _Prefix
 """A constant value; a tensor has size 1 in each dim along which all elements are equal."""
 
 
-def with_flags(function: Function, constants: Mapping[Value, Tensor]) -> Function:
-    """`function` with masks replaced by a flag or dropped; the ops that made the masks stay."""
+def with_flags(function: Function, constants: Mapping[Value, Tensor], symbols: Symbols) -> Function:
+    """`function` with masks replaced by a flag or dropped; the ops that made the masks stay.
+
+    The program then requires of its sizes that the masks say the same.
+    """
     masks = {mask for op in function.ops if (mask := mask_of(op)) is not None}
     if not masks:
         return function
     # A model may be captured without its weights; its constants are then fake tensors too.
-    known = _Constants({v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu})
+    known = {v: tensor for v, tensor in constants.items() if type(tensor) is Tensor and tensor.is_cpu}
+    attention = [op for op in function.ops if mask_of(op) is not None]
+    made = [function.ops[index] for index in sorted(backward_slice(function, masks))]
+    causal = _flags_at(symbols.example_numbers(), attention, made, known)
+    if any(flag is not None for flag in causal):
+        symbols.check(lambda numbers: _flags_at(numbers, attention, made, known) == causal)
+    flags = dict(zip(attention, causal, strict=True))
+    return replace(function, ops=tuple(_with_flag(op, flags.get(op)) for op in function.ops))
+
+
+def _with_flag(op: Op, causal: bool | None) -> Op:
+    if causal is None:
+        return op
+    attrs = {**op.attrs, "is_causal": causal or is_causal(op)}
+    return replace(op, operands=(*op.operands[: ATTENTION[op.name]], None), attrs=attrs)
+
+
+def _flags_at(
+    numbers: Numbers, attention: Sequence[Op], made: Sequence[Op], constants: Mapping[Value, Tensor]
+) -> list[bool | None]:
+    """For each op of attention whether its mask is causal or hides nothing (False); None if it says something else.
+
+    `made` are the ops that make the masks, `numbers` those of the symbols.
+    """
+    at = Specializer(numbers)
+    ops = at.ops((*made, *attention))
     # The user may have set another default device.
     with torch.no_grad(), CPU:
-        for index in sorted(backward_slice(function, masks)):
-            known.add(function.ops[index])
-        return replace(function, ops=tuple(_with_flag(op, known) for op in function.ops))
+        known = _Constants({at.value(value): tensor for value, tensor in constants.items()})
+        for op in ops[: len(made)]:
+            known.add(op)
+        return [_flag(op, known) for op in ops[len(made) :]]
 
 
-def _with_flag(op: Op, known: _Constants) -> Op:
+def _flag(op: Op, known: _Constants) -> bool | None:
     mask = mask_of(op)
     found = None if mask is None else known.of(mask)
     if found is None:
-        return op
+        return None
     query, key, _ = query_key_value(op)
     rows, keys = query.type.shape[2], key.type.shape[2]
     shown = _shown(found, keys)
     if shown is None:
-        return op
+        return None
     causal = rows == keys and torch.equal(shown, torch.arange(1, rows + 1))
-    if not causal and bool((shown < keys).any()):
-        return op
-    attrs = {**op.attrs, "is_causal": causal or is_causal(op)}
-    return replace(op, operands=(*op.operands[: ATTENTION[op.name]], None), attrs=attrs)
+    return None if not causal and bool((shown < keys).any()) else causal
 
 
 def _shown(mask: _Known, keys: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.precision import PRECISION, float8_recipe
@@ -68,12 +68,13 @@ class _Recorder:
     def __init__(self, program: FxProgram) -> None:
         self.program = program
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], None]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], None]:
+        captured = instance.closed
         if not captured.function.results:
             return (), None
         raise _TakenError(CapturedCall(captured, tuple(argument.detach() for argument in arguments)))
 
-    def backward(self, captured: Captured, call: object, tangents: list[Tensor]) -> NoReturn:
+    def backward(self, instance: Instance, call: object, tangents: list[Tensor]) -> NoReturn:
         raise AssertionError("no forward has run")
 
     def run_op_by_op(self, reason: Diagnostic) -> None:

@@ -12,7 +12,7 @@ from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
@@ -22,7 +22,6 @@ from moaic.device.host_tensor_cache import cached_buffer, uploaded
 from moaic.device.lifecycle import LIFECYCLE
 from moaic.device.registration import register
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Value
 from moaic.passes.config import Request
 from moaic.planner import log
 from moaic.precision import PRECISION, float8_recipe
@@ -72,7 +71,7 @@ def moai(
 
 
 class GraphEngine:
-    """Runs the steps of one captured graph, one for each set of concrete sizes."""
+    """Runs the steps of one captured graph: one step for all sizes of its calls that it is right for."""
 
     def __init__(
         self,
@@ -83,33 +82,34 @@ class GraphEngine:
         compiled: bool = True,
         recorded: bool = False,
     ) -> None:
-        self._request = request
-        self._piece = piece or Piece()
+        self._program = program
+        self._planning = Planning(request, piece or Piece())
         self._compiled = compiled
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], StepCall | None]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], StepCall | None]:
         """Runs or defers the forward; returns outputs and updates, each on the device where the program has it.
 
         The call, for the backward, is None for a graph that computes nothing.
         """
+        captured = instance.captured
         if not captured.function.results:
             return [], None
         accelerator = session.accelerator()
         step = self._step(captured, accelerator)
         inputs = self._inputs(accelerator, captured, arguments) + self._constants[captured]
-        outputs, call = step.forward(inputs, _key(captured))
-        return _tensors(accelerator, captured, outputs, slice(captured.forward_results)), call
+        outputs, call = step.forward(inputs, _key(captured), instance.sizes)
+        return _tensors(accelerator, instance, outputs, slice(captured.forward_results)), call
 
-    def backward(self, captured: Captured, call: StepCall, tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: StepCall, tangents: list[Tensor]) -> Sequence[Tensor]:
         """Runs the backward of `call`; returns gradients on the devices of their arguments."""
         accelerator = session.accelerator()
-        step = self._step(captured, accelerator)
+        step = self._step(instance.captured, accelerator)
         given = [_buffer(accelerator, tensor) for tensor in tangents]
         grads = step.backward(call, given)
-        return _tensors(accelerator, captured, grads, slice(captured.forward_results, None))
+        return _tensors(accelerator, instance, grads, slice(instance.captured.forward_results, None))
 
     def _inputs(self, accelerator: Accelerator, captured: Captured, arguments: list[Tensor]) -> list[Buffer]:
         """Buffers with the values of the arguments; host copies of parameters and buffers are cached between calls."""
@@ -128,11 +128,16 @@ class GraphEngine:
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
-            planning = Planning(self._request, self._piece)
-            self._steps[captured] = Step(
-                captured.function, accelerator, planning.plan, compiled=self._compiled, recorded=self._recorded
-            )
             self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
+            self._steps[captured] = Step(
+                captured.function,
+                accelerator,
+                self._planning.plan,
+                compiled=self._compiled,
+                recorded=self._recorded,
+                symbols=captured.symbols,
+                elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),
+            )
         return self._steps[captured]
 
 
@@ -156,13 +161,13 @@ def _buffer(accelerator: Accelerator, tensor: Tensor) -> Buffer:
     return made
 
 
-def _tensors(accelerator: Accelerator, captured: Captured, buffers: Sequence[Buffer], part: slice) -> list[Tensor]:
+def _tensors(accelerator: Accelerator, instance: Instance, buffers: Sequence[Buffer], part: slice) -> list[Tensor]:
     """The results `part` of a program, held by `buffers`, as tensors of the device or the host."""
-    results = zip(buffers, captured.function.results[part], captured.on_host[part], strict=True)
-    return [_tensor(accelerator, buffer, value, on_host) for buffer, value, on_host in results]
+    results = zip(buffers, instance.results[part], instance.captured.on_host[part], strict=True)
+    return [_tensor(accelerator, buffer, type_.shape, on_host) for buffer, type_, on_host in results]
 
 
-def _tensor(accelerator: Accelerator, buffer: Buffer, value: Value, on_host: bool) -> Tensor:
+def _tensor(accelerator: Accelerator, buffer: Buffer, shape: tuple[int, ...], on_host: bool) -> Tensor:
     if on_host:
         return accelerator.download(whole(buffer))
-    return tensor_of(buffer, value.type.shape, row_major(value.type.shape))
+    return tensor_of(buffer, shape, row_major(shape))

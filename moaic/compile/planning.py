@@ -12,9 +12,12 @@ from moaic.capture.pieces import Piece
 from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.specialize import symbols_of
+from moaic.ir.symbols import Numbers
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
+from moaic.passes.estimate.memory import fused_functions, memory_of
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
@@ -117,6 +120,8 @@ class Planning:
         with report.timed("planning_s"):
             plan = self._first(step) if self._config is None else self._again(step, self._config)
         self._config = self._config or plan.config
+        if (symbols := symbols_of(step)) is not None:
+            symbols.check(_Fits(plan))
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
@@ -129,9 +134,11 @@ class Planning:
     def _again(self, step: Module, config: Config) -> Plan:
         """The plan of a later variant, by the configuration of the first if that is possible."""
         try:
-            return build(step, config, coefficients_of(this_machine()))
+            plan = build(step, config, coefficients_of(this_machine()))
         except Diagnostic:
             return self._first(step)
+        symbols = symbols_of(step)
+        return plan if symbols is None or _Fits(plan)(symbols.example_numbers()) else self._first(step)
 
     def _search(self, step: Module) -> Plan:
         try:
@@ -189,6 +196,23 @@ class Planning:
         if (kind := f"{place} {dropped}") not in said:
             said.add(kind)
             log.plan_relaxed(dropped, config, reason, place)
+
+
+class _Fits:
+    """Whether a plan for open sizes is predicted to fit in memory with the sizes of a call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._fitting: list[Numbers] = []
+        """Numbers with which it fits, and so with all that are not larger."""
+
+    def __call__(self, numbers: Numbers) -> bool:
+        if any(all(number <= known[name] for name, number in numbers.items()) for known in self._fitting):
+            return True
+        fits = memory_of(self._plan.at(numbers), fused_functions()).peak <= this_machine().memory
+        if fits:
+            self._fitting.append(numbers)
+        return fits
 
 
 def _cached(step: Module, machine: Machine, request: Request) -> Selection:

@@ -1,4 +1,4 @@
-"""One captured step at concrete sizes: planned once, then run lazily, as one joint program if possible.
+"""One captured step: planned once, then run lazily, as one joint program if possible.
 
 A compiled forward returns handles and runs nothing. When `backward()` comes before anyone reads a value, forward and
 backward run as one program; when a value is read first, the forward runs alone and keeps what the backward needs.
@@ -10,11 +10,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Function, Module, Value
+from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout
 from moaic.ir.printer import render
+from moaic.ir.specialize import Specializer, require_whole
+from moaic.ir.symbols import Symbols
+from moaic.ir.types import TensorType
 from moaic.ir.verify import check_made
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
@@ -24,6 +29,11 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.protocol.placement import Placement
+
+HALVES: Final = ("forward", "backward")
+
+SIZES_KEPT: Final = 64
+"""Latest sizes of a step with open sizes whose types are kept."""
 
 Key = tuple[int, int]
 """Two 64-bit words that seed the random ops of one call."""
@@ -44,23 +54,28 @@ class Variant:
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
         """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there."""
-        main = self.program(name).main
-        if name not in self._numbers:
-            self._numbers[name] = self._load(check_made(self.program(name), "lower"))
-        has_key = any(role.kind == "key" for role in main.param_roles)
+        has_key = any(role.kind == "key" for role in self.program(name).main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None
         self.accelerator.run(
-            self._numbers[name],
+            self.load(name),
             inputs,
             outputs,
             call.key if has_key else None,
+            sizes=call.sizes,
             rest=call.resting,
             fulfils=promise,
         )
 
-    def _load(self, program: Module) -> int:
-        text = render(program)
-        return self.accelerator.load(text, compiled=self.compiled, recorded=self.recorded, module=program)
+    def load(self, name: str) -> int:
+        """The number of a program; sends it to the workers on its first use."""
+        if name not in self._numbers:
+            program = check_made(self.program(name), "lower")
+            require_whole(program)
+            text = render(program)
+            self._numbers[name] = self.accelerator.load(
+                text, compiled=self.compiled, recorded=self.recorded, module=program
+            )
+        return self._numbers[name]
 
     def program(self, name: str) -> Module:
         program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[
@@ -69,13 +84,9 @@ class Variant:
         assert program is not None
         return program
 
-    def new_results(self, name: str, start: int = 0) -> list[Buffer]:
-        """New buffers for the results of a program from index `start` on."""
-        return [new_buffer(self.accelerator, value) for value in self.program(name).main.results[start:]]
-
-
-def new_buffer(accelerator: Accelerator, value: Value) -> Buffer:
-    return accelerator.buffer(value.type.dtype, value.type.shape, row_major(value.type.shape))
+    def result_types(self, name: str, start: int = 0) -> list[TensorType]:
+        """The types of a program's results from index `start` on."""
+        return [value.type for value in self.program(name).main.results[start:]]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -91,6 +102,8 @@ class StepCall:
     resting: frozenset[Buffer]
     """The inputs that are parameters or buffers of a model in training."""
     key: Key
+    sizes: tuple[int, ...] = ()
+    """The numbers of the step's symbols."""
     promise: DeferredForward | None = None
     variant: Variant | None = None
     saved: list[Buffer] | None = None
@@ -118,13 +131,19 @@ class Step:
         *,
         compiled: bool = True,
         recorded: bool = False,
+        symbols: Symbols | None = None,
+        elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
     ) -> None:
+        """`symbols` are those of open sizes; `elsewhere` returns another step, for sizes that they do not hold for."""
         self.module = Module((function,))
         self.function = function
         self.accelerator = accelerator
         self.compiled = compiled
         self.recorded = recorded
         self._plan = plan
+        self._symbols = symbols or Symbols()
+        self._elsewhere = elsewhere
+        self._at = lru_cache(SIZES_KEPT)(self._specializer)
         self._plans: dict[frozenset[int], Plan] = {}
         self._variants: dict[tuple[frozenset[int], frozenset[int] | None], Variant] = {}
         roles = [function.param_role(i).kind for i in range(len(function.params))]
@@ -137,6 +156,9 @@ class Step:
         self._resting_variants: dict[tuple[int, ...], Variant | None] = {}
         self._assumed_zero = self._tangents_beside_a_loss()
 
+    def _specializer(self, sizes: tuple[int, ...]) -> Specializer:
+        return Specializer(self._symbols.numbers(sizes))
+
     def _tangents_beside_a_loss(self) -> frozenset[int]:
         """Tangents that are usually unset: where a scalar has a tangent (the loss), all of other shapes."""
         shapes = {i: self.function.params[i].type.shape for i in self.tangents}
@@ -144,12 +166,15 @@ class Step:
             return frozenset()
         return frozenset(i for i, shape in shapes.items() if shape != ())
 
-    def forward(self, inputs: list[Buffer], key: Key) -> tuple[list[Buffer], StepCall]:
-        """Output buffers and the call. A training step is deferred, an inference step is sent to the workers."""
-        outputs = [new_buffer(self.accelerator, self.function.results[i]) for i in self.outputs]
-        call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key)
+    def forward(self, inputs: list[Buffer], key: Key, sizes: tuple[int, ...] = ()) -> tuple[list[Buffer], StepCall]:
+        """Output buffers and the call. A training step is deferred, an inference step is sent to the workers.
+
+        `sizes` are the numbers of the symbols.
+        """
+        outputs = [self._new_buffer(self.function.results[i].type, sizes) for i in self.outputs]
+        call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
         if not self.grads:
-            variant = self._at_rest(inputs) or self._variant(frozenset())
+            variant = self._at_rest(inputs) or self._right_variant(call, frozenset(), ("forward",))
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
@@ -159,9 +184,13 @@ class Step:
         self.accelerator.keep(call)
         return outputs, call
 
+    def _new_buffer(self, type_: TensorType, sizes: tuple[int, ...]) -> Buffer:
+        at = self._at(sizes).type(type_)
+        return self.accelerator.buffer(at.dtype, at.shape, row_major(at.shape))
+
     def _at_rest(self, inputs: Sequence[Buffer]) -> Variant | None:
         """The variant that runs an overwriting step in the layouts of its operands; None for any other step."""
-        if not self._updates:
+        if not self._updates or self._symbols.example:
             return None
         for buffer in inputs:
             if buffer.promise is not None:
@@ -202,7 +231,7 @@ class Step:
             promise.force()
         if not promise.done:
             return self._run_joint(call, zeros, given)
-        if call.saved is None or call.variant is not self._variant(zeros):
+        if call.saved is None or call.variant is not self._right_variant(call, zeros, HALVES):
             if not zeros >= self._assumed_zero:
                 self._assumed_zero = zeros
             self._run_forward(call, zeros)
@@ -211,8 +240,8 @@ class Step:
     def _run_joint(self, call: StepCall, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
         handles = {position: call.alive(i) for i, position in enumerate(self.outputs)}
         results = {position: buffer for position, buffer in handles.items() if buffer is not None}
-        variant = self._variant(zeros, frozenset(handles.keys() - results.keys()))
-        grads = {i: new_buffer(self.accelerator, self.function.results[i]) for i in self.grads}
+        variant = self._right_variant(call, zeros, ("joint",), frozenset(handles.keys() - results.keys()))
+        grads = {i: self._new_buffer(self.function.results[i].type, call.sizes) for i in self.grads}
         order = [i for i in range(len(self.function.results)) if i in results or i in grads]
         promise = call.promise
         assert promise is not None
@@ -223,10 +252,11 @@ class Step:
 
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
         """Run the forward alone, without outputs that exist already or that have no handle any more."""
-        call.variant = self._variant(zeros)
+        call.variant = self._right_variant(call, zeros, HALVES)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
-        call.saved = call.variant.new_results("forward", len(outputs))
+        saved = call.variant.result_types("forward", len(outputs))
+        call.saved = [self._new_buffer(type_, call.sizes) for type_ in saved]
         inputs = self._arguments(call, {}, call.variant.programs.forward_params)
         call.variant.run("forward", inputs, [*outputs, *call.saved], call)
 
@@ -234,22 +264,38 @@ class Step:
         assert call.variant is not None
         assert call.saved is not None
         inputs = self._arguments(call, tangents, call.variant.programs.backward_params)
-        grads = [new_buffer(self.accelerator, self.function.results[i]) for i in self.grads]
+        grads = [self._new_buffer(self.function.results[i].type, call.sizes) for i in self.grads]
         call.variant.run("backward", [*call.saved, *inputs], grads, call)
         return grads
 
     def _arguments(self, call: StepCall, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
         """Buffers for the step's parameters at `positions`, the key left out."""
         given = dict[int, Buffer | None](zip(self.given, call.inputs, strict=True)) | tangents
-        return [self._tangent(i, given[i]) for i in positions if i in given]
+        return [self._tangent(call, i, given[i]) for i in positions if i in given]
 
-    def _tangent(self, position: int, buffer: Buffer | None) -> Buffer:
+    def _tangent(self, call: StepCall, position: int, buffer: Buffer | None) -> Buffer:
         """The buffer itself, or a new one of zeros for an unset tangent."""
         if buffer is not None:
             return buffer
-        zero = new_buffer(self.accelerator, self.function.params[position])
+        zero = self._new_buffer(self.function.params[position].type, call.sizes)
         self.accelerator.fill(zero, 0)
         return zero
+
+    def _right_variant(
+        self, call: StepCall, zeros: frozenset[int], names: Sequence[str], unread: frozenset[int] | None = None
+    ) -> Variant:
+        """The variant of which the programs `names` are right for the sizes of `call`; that of another step if need be.
+
+        Lowering and loading may add conditions to the symbols, so both come first.
+        """
+        variant = self._variant(zeros, unread)
+        if not call.sizes:
+            return variant
+        for name in names:
+            variant.load(name)
+        if self._elsewhere is None or self._symbols.hold(call.sizes):
+            return variant
+        return self._elsewhere(call.sizes)._right_variant(call, zeros, names, unread)
 
     def _variant(self, zeros: frozenset[int], unread: frozenset[int] | None = None) -> Variant:
         """The variant whose joint program omits the outputs at `unread`; None omits those of the plan."""

@@ -145,7 +145,8 @@ def _evaluated(step: Module, configs: Sequence[Config], pool: CompilerPool, mach
 
 def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: Plan) -> Selection:
     fused = fused_functions()
-    found = replace(search_result, apart=split_peak(plan, fused), held=held_peak(plan, fused))
+    usual = plan.in_example()
+    found = replace(search_result, apart=split_peak(usual, fused), held=held_peak(usual, fused))
     return _logged(step, Selection(plan, found, machine))
 
 

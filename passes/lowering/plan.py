@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moaic.ir.graph import Function, Module
+from moaic.ir.specialize import specialized, symbols_of
+from moaic.ir.symbols import Numbers
 from moaic.passes.config import Config
 from moaic.passes.lowering.programs import Programs
 from moaic.passes.pipeline.stage_actions import signature_on_workers
@@ -18,6 +20,15 @@ class Plan:
     config: Config
     module: Module
     programs: Programs
+
+    def at(self, numbers: Numbers) -> Plan:
+        """The plan where the symbols of open sizes have these numbers."""
+        return Plan(self.config, specialized(self.module, numbers), self.programs.at(numbers))
+
+    def in_example(self) -> Plan:
+        """The plan at the sizes of the example, of which estimates are."""
+        symbols = symbols_of(self.module)
+        return self if symbols is None else self.at(symbols.example_numbers())
 
     @property
     def on_workers(self) -> Function:

@@ -10,6 +10,8 @@ from typing import ClassVar
 from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function, Module, Op, Role, Value
 from moaic.ir.ops import Kind, kind_of
+from moaic.ir.specialize import specialized
+from moaic.ir.symbols import Numbers
 from moaic.ir.verify import check_made
 from moaic.passes.loop_axes import MICRO_BATCHES, Unrolled
 from moaic.passes.lowering.grad_accumulation import added_inside
@@ -37,6 +39,10 @@ class Halves:
     backward_params: tuple[int, ...]
     """Positions in the step's parameters, without `saved`."""
 
+    def at(self, numbers: Numbers) -> Halves:
+        backward = None if self.backward is None else specialized(self.backward, numbers)
+        return replace(self, forward=specialized(self.forward, numbers), backward=backward)
+
 
 @dataclass(frozen=True)
 class Programs:
@@ -49,6 +55,10 @@ class Programs:
     joint: Module
     joint_params: tuple[int, ...]
     make_halves: Callable[[], Halves]
+
+    def at(self, numbers: Numbers) -> Programs:
+        """The programs where the symbols of open sizes have these numbers."""
+        return Programs(specialized(self.joint, numbers), self.joint_params, lambda: self._halves.at(numbers))
 
     @cached_property
     def _halves(self) -> Halves:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.dynamo_patches import captures_whole
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.trace_only import CapturedCall
 from moaic.check.proof import KEY, Proof, ProofOutcome, crashed, one_of_each_kind, plans_of, step_of
@@ -55,14 +55,16 @@ class Interpreted:
         self.program = program
         self.taken = taken
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
+        captured = instance.closed
         given = [argument.detach().clone() for argument in arguments]
         if captured.function.results:
             self.taken.setdefault(id(captured), CapturedCall(captured, tuple(given)))
         zeros = [torch.zeros(value.type.shape, dtype=DTYPES[value.type.dtype]) for value in _tangents(captured)]
         return _run(captured, given, zeros)[: captured.forward_results], given
 
-    def backward(self, captured: Captured, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+        captured = instance.closed
         return _run(captured, call, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:

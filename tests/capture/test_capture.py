@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role
@@ -45,7 +45,8 @@ class Interpreted:
         self.program = program
         self.calls = weakref.WeakSet[Call]()
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Call]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Call]:
+        captured = instance.closed
         copies = [argument.detach().clone() for argument in arguments]
         call = Call(copies)
         self.calls.add(call)
@@ -55,7 +56,8 @@ class Interpreted:
         ]
         return run(captured, copies, zeros)[: captured.forward_results], call
 
-    def backward(self, captured: Captured, call: Call, tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: Call, tangents: list[Tensor]) -> Sequence[Tensor]:
+        captured = instance.closed
         return run(captured, call.copies, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
@@ -105,7 +107,7 @@ class Compiler:
         return self.captured(index).function
 
     def captured(self, index: int = -1) -> Captured:
-        return self.engines[index].program.instantiate()
+        return self.engines[index].program.instantiate().closed
 
 
 @pytest.fixture
@@ -266,7 +268,7 @@ def test_every_op_says_where_it_is_from(compiler: Compiler) -> None:
 def test_no_copies_and_no_biases_inside_products(compiler: Compiler) -> None:
     for make, sample in ((gpt2, text), (ResNet, pictures)):
         compiler(make())(**sample())["loss"].backward()
-    names = {op.name for engine in compiler.engines for op in engine.program.instantiate().function.ops}
+    names = {op.name for engine in compiler.engines for op in engine.program.instantiate().closed.function.ops}
     assert not names & {
         "aten.clone",
         "aten.detach",

@@ -16,6 +16,7 @@ from moaic.capture import masks
 from moaic.capture.masks import with_flags
 from moaic.ir.attention import ATTENTION
 from moaic.ir.graph import Function, Op
+from moaic.ir.symbols import Symbols
 from moaic.ir.verify import load
 from moaic.runtime.interpreter import run_function
 from tests.exact.graphs import captured_step
@@ -60,7 +61,9 @@ def test_what_a_model_spells_out_becomes_a_flag(
 
 def test_another_usual_device_changes_nothing() -> None:
     with torch.device("meta"):
-        assert flags(with_flags(load(Spelled(4, 4, (("le", True, 0),), added=True).text).main, {})) == [(True, False)]
+        assert flags(with_flags(load(Spelled(4, 4, (("le", True, 0),), added=True).text).main, {}, Symbols())) == [
+            (True, False)
+        ]
 
 
 def test_what_says_more_stays() -> None:
@@ -128,7 +131,7 @@ def test_a_flag_says_what_the_mask_said(spelled: Spelled, too_large: bool) -> No
     expected, mask = run_function(module, "main", inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "LIMIT", max(spelled.rows, spelled.keys) if too_large else masks.LIMIT)
-        made = with_flags(module.main, {})
+        made = with_flags(module.main, {}, Symbols())
     ((is_causal, has_mask),) = flags(made)
     hides_later = spelled.rows == spelled.keys and bool(torch.equal(mask, torch.ones_like(mask).tril()))
     assert has_mask or hides_later or bool(mask.all())
@@ -141,4 +144,4 @@ def test_a_flag_says_what_the_mask_said(spelled: Spelled, too_large: bool) -> No
 
 def test_a_long_mask_becomes_a_flag_without_being_computed() -> None:
     text = Spelled(2**15, 2**15, (("le", True, 0), ("gt", True, -(2**15))), added=True).text
-    assert flags(with_flags(load(text).main, {})) == [(True, False)]
+    assert flags(with_flags(load(text).main, {}, Symbols())) == [(True, False)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moaic.capture.aot import capture_backend
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -35,14 +35,16 @@ class Interpreted:
     def __init__(self, program: FxProgram) -> None:
         pass
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
+        captured = instance.closed
         given = [argument.detach().clone() for argument in arguments]
         params = zip(captured.function.params, captured.function.param_roles, strict=True)
         types = [value.type for value, role in params if role.kind == "tangent"]
         tangents = [torch.zeros(kind.shape, dtype=DTYPES[kind.dtype]) for kind in types]
         return _run(captured, given, tangents)[: captured.forward_results], given
 
-    def backward(self, captured: Captured, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: list[Tensor], tangents: list[Tensor]) -> Sequence[Tensor]:
+        captured = instance.closed
         return _run(captured, call, tangents)[captured.forward_results :]
 
     def run_op_by_op(self, reason: Diagnostic) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
-from moaic.capture.fx.captured import Captured
+from moaic.capture.fx.captured import Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.compile.backend import GraphEngine
 from moaic.compile.planning import prepare, request_of
@@ -202,9 +202,9 @@ class Switch:
     trainee: Trainee
     engines: dict[str, GraphEngine] = field(default_factory=dict[str, GraphEngine])
 
-    def forward(self, captured: Captured, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Any]:
+    def forward(self, instance: Instance, arguments: list[Tensor]) -> tuple[Sequence[Tensor], Any]:
         engine = self._engine(self.trainee.plan)
-        results, call = engine.forward(captured, arguments)
+        results, call = engine.forward(instance, arguments)
         return results, (engine, call)
 
     def _engine(self, plan: str) -> GraphEngine:
@@ -212,9 +212,9 @@ class Switch:
             self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiled=False)
         return self.engines[plan]
 
-    def backward(self, captured: Captured, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
+    def backward(self, instance: Instance, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:
         engine, made = call
-        return self.trainee.planted(engine.backward(captured, made, tangents))
+        return self.trainee.planted(engine.backward(instance, made, tangents))
 
     def run_op_by_op(self, reason: Diagnostic) -> None:
         raise reason

@@ -24,13 +24,14 @@ from moaic.capture.output_aliases import MemoryOrder, OutputAlias, OutputView, m
 from moaic.capture.value_checks import enforced
 from moaic.ir.graph import Function, Role, Value
 from moaic.ir.ops import check_known
+from moaic.ir.symbols import Symbols
 from moaic.passes.transforms.cse import common_subexpressions_merged
 from moaic.passes.transforms.dce import live
 
 aten = torch.ops.aten
 
 
-def assembled(reader: GraphReader) -> Captured:
+def assembled(reader: GraphReader, symbols: Symbols) -> Captured:
     """The captured program: the ops that `reader` made, without those that no result needs."""
     traced = reader.traced
     results = _Results(reader)
@@ -41,7 +42,7 @@ def assembled(reader: GraphReader) -> Captured:
     roles = tuple(results.roles)
     function = Function("step", params, tuple(reader.builder.ops), tuple(results.values), param_roles, roles)
     return Captured(
-        _simplified(function, reader),
+        _simplified(function, reader, symbols),
         _positions(reader, traced.primals),
         _positions(reader, traced.tangents),
         tuple(tensor for _, tensor in reader.constants),
@@ -52,12 +53,13 @@ def assembled(reader: GraphReader) -> Captured:
         outputs,
         grads,
         reader.builder.draws > 0,
+        symbols,
     )
 
 
-def _simplified(function: Function, reader: GraphReader) -> Function:
+def _simplified(function: Function, reader: GraphReader, symbols: Symbols) -> Function:
     with no_dispatch():
-        function = with_flags(enforced(function), dict(reader.constants))
+        function = with_flags(enforced(function), dict(reader.constants), symbols)
     function = common_subexpressions_merged(live(function))
     for op in function.ops:
         check_known(op)

@@ -7,7 +7,7 @@ by `assemble`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -19,6 +19,7 @@ from moaic.capture.fx.attributes import normalized
 from moaic.capture.fx.body_writer import BodyWriter
 from moaic.capture.fx.op_call import OpCall
 from moaic.capture.fx.op_table import REWRITES
+from moaic.capture.fx.open_sizes import DependsOnValues, SymbolSizes, number_of
 from moaic.capture.fx.traced_graph import WITH_EFFECTS, TracedGraph, sequence
 from moaic.capture.provenance import described, location
 from moaic.capture.value_checks import DEFAULT_MESSAGE
@@ -36,14 +37,11 @@ _CHECKS: Final = frozenset({aten._assert_async.msg, aten._assert_async.default, 
 
 
 class GraphReader:
-    """One pass over the nodes of `traced`, for concrete sizes: the value of each node, and the ops so far.
+    """One pass over the nodes of `traced`: the value of each node, and the ops so far."""
 
-    `symbols` maps the symbols of the graph, as sympy has them, to sizes.
-    """
-
-    def __init__(self, traced: TracedGraph, symbols: Mapping[Any, int]) -> None:
+    def __init__(self, traced: TracedGraph, sizes: SymbolSizes) -> None:
         self.traced = traced
-        self.symbols = symbols
+        self.sizes = sizes
         self.builder = BodyWriter()
         self.values: dict[fx.Node, Any] = {}
         """Per node a Value, a number, None, or a list of these."""
@@ -58,22 +56,16 @@ class GraphReader:
         return self.values[returned] if isinstance(returned, fx.Node) else self.concrete(returned)
 
     def concrete(self, value: Any) -> Any:
-        """`value` as a plain number if it is symbolic, else as it is."""
+        """`value` as a number or a size of the IR if it is symbolic, else as it is."""
         if not isinstance(value, SymInt | SymFloat | SymBool):
             return value
-        number = cast("Any", value.node.expr.xreplace(self.symbols))
-        if getattr(number, "free_symbols", None):
+        try:
+            return number_of(value, self.sizes)
+        except DependsOnValues as size:
             raise Diagnostic(
-                f"a size in this graph depends on values ({number}){described(self.builder.loc)}",
+                f"a size in this graph depends on values ({size}){described(self.builder.loc)}",
                 hint="make the size a plain number, or keep this part out of the compiled model",
-            )
-        return (
-            bool(number)
-            if isinstance(value, SymBool)
-            else float(number)
-            if isinstance(value, SymFloat)
-            else int(number)
-        )
+            ) from None
 
     def _node(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

@@ -9,6 +9,8 @@ from moaic.capture.fx.attributes import from_front
 from moaic.capture.fx.op_call import OpCall, Rewrite, cast_to_result, each_of, viewed
 from moaic.ir.graph import Attr, Value
 from moaic.ir.op_names import SCALED_MM
+from moaic.ir.ratios import Ratio
+from moaic.ir.sizes import Size
 from moaic.ir.types import FLOATING, TensorType
 
 
@@ -32,6 +34,8 @@ def _scalar(call: OpCall) -> Value:
 def _number(value: Attr, type_: TensorType) -> Attr:
     """`value` as the Python type that prints as an element of the tensor: 0.0, not False, for floats."""
     assert isinstance(value, int | float)
+    if isinstance(value, Size | Ratio):
+        return value
     return bool(value) if type_.dtype == "bool" else float(value) if type_.dtype in FLOATING else value
 
 
