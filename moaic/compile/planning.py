@@ -12,7 +12,7 @@ from moaic.capture.pieces import Piece
 from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.specialize import symbols_of
+from moaic.ir.specialize import in_example, symbols_of
 from moaic.ir.symbols import Numbers
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes.build import build
@@ -249,7 +249,7 @@ def _advice(
     whole: bool = True,
 ) -> str:
     """Advice on too little memory; `left` maps the memory of a worker to the bytes that are left for plans."""
-    machine = this_machine()
+    step, machine = in_example(step), this_machine()
     now = session.SESSION.flavor()
     others = [flavor for flavor in flavors(os.environ) if not flavor.others and flavor != now]
     capacities = [Capacity(flavor, left(memory_per_worker(flavor, idle_bytes()))) for flavor in others]

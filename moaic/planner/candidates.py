@@ -9,6 +9,7 @@ from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
+from moaic.ir.specialize import in_example
 from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
 from moaic.passes.schedules import SCHEDULES
 from moaic.passes.sharding.context_parallel import lengths
@@ -34,7 +35,11 @@ CHUNKS = (1, 8)
 
 
 def candidates(step: Module, workers: int, request: Request) -> list[Config]:
-    """Configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none."""
+    """Configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none.
+
+    Where sizes are open they are possible for those of the example.
+    """
+    step = in_example(step)
     rows, trains = batch_size(step.main), is_training(step)
     check_request(step, workers, request)
     _check_batch(workers, rows, request)

@@ -34,7 +34,7 @@ from moaic.text.units import mib
 NOT_NEEDED = "it would save memory that is not short"
 
 TIE = 0.02
-"""Relative difference from the best predicted time up to which times count as equal."""
+"""Relative difference from the best price up to which prices count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class SearchResult:
 
     @property
     def ranked(self) -> list[Candidate]:
-        """Possible candidates, the selected one first, then by predicted time."""
+        """Possible candidates, the selected one first, then by price."""
         possible = [candidate for candidate in self.candidates if candidate.prediction is not None]
-        return sorted(possible, key=lambda each: (each.config != self.selected, _seconds(each)))
+        return sorted(possible, key=lambda each: (each.config != self.selected, _price(each)))
 
 
 class NoPlanFits(Diagnostic):
@@ -182,7 +182,7 @@ class _Search:
         self.found: dict[Config, Candidate] = {}
         self.too_large: set[Config] = set()
         self.best = math.inf
-        """Predicted seconds of the fastest plan so far."""
+        """Price of the best plan so far, in seconds."""
         self.compiling = self.costing = 0.0
         """Seconds spent on compiling and on costing."""
         self.bounds = self._bounds() if len(configs) > 1 else Bounds({})
@@ -246,7 +246,7 @@ class _Search:
         costs = self._costs([config for config, candidate in made.items() if not candidate.dropped])
         self.found.update((config, replace(each, prediction=costs.get(config))) for config, each in made.items())
         self.too_large.update(config for config, each in made.items() if each.dropped and each.memory is not None)
-        self.best = min([self.best, *(cost.seconds.value for cost in costs.values())])
+        self.best = min([self.best, *(cost.price for cost in costs.values())])
 
     def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:
         start = time.perf_counter()
@@ -310,14 +310,14 @@ def _log_crashes(found: Sequence[Candidate]) -> None:
 
 def _select(found: Sequence[Candidate]) -> SearchResult:
     possible = [candidate for candidate in found if candidate.prediction is not None]
-    best = min(map(_seconds, possible))
-    equal = [candidate.config for candidate in possible if _seconds(candidate) <= best * (1 + TIE)]
+    best = min(map(_price, possible))
+    equal = [candidate.config for candidate in possible if _price(candidate) <= best * (1 + TIE)]
     return SearchResult(tuple(found), min(equal, key=simplicity))
 
 
-def _seconds(candidate: Candidate) -> float:
+def _price(candidate: Candidate) -> float:
     assert candidate.prediction is not None
-    return candidate.prediction.seconds.value
+    return candidate.prediction.price
 
 
 def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) -> Diagnostic:

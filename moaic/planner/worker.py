@@ -163,11 +163,13 @@ def compiled_in(data: Mapping[str, Any]) -> Compiled:
 
 
 def prediction_out(prediction: Prediction) -> dict[str, Any]:
-    return {part: [number.value, str(number.source)] for part, number in prediction.parts.items()}
+    parts = {part: [number.value, str(number.source)] for part, number in prediction.parts.items()}
+    return {"parts": parts, "compiling": prediction.compiling}
 
 
 def prediction_in(data: Mapping[str, Any]) -> Prediction:
-    return Prediction({part: Number(value, MeasureSource[source.upper()]) for part, (value, source) in data.items()})
+    parts = {part: Number(value, MeasureSource[source.upper()]) for part, (value, source) in data["parts"].items()}
+    return Prediction(parts, data["compiling"])
 
 
 def main() -> None:

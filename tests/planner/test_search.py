@@ -46,9 +46,15 @@ def pool() -> Iterator[ProcessPool]:
 class Scripted:
     """A pool whose answers are given."""
 
-    def __init__(self, seconds: dict[Config, float], peaks: dict[Config, int] | None = None) -> None:
+    def __init__(
+        self,
+        seconds: dict[Config, float],
+        peaks: dict[Config, int] | None = None,
+        compiling: dict[Config, float] | None = None,
+    ) -> None:
         self.seconds = seconds
         self.peaks = peaks or {}
+        self.compiling = compiling or {}
         self.compiled: list[Config] = []
 
     def begin(self, step: Module, machine: Machine) -> None:
@@ -62,7 +68,17 @@ class Scripted:
         ]
 
     def cost(self, configs: Sequence[Config]) -> list[Prediction]:
-        return [Prediction({"heavy": Number(self.seconds[config])}) for config in configs]
+        return [
+            Prediction({"heavy": Number(self.seconds[config])}, self.compiling.get(config, 0.0)) for config in configs
+        ]
+
+
+def test_what_takes_long_to_compile_must_be_faster_by_its_share() -> None:
+    fast, soon = Config(tp=2), Config(dp=2)
+    steps = {fast: 0.9, soon: 1.0}
+    for compiling, chosen in ((50.0, fast), (200.0, soon)):
+        pool = Scripted(steps, compiling={fast: compiling, soon: 1.0})
+        assert search.search(dense(), machine(), SMALL, pool=pool).plan.config == chosen
 
 
 def test_a_planner_is_known_by_every_file_of_it(tmp_path: Path) -> None:
