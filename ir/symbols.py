@@ -107,6 +107,14 @@ class Symbols:
             self._held[key] = self.strictness
         return True
 
+    def broken(self, given: Sequence[int]) -> str:
+        """The first condition that does not hold for these numbers; empty if none is a polynomial's."""
+        for name, number in zip(self.example, given, strict=True):
+            if number < LEAST <= self.example[name]:
+                return f"{name} is at least {LEAST}"
+        numbers = self.numbers(given)
+        return next((str(each) for each in self.conditions if not each.holds(numbers)), "")
+
     def _tested(self, given: tuple[int, ...]) -> bool:
         example = tuple(self.example.values())
         if given == example:

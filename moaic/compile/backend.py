@@ -128,6 +128,9 @@ class GraphEngine:
 
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
+            for before in list(self._steps)[-1:]:
+                sizes = captured.symbols.example
+                log.another_program(sizes, before.symbols.broken(tuple(sizes.values())))
             self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
             self._steps[captured] = Step(
                 captured.function,

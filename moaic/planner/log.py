@@ -36,7 +36,7 @@ config." and "A newer version of Moreh AI Framework is available. ...".
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
@@ -136,6 +136,12 @@ def batch_split_otherwise(step: Module) -> None:
         "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
     )
+
+
+def another_program(sizes: Mapping[str, int], broken: str) -> None:
+    """Logs why sizes need a program of their own: a condition of an earlier one, or that it would not fit."""
+    named = ", ".join(f"{name} = {number}" for name, number in sizes.items())
+    LOGGER.info("Sizes %s get a program of their own: the last one is for sizes where %s.", named, broken or "it fits")
 
 
 def plan_relaxed(dropped: str, config: Config, reason: str, place: str) -> None:

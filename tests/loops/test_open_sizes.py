@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
@@ -55,6 +56,16 @@ def test_many_shapes_train_as_on_the_host(asked: str, planned: list[str]) -> Non
 def test_they_do_by_compiled_functions_too(planned: list[str]) -> None:
     train(PLANS["dp2"], SHAPES[:8], compiled_functions=True)
     assert len(planned) <= 4
+
+
+def test_the_log_says_why_sizes_need_another_program(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moaic.support.logging_setup.install", print)
+    with caplog.at_level(logging.INFO, "moaic"):
+        train(PLANS["dp2"], [(8, 6), (6, 6), (5, 6)], compiled_functions=False)
+    (line,) = [text for text in caplog.messages if text.startswith("Sizes ")]
+    assert line == "Sizes s0 = 5 get a program of their own: the last one is for sizes where s0 is a multiple of 2."
 
 
 def train(asked: Asked, shapes: Sequence[tuple[int, int]], *, compiled_functions: bool) -> None:
