@@ -21,7 +21,7 @@ from moaic.ir.graph import NO_ATTRS, NO_ROLE, NOWHERE, Attr, Function, Location,
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.printer import VERSION, render_type
 from moaic.ir.ratios import ratio
-from moaic.ir.sizes import floor_symbol, parse_size, symbol
+from moaic.ir.sizes import floor_symbol, parse_size, symbol, terms_of
 from moaic.ir.symbols import Symbols
 from moaic.ir.syntax import (
     RawAttr,
@@ -153,6 +153,8 @@ class _Reader:
                 symbol(self.symbols, str(name), int(number))
             else:
                 floor_symbol(self.symbols, str(name), self._size(number), int(divisor))
+        for one, other in raw.equalities:
+            self.symbols.identify(terms_of(self._size(one)), terms_of(self._size(other)))
 
     def _size(self, token: Token, outer: Token | None = None) -> int:
         if token.type == "INT":

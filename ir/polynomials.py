@@ -43,16 +43,22 @@ def _canonical(total: Mapping[Names, Coefficient]) -> Terms:
     return tuple(sorted((names, _whole(coefficient)) for names, coefficient in total.items() if coefficient))
 
 
-def rewritten(same: Mapping[Names, Names], terms: Terms) -> Terms:
-    """The polynomial with each product that is equal to another one replaced by it."""
-    total: dict[Names, Coefficient] = {}
-    for names, coefficient in terms:
-        product = names
-        for gone, kept in same.items():
-            while (rest := without(product, gone)) is not None:
-                product = tuple(sorted((*rest, *kept)))
-        total[product] = total.get(product, 0) + coefficient
-    return _canonical(total)
+def rewritten(same: Mapping[Names, Terms], terms: Terms) -> Terms:
+    """The polynomial with each product that is equal to another polynomial replaced by it."""
+    for gone, other in same.items():
+        while found := next((names for names, _ in terms if without(names, gone) is not None), None):
+            rest = without(found, gone)
+            assert rest is not None
+            coefficient = dict(terms)[found]
+            terms = plus(terms, ((found, -coefficient),))
+            terms = plus(terms, times(other, ((rest, coefficient),)))
+    return terms
+
+
+def solved(difference: Terms) -> tuple[Names, Terms]:
+    """The largest product of a polynomial that is 0, and what that product is then equal to."""
+    lead, coefficient = max(difference, key=lambda term: (len(term[0]), term[0]))
+    return lead, times(plus(difference, ((lead, -coefficient),)), constant(Fraction(-1) / coefficient))
 
 
 def _whole(coefficient: Coefficient) -> Coefficient:

@@ -40,10 +40,11 @@ def render(module: Module) -> str:
 
 
 def _symbols(symbols: Symbols) -> str:
-    """The number of each symbol in the example, and the quotients that symbols stand for."""
+    """The number of each symbol in the example, the quotients that symbols stand for, and which products are equal."""
     numbers = (f"{name} = {number}" for name, number in symbols.example.items())
     floors = (f"{name} = floor({render_terms(each.dividend)}, {each.divisor})" for name, each in symbols.floors.items())
-    return ", ".join((*numbers, *floors))
+    same = [f"{render_terms(((gone, 1),))} = {render_terms(kept)}" for gone, kept in symbols.same.items()]
+    return ", ".join((*numbers, *floors)) + (f" where {', '.join(same)}" if same else "")
 
 
 def render_function(function: Function, mesh: Mesh) -> str:

@@ -14,6 +14,7 @@ Lists, ranges and C code see the example's number alone: no text may depend on w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import lcm, prod
 from typing import Any, Final
@@ -170,17 +171,17 @@ class Size(int):
     def __bool__(self) -> bool:
         return self != 0
 
-    def __lt__(self, other: int) -> bool:
-        return self._compares("<", self - other)
+    def __lt__(self, other: float) -> bool:
+        return self._compares("<", self - other) if isinstance(other, int) else pinned(self) < other
 
-    def __ge__(self, other: int) -> bool:
-        return self._compares(">=", self - other)
+    def __ge__(self, other: float) -> bool:
+        return self._compares(">=", self - other) if isinstance(other, int) else pinned(self) >= other
 
-    def __gt__(self, other: int) -> bool:
-        return self._compares("<", (self - other) * -1)
+    def __gt__(self, other: float) -> bool:
+        return self._compares("<", (self - other) * -1) if isinstance(other, int) else pinned(self) > other
 
-    def __le__(self, other: int) -> bool:
-        return self._compares(">=", (self - other) * -1)
+    def __le__(self, other: float) -> bool:
+        return self._compares(">=", (self - other) * -1) if isinstance(other, int) else pinned(self) <= other
 
     def _compares(self, relation: str, difference: int) -> bool:
         """Whether a difference compares with 0; a condition if other numbers may compare in another way."""
@@ -260,13 +261,13 @@ def wholeness(size: int) -> Condition | None:
 
 
 def _is_settled(difference: Size, relation: str, *, answer: bool) -> bool:
-    """Whether a comparison with 0 comes out alike for all numbers of the symbols."""
+    """Whether a comparison with 0 comes out alike for all numbers of the symbols; of quotients nothing is known."""
     terms = _without_common(difference)
-    signs = [coefficient > 0 for names, coefficient in terms if names]
-    if any(signs) and not all(signs):
+    names = {name for product, _ in terms for name in product}
+    signs = [coefficient > 0 for product, coefficient in terms if product]
+    if (any(signs) and not all(signs)) or not names.isdisjoint(difference.symbols.floors):
         return False
-    numbers = {name: difference.symbols.least(name) for names, _ in terms for name in names}
-    bound = sum(Fraction(coefficient) * prod(numbers[name] for name in names) for names, coefficient in terms)
+    bound = sum(Fraction(coefficient) * LEAST ** len(product) for product, coefficient in terms)
     grows = all(signs)
     if relation in ("==", "!="):
         return answer == (relation == "!=") and (bound > 0 if grows else bound < 0)
@@ -277,6 +278,21 @@ def _without_common(size: Size) -> Terms:
     """The polynomial without the symbols, all above 0, that are factors of all its terms: it has the same sign."""
     terms = size.terms
     for name in terms[0][0] if len(terms) > 1 else ():
-        if size.symbols.least(name) > 0 and all(without(names, (name,)) is not None for names, _ in terms):
+        if name not in size.symbols.floors and all(without(names, (name,)) is not None for names, _ in terms):
             terms = quotient_of(terms, (((name,), 1),)) or terms
     return terms
+
+
+def _pinning(name: str) -> Callable[..., Any]:
+    operation = getattr(int, name)
+
+    def method(self: Size, *others: Any) -> Any:
+        return operation(pinned(self), *others)
+
+    return method
+
+
+for _name in ("and", "or", "xor", "lshift", "rshift", "pow"):
+    setattr(Size, f"__r{_name}__", _pinning(f"__r{_name}__"))
+for _name in ("and", "or", "xor", "lshift", "rshift", "round", "invert"):
+    setattr(Size, f"__{_name}__", _pinning(f"__{_name}__"))

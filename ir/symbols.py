@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from moaic.ir.polynomials import Names, Terms, evaluated, render_terms, rewritten
+from moaic.ir.polynomials import (
+    Names,
+    Terms,
+    constant,
+    evaluated,
+    is_constant,
+    plus,
+    render_terms,
+    rewritten,
+    solved,
+    times,
+)
 
 LEAST: Final = 2
 """The smallest number of a symbol: a dim of size 0 or 1 is never a symbol, as such dims follow rules of their own."""
@@ -54,7 +65,10 @@ class Symbols:
         self.floors: dict[str, Floor] = {}
         """Symbols that stand for quotients."""
         self.conditions: dict[Condition, None] = {}
-        self._same: dict[Names, Names] = {}
+        self.same: dict[Names, Terms] = {}
+        """Products that are equal to other polynomials in every call."""
+        self.is_given_up = False
+        """Whether nothing is made of the program any more: its sizes are equal in ways that no polynomial says."""
         self._checks: list[Callable[[Numbers], bool]] = []
         self._held: dict[tuple[int, ...], int] = {}
         """The strictness when the conditions were last found to hold, by numbers."""
@@ -69,20 +83,18 @@ class Symbols:
     def example_numbers(self) -> dict[str, int]:
         return self.numbers(tuple(self.example.values()))
 
-    def least(self, name: str) -> int:
-        return 0 if name in self.floors else LEAST
+    # Equal polynomials.
 
-    # Equal products.
-
-    def identify(self, one: Names, other: Names) -> None:
-        """From now on two products of symbols, which are equal in every call, are equal sizes."""
-        kept, gone = sorted((one, other), key=lambda names: (len(names), names))
-        if kept != gone:
-            self._same[gone] = kept
+    def identify(self, one: Terms, other: Terms) -> None:
+        """From now on two polynomials, which are equal in every call, are equal sizes."""
+        difference = self.canonical(plus(one, times(other, constant(-1))))
+        if not is_constant(difference):
+            gone, kept = solved(difference)
+            self.same[gone] = kept
 
     def canonical(self, terms: Terms) -> Terms:
-        """The polynomial with one of the products that are equal for all of them."""
-        return rewritten(self._same, terms) if self._same else terms
+        """The polynomial that stands for all that are equal to this one."""
+        return rewritten(self.same, terms) if self.same else terms
 
     # Conditions.
 
@@ -96,10 +108,12 @@ class Symbols:
     @property
     def strictness(self) -> int:
         """A number that grows with each condition."""
-        return len(self.conditions) + len(self._checks)
+        return len(self.conditions) + len(self._checks) + self.is_given_up
 
     def hold(self, given: Sequence[int]) -> bool:
         """Whether all conditions hold for these numbers."""
+        if self.is_given_up:
+            return False
         key = tuple(given)
         if self._held.get(key) != self.strictness:
             if not self._tested(key):

@@ -45,8 +45,14 @@ class RawSymbol(NamedTuple):
     divisor: Token | None = None
 
 
+class RawEquality(NamedTuple):
+    one: Token
+    other: Token
+
+
 class RawSizes(NamedTuple):
     symbols: tuple[RawSymbol, ...] = ()
+    equalities: tuple[RawEquality, ...] = ()
 
 
 class RawModule(NamedTuple):
@@ -103,10 +109,14 @@ class _Shapes(Transformer[Token, Any]):
         return RawModule(sizes, lists[0] if lists else [], schedule, functions)
 
     def sizes(self, found: list[Any]) -> RawSizes:
-        return RawSizes(tuple(found))
+        symbols = tuple(each for each in found if isinstance(each, RawSymbol))
+        return RawSizes(symbols, tuple(each for each in found if isinstance(each, RawEquality)))
 
     def symbol(self, found: list[Any]) -> RawSymbol:
         return RawSymbol(*found)
+
+    def equality(self, found: list[Any]) -> RawEquality:
+        return RawEquality(*found)
 
     def schedule(self, found: list[Any]) -> RawSchedule:
         return RawSchedule(tuple(found))
@@ -172,6 +182,7 @@ _MEANING: Mapping[str, str] = {
     "ATTRS": "`{`",
     "STRING": "a string in double quotes",
     "INT": "a whole number",
+    "SIGNED": "a whole number",
     "SIZE": "a size such as `2*s0`",
     "NUMBER": "a number",
     "CONSTANT": "a word such as `true`",

@@ -28,6 +28,7 @@ from moaic.ir.ops import (
 from moaic.ir.ops.declaration import UNDECLARED, Kind, OpDecl
 from moaic.ir.ops.rule_building import whole_rule
 from moaic.ir.rules import Rule
+from moaic.ir.sizes import in_example
 
 
 def joined(*families: Iterable[OpDecl]) -> dict[str, OpDecl]:
@@ -79,13 +80,13 @@ def kind_of(op: Op) -> Kind:
 
 
 def flops_of(op: Op) -> int:
-    """Floating-point operations of the unsplit op; light ops count one per result element."""
+    """Floating-point operations of the unsplit op in the example; light ops count one per result element."""
     declaration = declaration_of(op)
     if declaration.flops is not None:
-        return declaration.flops(op)
+        return in_example(declaration.flops(op))
     if declaration.kind is not Kind.LIGHT:
         return 0
-    return sum(result.type.elements() for result in op.results)
+    return in_example(sum(result.type.elements() for result in op.results))
 
 
 def takes_part(op: Op, at: Mapping[str, int]) -> bool:

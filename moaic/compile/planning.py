@@ -105,6 +105,10 @@ def measure() -> None:
     this_machine()
 
 
+class OpenSizesError(Exception):
+    """A plan cannot be made with open sizes: some are equal, and no polynomial says so. It can for their numbers."""
+
+
 class Planning:
     """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
 
@@ -115,12 +119,18 @@ class Planning:
         self._config: Config | None = None
 
     def plan(self, step: Module) -> Plan:
-        """The plan for `step`; raises Diagnostic where the request cannot be met."""
+        """The plan for `step`; raises Diagnostic where the request cannot be met, and OpenSizesError."""
         report = Report.current()
-        with report.timed("planning_s"):
-            plan = self._first(step) if self._config is None else self._again(step, self._config)
+        symbols = symbols_of(step)
+        try:
+            with report.timed("planning_s"):
+                plan = self._first(step) if self._config is None else self._again(step, self._config)
+        except (AssertionError, RuntimeError) as error:
+            if symbols is None:
+                raise
+            raise OpenSizesError from error
         self._config = self._config or plan.config
-        if (symbols := symbols_of(step)) is not None:
+        if symbols is not None:
             symbols.check(_Fits(plan))
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)

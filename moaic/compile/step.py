@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from moaic.compile.planning import OpenSizesError
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout
 from moaic.ir.printer import render
-from moaic.ir.specialize import Specializer, require_whole
+from moaic.ir.specialize import Specializer, require_whole, symbols_of
 from moaic.ir.symbols import Symbols
 from moaic.ir.types import TensorType
 from moaic.ir.verify import check_made
@@ -69,13 +70,23 @@ class Variant:
     def load(self, name: str) -> int:
         """The number of a program; sends it to the workers on its first use."""
         if name not in self._numbers:
-            program = check_made(self.program(name), "lower")
+            program = self._checked(name)
             require_whole(program)
             text = render(program)
             self._numbers[name] = self.accelerator.load(
                 text, compiled=self.compiled, recorded=self.recorded, module=program
             )
         return self._numbers[name]
+
+    def _checked(self, name: str) -> Module:
+        """A program that is well formed; raises OpenSizesError for one that is not for open sizes."""
+        program = self.program(name)
+        try:
+            return check_made(program, "lower")
+        except RuntimeError as error:
+            if symbols_of(program) is None:
+                raise
+            raise OpenSizesError from error
 
     def program(self, name: str) -> Module:
         program = {"joint": self.programs.joint, "forward": self.programs.forward, "backward": self.programs.backward}[
@@ -178,7 +189,7 @@ class Step:
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
-        self._planned(self._assumed_zero)
+        self._check_planned(sizes)
         call.promise = DeferredForward(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
@@ -288,14 +299,26 @@ class Step:
 
         Lowering and loading may add conditions to the symbols, so both come first.
         """
-        variant = self._variant(zeros, unread)
-        if not call.sizes:
-            return variant
-        for name in names:
-            variant.load(name)
-        if self._elsewhere is None or self._symbols.hold(call.sizes):
-            return variant
+        if self._elsewhere is None or not call.sizes:
+            return self._variant(zeros, unread)
+        try:
+            variant = self._variant(zeros, unread)
+            for name in names:
+                variant.load(name)
+            if self._symbols.hold(call.sizes):
+                return variant
+        except OpenSizesError:
+            self._symbols.is_given_up = True
         return self._elsewhere(call.sizes)._right_variant(call, zeros, names, unread)
+
+    def _check_planned(self, sizes: tuple[int, ...]) -> None:
+        """Plan the variant that is probably needed, here or in the step for these sizes."""
+        try:
+            self._planned(self._assumed_zero)
+        except OpenSizesError:
+            self._symbols.is_given_up = True
+            if self._elsewhere is not None:
+                self._elsewhere(sizes)._check_planned(sizes)
 
     def _variant(self, zeros: frozenset[int], unread: frozenset[int] | None = None) -> Variant:
         """The variant whose joint program omits the outputs at `unread`; None omits those of the plan."""

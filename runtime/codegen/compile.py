@@ -139,9 +139,9 @@ def _scales(functions: Sequence[Function]) -> dict[str, int]:
     scales: dict[str, int] = {}
     for function in functions:
         for size in sizes_of(function):
-            for names, coefficient in size.terms:
-                if len(names) == 1:
-                    scales[names[0]] = lcm(scales.get(names[0], 1), coefficient.denominator)
+            (names, coefficient), *more = size.terms
+            if len(names) == 1 and not more:
+                scales[names[0]] = lcm(scales.get(names[0], 1), coefficient.denominator)
     return scales
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -154,12 +154,50 @@ def test_division_leaves_a_condition_where_its_result_is_used() -> None:
 def test_products_that_are_equal_in_every_call_are_one_size() -> None:
     symbols, s0, s1 = two(8, 6)
     s2, s3 = symbol(symbols, "s2", 8), symbol(symbols, "s3", 6)
-    symbols.identify(("s2", "s3"), ("s0", "s1"))
+    symbols.identify(terms_of(s2 * s3), terms_of(s0 * s1))
+    s2, s3 = parse_size("s2", symbols), parse_size("s3", symbols)
     assert s2 * s3 * 4 == 4 * s0 * s1
     assert hash(s2 * s3) == hash(s0 * s1)
     assert s2 * s3 // s3 == s2
     assert s0 != s2
     assert not symbols.conditions
+
+
+def test_polynomials_that_are_equal_in_every_call_are_one_size() -> None:
+    """Rows times length without the first token, of tokens and of labels."""
+    symbols, s0, s1 = two(8, 6)
+    s2, s3 = symbol(symbols, "s2", 8), symbol(symbols, "s3", 6)
+    symbols.identify(terms_of(s2 * (s3 - 1)), terms_of(s0 * (s1 - 1)))
+    assert s2 * (s3 - 1) * 4 == 4 * s0 * (s1 - 1)
+    assert s2 * s3 != s0 * s1
+    text = "// moai 1\nsizes s0 = 4, s1 = -3 where s0*s0 = 16\n\nfunc @f(%x: f32[s0*s0, s0]) -> (f32[s0*s0, s0]) {\n"
+    text += "  return %x\n}\n"
+    assert render(parse(text)) == text
+
+
+def test_of_a_quotient_nothing_is_known() -> None:
+    symbols, s0, _ = two(31, 6)
+    quotient = divmod(s0 - 20, 2)[0]
+    assert not quotient < 0
+    assert symbols.hold((33, 6))
+    assert not symbols.hold((9, 6))
+
+
+PINNING: Sequence[Callable[[int], object]] = (
+    lambda s: s & 1,
+    lambda s: s << 1,
+    lambda s: 2**s,
+    round,
+    lambda s: s < 9.5,
+    lambda s: s < 8.5,
+)
+
+
+@pytest.mark.parametrize("pinning", PINNING)
+def test_what_polynomials_do_not_say_pins_a_size(pinning: Callable[[int], object]) -> None:
+    symbols, s0, _ = two(8, 6)
+    pinning(s0)
+    assert not symbols.hold((9, 6))
 
 
 def test_a_number_below_the_least_is_no_symbol() -> None:

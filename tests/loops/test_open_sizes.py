@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 
 from moaic.compile.planning import Planning
 from moaic.ir.graph import Module
@@ -16,7 +18,7 @@ from moaic.passes.lowering.plan import Plan
 from tests.exact.models import Batch
 from tests.exact.training import PLANS, compiled
 from tests.exact.training import Plan as Asked
-from tests.loops.compare import same
+from tests.loops.compare import grads, same
 from tests.loops.test_relaxed_plans import trained
 from tests.loops.tiny import TINY
 
@@ -155,3 +157,109 @@ def test_an_evaluation_between_steps_builds_nothing_new(planned: list[str]) -> N
     first = len(planned)
     epoch()
     assert len(planned) == first
+
+
+def _last(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[1], device=x.device).flip(0)[:, None]
+
+
+def _classed(x: Tensor) -> Tensor:
+    """A token more in front, then pairs."""
+    h = torch.cat([x[:, :1] * 2, x], 1)
+    return h.view(h.shape[0], h.shape[1] // 2, -1).relu()
+
+
+def _windowed(x: Tensor) -> Tensor:
+    """Attention that sees four tokens back, which matters for long texts alone."""
+    at = torch.arange(x.shape[1], device=x.device)
+    seen = (at[None, :] <= at[:, None]) & (at[:, None] - at[None, :] < 4)
+    q = x.unsqueeze(1)
+    return scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+
+FORMULAS: Mapping[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "a root": (lambda x: torch.add(x, x, alpha=x.shape[1] ** 0.5), (6, 8, 7, 9, 13)),
+    "a root in a constant": (lambda x: x + torch.full((x.shape[1], 1), 1 / math.sqrt(x.shape[1])).to(x), (6, 8, 7, 13)),
+    "a logarithm": (lambda x: x.clamp(max=math.log(x.shape[1]) / 10), (6, 8, 7, 9)),
+    "a power": (lambda x: x + _last(x) * (1 / (x.shape[1] + 1)) ** 2, (6, 8, 7, 9)),
+    "half of more": (_classed, (5, 7, 3, 9, 5)),
+    "padded to a length": (lambda x: pad(x, (0, 0, 0, 16 - x.shape[1])), (4, 6, 16, 5)),
+    "padded in front": (lambda x: pad(x, (0, 0, 12 - x.shape[1], 0)), (4, 6, 12, 5)),
+    "padded on both sides": (lambda x: pad(x, (0, 0, (7 - x.shape[1]) // 2, (7 - x.shape[1]) // 2)), (4, 5, 6, 3)),
+    "the first of them": (lambda x: x[:, : torch.sym_min(x.shape[1], 8)], (5, 6, 7, 9, 10, 8)),
+    "every second": (lambda x: x[:, ::2], (6, 8, 7, 9, 4)),
+    "two chunks": (lambda x: torch.stack(x.chunk(2, 1)).sum(0), (6, 8, 4, 10)),
+    "a range": (lambda x: x * torch.linspace(0, 1, x.shape[1], device=x.device)[:, None], (6, 8, 7)),
+    "a window": (_windowed, (3, 4, 2, 7, 9, 3)),
+}
+"""What people compute from a length: of x[rows, length, 4], at these lengths."""
+
+
+class Formula(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.formula, self.lengths = FORMULAS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self.inner(x))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_people_compute_from_a_length(name: str) -> None:
+    follow(name, compiled_functions=False)
+
+
+@pytest.mark.parametrize("name", ["a root", "half of more", "padded to a length"])
+def test_compiled_functions_do_so_too(name: str) -> None:
+    follow(name, compiled_functions=True)
+
+
+def follow(name: str, *, compiled_functions: bool) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    host, model = Formula(name), Formula(name)
+    model.load_state_dict(host.state_dict())
+    model.to("moai")
+    call = torch.compile(model, backend="moai", options={"dp": 2, "compile": compiled_functions})
+    for length in host.lengths:
+        x = torch.randn(2, length, 4)
+        results: list[list[Tensor]] = []
+        for run, who, given in ((call, model, x.to("moai")), (host, host, x)):
+            found = run(given)
+            (found * found).sum().backward()
+            results.append([found.detach().cpu(), *(p.grad.cpu() for p in who.parameters() if p.grad is not None)])
+            who.zero_grad()
+        same(results[0], results[1], 1e-4)
+
+
+class Labelled(nn.Module):
+    """The loss of the next token: rows and lengths of tokens and labels are sizes of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x: Tensor, labels: Tensor, scale: int = 1) -> Tensor:
+        logits = self.head(x)[:, :-1] * scale
+        return cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("asked", [{"dp": 2}, {"tp": 2}, {}])
+def test_rows_and_length_change_together(asked: dict[str, int], planned: list[str]) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    host, model = Labelled(), Labelled()
+    model.load_state_dict(host.state_dict())
+    model.to("moai")
+    call = torch.compile(model, backend="moai", options={**asked, "compile": False})
+    for scale, (rows, length) in zip(
+        (1, 2, 3, -4, -5, 2), [(2, 5), (4, 7), (6, 3), (2, 9), (8, 8), (4, 6)], strict=True
+    ):
+        x, labels = torch.randn(rows, length, 4), torch.randint(10, (rows, length))
+        losses: list[Tensor] = [call(x.to("moai"), labels.to("moai"), scale), host(x, labels, scale)]
+        for loss in losses:
+            loss.backward()
+        found, expected = ([loss.detach().cpu(), *grads(who)] for loss, who in zip(losses, (model, host), strict=True))
+        same(found, expected, 1e-4)
+    assert len(planned) <= 5

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from moaic.ir.polynomials import Names, Terms, constant, plus, times
+from moaic.ir.polynomials import Terms, constant, plus, times
 from moaic.ir.ratios import ratio_of
 from moaic.ir.sizes import Size, pinned, terms_of
 
@@ -39,16 +39,21 @@ def number_of(symbolic: SymNumber, sizes: SymbolSizes) -> int | float | bool:
     return bool(size) if isinstance(symbolic, SymBool) else size
 
 
-def equal_products(examples: Iterable[Any], sizes: SymbolSizes) -> Iterator[tuple[Names, Names]]:
-    """Pairs of products that are equal in every call of a graph with these arguments: Dynamo checks them beforehand."""
+def equal_sizes(examples: Iterable[Any], sizes: SymbolSizes) -> Iterator[tuple[Terms, Terms]]:
+    """Pairs of sizes that are equal in every call of a graph with these arguments: Dynamo checks them beforehand."""
     symbolic = (each for value in examples for each in (value.shape if isinstance(value, Tensor) else (value,)))
     first = next((each for each in symbolic if isinstance(each, SymInt)), None)
     for guard in () if first is None else cast("Any", first).node.shape_env.guards:
         expression = guard.expr
-        if type(expression).__name__ == "Equality" and all(symbol in sizes for symbol in expression.free_symbols):
+        if type(expression).__name__ == "Equality" and all(_is_polynomial(each, sizes) for each in expression.args):
             one, other = (terms_of(_size(each, sizes)) for each in expression.args)
-            if len(one) == len(other) == 1 and one[0][1] == other[0][1] and one[0][0] and other[0][0]:
-                yield one[0][0], other[0][0]
+            yield one, other
+
+
+def _is_polynomial(expression: Any, sizes: SymbolSizes) -> bool:
+    kind = type(expression).__name__
+    is_leaf = expression in sizes or expression.is_Integer
+    return is_leaf or (kind in ("Add", "Mul") and all(_is_polynomial(each, sizes) for each in expression.args))
 
 
 def _size(expression: Any, sizes: SymbolSizes) -> int:
@@ -56,10 +61,9 @@ def _size(expression: Any, sizes: SymbolSizes) -> int:
         return sizes[expression]
     if expression.is_Integer or (expression.is_Boolean and not expression.args):
         return int(expression)
-    make = _OPERATIONS.get(type(expression).__name__)
-    if make is None or any(_is_fraction(each) for each in expression.args):
+    if not _is_size(expression, sizes):
         return int(_at_example(expression, sizes))
-    return make([_size(each, sizes) for each in expression.args])
+    return _OPERATIONS[type(expression).__name__]([_size(each, sizes) for each in expression.args])
 
 
 def _fraction(expression: Any, sizes: SymbolSizes) -> float:
@@ -78,11 +82,21 @@ def _rational(expression: Any, sizes: SymbolSizes) -> tuple[Terms, Terms] | None
         return constant(number.numerator), constant(number.denominator)
     kind = type(expression).__name__
     if kind not in _RATIONAL:
-        return terms_of(_size(expression, sizes)), constant(1)
+        return (terms_of(_size(expression, sizes)), constant(1)) if _is_size(expression, sizes) else None
     parts = [_rational(each, sizes) for each in expression.args]
     if any(part is None for part in parts):
         return None
     return reduce(_RATIONAL[kind], cast("list[_Rational]", parts))
+
+
+def _is_size(expression: Any, sizes: SymbolSizes) -> bool:
+    """Whether an expression is arithmetic of whole numbers alone."""
+    if expression in sizes or expression.is_Integer:
+        return True
+    is_power = type(expression).__name__ == "Pow"
+    if type(expression).__name__ not in _OPERATIONS or (is_power and not expression.args[1].is_nonnegative):
+        return False
+    return all(_is_size(each, sizes) for each in expression.args)
 
 
 _Rational = tuple[Terms, Terms]
@@ -100,10 +114,6 @@ _RATIONAL: Final[Mapping[str, Callable[[_Rational, _Rational], _Rational]]] = {
     ),
 }
 """Arithmetic of rational functions, by the name of sympy's or PyTorch's class."""
-
-
-def _is_fraction(expression: Any) -> bool:
-    return bool(expression.is_Rational) and not expression.is_Integer
 
 
 def _at_example(expression: Any, sizes: SymbolSizes) -> Any:

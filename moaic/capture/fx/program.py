@@ -9,11 +9,14 @@ from torch import SymInt, Tensor
 
 from moaic.capture.fx.assemble import assembled
 from moaic.capture.fx.captured import Captured, Instance
-from moaic.capture.fx.open_sizes import equal_products
+from moaic.capture.fx.open_sizes import equal_sizes
 from moaic.capture.fx.reader import GraphReader
 from moaic.capture.fx.traced_graph import TracedGraph
-from moaic.ir.sizes import symbol
+from moaic.ir.graph import Module
+from moaic.ir.ops import rule_of
+from moaic.ir.sizes import Size, pinned, symbol
 from moaic.ir.symbols import Symbols
+from moaic.ir.verify import check_made
 
 SIZES_KEPT: Final = 256
 """Sizes of calls of which the instances are kept."""
@@ -59,12 +62,42 @@ class FxProgram:
         return found[0]
 
     def _read(self, sizes: tuple[int, ...]) -> Captured:
+        """A program with open sizes; one for these sizes alone if sizes are equal in ways that no polynomial says."""
+        captured = None if self._is_given_up(sizes) else self._read_open(sizes)
+        self._programs.append(captured or self._read_closed(sizes))
+        return self._programs[-1]
+
+    def _is_given_up(self, sizes: tuple[int, ...]) -> bool:
+        usual = (tuple(each.symbols.example.values()) for each in self._programs if each.symbols.is_given_up)
+        return sizes in usual
+
+    def _read_open(self, sizes: tuple[int, ...]) -> Captured | None:
         symbols = Symbols()
         named = {each: symbol(symbols, f"s{index}", sizes[index]) for index, each in enumerate(self._bindings)}
-        for one, other in equal_products(self.traced.examples(), named):
+        for one, other in equal_sizes(self.traced.examples(), named):
             symbols.identify(one, other)
-        self._programs.append(assembled(GraphReader(self.traced, named), symbols))
-        return self._programs[-1]
+        try:
+            captured = assembled(GraphReader(self.traced, named), symbols)
+            if any(isinstance(size, Size) for size in named.values()):
+                _check_open(captured)
+        except (AssertionError, RuntimeError, ValueError):
+            if not named:
+                raise
+            return None
+        return captured
+
+    def _read_closed(self, sizes: tuple[int, ...]) -> Captured:
+        """The program for these sizes alone."""
+        symbols = Symbols()
+        named = {each: pinned(symbol(symbols, f"s{index}", sizes[index])) for index, each in enumerate(self._bindings)}
+        return assembled(GraphReader(self.traced, named), symbols)
+
+
+def _check_open(captured: Captured) -> None:
+    """Raises an error unless types and rules of all ops fit whatever the sizes are."""
+    check_made(Module((captured.function,)), "capture")
+    for op in captured.function.ops:
+        rule_of(op)
 
 
 Binding = tuple[int, int | None]
