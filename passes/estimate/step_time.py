@@ -53,7 +53,7 @@ class Prediction:
 
     parts: Mapping[str, Number]
     compiling: float = 0.0
-    """Seconds that compiling the functions of the program takes, once, by all workers together."""
+    """Seconds that compiling the functions of the program takes one worker, once."""
 
     @property
     def seconds(self) -> Number:
@@ -84,9 +84,11 @@ def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Predictio
 
 
 def compile_seconds(program: Module) -> float:
-    """Seconds that compiling the functions of a program takes: each once, shared by the workers."""
-    called = sum(len(function.ops) for function in program.functions[:-1])
-    return SECONDS_PER_OP * called / program.mesh.ranks
+    """Seconds that compiling the functions of a program takes, each once.
+
+    That workers share them does not count: it would make more workers the cheaper choice for steps of some ten ops.
+    """
+    return SECONDS_PER_OP * sum(len(function.ops) for function in program.functions[:-1])
 
 
 def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
