@@ -35,8 +35,9 @@ def number_of(symbolic: SymNumber, sizes: SymbolSizes) -> int | float | bool:
         raise DependsOnValues(str(expression))
     if isinstance(symbolic, SymFloat):
         return _fraction(expression, sizes)
-    size = _size(expression, sizes)
-    return bool(size) if isinstance(symbolic, SymBool) else size
+    if isinstance(symbolic, SymBool):
+        return bool(_size(expression, sizes) if _is_size(expression, sizes) else _at_example(expression, sizes))
+    return _size(expression, sizes)
 
 
 def equal_sizes(examples: Iterable[Any], sizes: SymbolSizes) -> Iterator[tuple[Terms, Terms]]:
