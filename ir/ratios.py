@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
 
 from moaic.ir.polynomials import Terms, constant, times
-from moaic.ir.sizes import Size, number_at, pinned, size_of
+from moaic.ir.sizes import Size, number_at, pin_operations, pinned, size_of
 from moaic.ir.symbols import Numbers, Symbols
 
 
@@ -57,17 +56,13 @@ def ratio_of(dividend: Terms, divisor: Terms, symbols: Symbols) -> float:
     return ratio(*(size_of(times(terms, factor), symbols) for terms in (dividend, divisor)))
 
 
-def _pinning(name: str) -> Callable[..., Any]:
-    operation = getattr(float, name)
-
-    def method(self: Ratio, *others: Any) -> Any:
-        return operation(pinned(self.dividend) / pinned(self.divisor), *others)
-
-    return method
+def _pinned(number: Ratio) -> float:
+    return pinned(number.dividend) / pinned(number.divisor)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Ratio, f"__{_name}__", _pinning(f"__{_name}__"))
-    setattr(Ratio, f"__r{_name}__", _pinning(f"__r{_name}__"))
-for _name in ("neg", "abs", "float", "int", "bool", "lt", "le", "gt", "ge"):
-    setattr(Ratio, f"__{_name}__", _pinning(f"__{_name}__"))
+pin_operations(
+    Ratio,
+    _pinned,
+    """add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rfloordiv rmod rpow
+    neg abs float int bool lt le gt ge""",
+)

@@ -283,16 +283,17 @@ def _without_common(size: Size) -> Terms:
     return terms
 
 
-def _pinning(name: str) -> Callable[..., Any]:
-    operation = getattr(int, name)
+def pin_operations(kind: type, plain: Callable[[Any], Any], names: str) -> None:
+    """Gives a kind of number these operations of the number that it derives from, on its `plain` number."""
 
-    def method(self: Size, *others: Any) -> Any:
-        return operation(pinned(self), *others)
+    def pinning(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *others: Any) -> Any:
+            return operation(plain(self), *others)
 
-    return method
+        return method
+
+    for name in names.split():
+        setattr(kind, f"__{name}__", pinning(getattr(kind.__base__, f"__{name}__")))
 
 
-for _name in ("and", "or", "xor", "lshift", "rshift", "pow"):
-    setattr(Size, f"__r{_name}__", _pinning(f"__r{_name}__"))
-for _name in ("and", "or", "xor", "lshift", "rshift", "round", "invert"):
-    setattr(Size, f"__{_name}__", _pinning(f"__{_name}__"))
+pin_operations(Size, pinned, "and or xor lshift rshift round invert rand ror rxor rlshift rrshift rpow")

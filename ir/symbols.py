@@ -122,7 +122,7 @@ class Symbols:
         return True
 
     def broken(self, given: Sequence[int]) -> str:
-        """The first condition that does not hold for these numbers; empty if none is a polynomial's."""
+        """The first condition on polynomials that does not hold for these numbers; empty if all hold."""
         for name, number in zip(self.example, given, strict=True):
             if number < LEAST <= self.example[name]:
                 return f"{name} is at least {LEAST}"
@@ -130,10 +130,6 @@ class Symbols:
         return next((str(each) for each in self.conditions if not each.holds(numbers)), "")
 
     def _tested(self, given: tuple[int, ...]) -> bool:
-        example = tuple(self.example.values())
-        if given == example:
+        if given == tuple(self.example.values()):
             return True
-        if any(number < LEAST <= usual for number, usual in zip(given, example, strict=True)):
-            return False
-        numbers = self.numbers(given)
-        return all(each.holds(numbers) for each in self.conditions) and all(each(numbers) for each in self._checks)
+        return not self.broken(given) and all(each(self.numbers(given)) for each in self._checks)

@@ -196,8 +196,8 @@ class Step:
         return outputs, call
 
     def _new_buffer(self, type_: TensorType, sizes: tuple[int, ...]) -> Buffer:
-        at = self._at(sizes).type(type_)
-        return self.accelerator.buffer(at.dtype, at.shape, row_major(at.shape))
+        shape = self._at(sizes).type(type_).shape if sizes else type_.shape
+        return self.accelerator.buffer(type_.dtype, shape, row_major(shape))
 
     def _at_rest(self, inputs: Sequence[Buffer]) -> Variant | None:
         """The variant that runs an overwriting step in the layouts of its operands; None for any other step."""

@@ -61,7 +61,7 @@ class Instance:
         """`sizes` are the numbers of the program's symbols."""
         self.captured = captured
         self.sizes = tuple(sizes)
-        at = Specializer(captured.symbols.numbers(sizes))
+        self._at = at = Specializer(captured.symbols.numbers(sizes))
         self.results: tuple[TensorType, ...] = tuple(at.type(value.type) for value in captured.function.results)
         """The type of each result of the function."""
         orders = captured.memory_orders
@@ -74,11 +74,9 @@ class Instance:
     @cached_property
     def closed(self) -> Captured:
         """The program of these sizes alone."""
-        captured = self.captured
-        function = Specializer(captured.symbols.numbers(self.sizes)).function(captured.function)
         return replace(
-            captured,
-            function=function,
+            self.captured,
+            function=self._at.function(self.captured.function),
             memory_orders=self.memory_orders,
             outputs=self.outputs,
             grads=self.grads,

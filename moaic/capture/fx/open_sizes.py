@@ -27,7 +27,7 @@ class DependsOnValues(Exception):
 def number_of(symbolic: SymNumber, sizes: SymbolSizes) -> int | float | bool:
     """A symbolic number of a graph as a size, or as a plain number where it has the same value for all sizes.
 
-    What sizes cannot express (fractions, roots) holds for the sizes of the example alone. Raises DependsOnValues.
+    What sizes cannot express (roots, logarithms) holds for the sizes of the example alone. Raises DependsOnValues.
     """
     expression = cast("Any", symbolic).node.expr
     unknown = [symbol for symbol in cast("set[Any]", expression.free_symbols) if symbol not in sizes]
