@@ -58,7 +58,7 @@ MOST = 3
 """Plans that are run per number of ranks in CI."""
 
 FEW = 3
-"""Sizes at which CI runs them."""
+"""Sizes at which they are run."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,10 @@ def test_plans_with_open_sizes_compute_the_graph(name: str, ranks: int) -> None:
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_all_plans_with_open_sizes_compute_the_graph(name: str, ranks: int) -> None:
-    assert prove(name, one_of_each_kind(plans(name, ranks)), list(others(name)))
+    assert prove(name, one_of_each_kind(plans(name, ranks)), list(others(name))[:FEW])
 
 
 def plans(name: str, ranks: int) -> list[Config]:
