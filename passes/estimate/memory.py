@@ -55,14 +55,19 @@ FusedFunctions = Callable[[Function, Mesh], Fused]
 
 def fused_functions() -> FusedFunctions:
     """`fuse` of the localized function, cached: programs of a plan share functions."""
+    return localized_functions(fuse)
+
+
+def localized_functions(kernels: Callable[[Function], Fused]) -> FusedFunctions:
+    """`kernels` of the localized function, cached."""
     known: dict[Function, Fused] = {}
 
-    def fused(function: Function, mesh: Mesh) -> Fused:
+    def localized(function: Function, mesh: Mesh) -> Fused:
         if function not in known:
-            known[function] = fuse(localize(function, mesh))
+            known[function] = kernels(localize(function, mesh))
         return known[function]
 
-    return fused
+    return localized
 
 
 def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:

@@ -97,6 +97,17 @@ def fuse(function: Function) -> Fused:
     return Fused(function, owners, _in_order(kernels))
 
 
+def op_by_op(function: Function) -> Fused:
+    """The kernels of a function of local types that is interpreted: one for each op, whose results are all written."""
+    owners = _owners(function)
+    kernels = [
+        FusedKernel((op,), {owners[value]: nbytes(owners[value]) for value in op.inputs()}, own)
+        for op in function.ops
+        if (own := tuple(result for result in op.results if owners[result] is result))
+    ]
+    return Fused(function, owners, tuple(kernels))
+
+
 def _owners(function: Function) -> dict[Value, Value]:
     owners = {param: param for param in function.params}
     taken = taken_over(function)

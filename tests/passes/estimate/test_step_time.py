@@ -14,7 +14,7 @@ from moaic.passes.config import Config
 from moaic.passes.estimate.memory import fused_functions
 from moaic.passes.estimate.step_time import Prediction, function_seconds, predict, program_seconds
 from moaic.passes.perf import machine as machines
-from moaic.passes.perf.fusion import fuse
+from moaic.passes.perf.fusion import fuse, op_by_op
 from moaic.passes.perf.machine import Link, Machine, MeasureSource, Number, total
 from moaic.planner.worker import Compiler
 from tests.passes.steps import dense, machine
@@ -42,6 +42,21 @@ def test_fused_ops_read_and_write_memory_once() -> None:
     (kernel,) = fused.kernels
     assert kernel.nbytes == 3 * 400
     assert fused.transient == 400
+
+
+def test_ops_that_run_one_by_one_write_each_result_but_views() -> None:
+    chain = function("""func @f(%x: f32[100]) -> (f32[10, 10]) {
+  %a = aten.exp %x : f32[100]
+  %one = aten.full {size = [100], fill_value = 1.0, dtype = "f32"} : f32[100]
+  %b = aten.add.Tensor %a, %one : f32[100]
+  %c = aten.view %b {size = [10, 10]} : f32[10, 10]
+  return %c
+}""")
+    kernels = op_by_op(chain).kernels
+    assert [op.name for kernel in kernels for op in kernel.ops] == ["aten.exp", "aten.full", "aten.add.Tensor"]
+    # The sum is made beside both of its operands.
+    assert op_by_op(chain).transient == 3 * 400
+    assert fuse(chain).transient == 400
 
 
 def test_a_heavy_op_is_a_kernel_of_its_own_and_parts_those_around_it() -> None:
