@@ -83,7 +83,7 @@ def by_moai(args: Any) -> list[dict[str, float | None]]:
         os.environ["MOAI_PLAN"] = args.way
         model = build(args)
         model.to("moai")
-        compiled: Any = torch.compile(model, backend="moai")
+        compiled: Any = torch.compile(model, backend="moai", options={"compile": "wait"})
         ids = tokens(args).to("moai")
 
         def step() -> None:

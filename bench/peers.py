@@ -110,7 +110,7 @@ def write_data(folder: Path) -> None:
     torch.save(batches(load_tokenizer(files), files, 16, BATCH, LENGTH, seed=0), folder / "data.pt")
 
 
-def environment(peer: Peer, rank: int, caches: Path) -> dict[str, str]:
+def environment(peer: Peer, rank: int, caches: Path, *, steady: bool) -> dict[str, str]:
     """What a process of `peer` sees: its caches apart from everybody else's; moai shares the threads out itself."""
     variables = {
         **os.environ,
@@ -119,6 +119,7 @@ def environment(peer: Peer, rank: int, caches: Path) -> dict[str, str]:
         "XDG_CACHE_HOME": str(caches),
         "MOAI_LOG": "warning",
         "MOAI_FLAVOR": "2",
+        "MOAI_COMPILE": "wait" if steady else "1",
         "MOAI_PLAN": peer.plan,
         "MOAI_DUMP": str(caches / "dump"),
     }
@@ -129,8 +130,8 @@ def environment(peer: Peer, rank: int, caches: Path) -> dict[str, str]:
     return variables
 
 
-def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
-    """Runs a peer to its end. Raises RuntimeError with its own words when one of its processes fails."""
+def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False, steady: bool = False) -> Run:
+    """Runs a peer to its end; with `steady` all steps run compiled. Raises RuntimeError with its words if it fails."""
     caches = setting.folder / "-".join((peer.way, peer.plan, setting.dtype))
     caches.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=setting.folder) as meeting:
@@ -143,7 +144,9 @@ def launch(peer: Peer, setting: Setting, *, watch_memory: bool = False) -> Run:
         with complaints.open("w") as errors, ExitStack() as running:
             run = Run(time.time())
             processes = [
-                running.enter_context(start(command, environment(peer, rank, caches), errors, setting.data_limit))
+                running.enter_context(
+                    start(command, environment(peer, rank, caches, steady=steady), errors, setting.data_limit)
+                )
                 for rank in range(peer.processes)
             ]
             follow(processes, run, watch_memory=watch_memory)
@@ -212,7 +215,7 @@ def compare(names: Sequence[str], setting: Setting, rounds: int, peers: Mapping[
     runs = {name: list[Run]() for name in names}
     for _ in range(rounds):
         for name in names:
-            runs[name].append(launch(peers[name], setting))
+            runs[name].append(launch(peers[name], setting, steady=True))
     return {name: figures(cold[name], runs[name]) for name in names}
 
 

@@ -26,7 +26,7 @@ def test_controller_time_of_150_parameters(benchmark: Any, kind: str) -> None:
     )
     model = LlamaForCausalLM(config)
     torch.nn.Module.to(model, "moai")
-    compiled = torch.compile(model, backend="moai", options={"dp": 2, "distribute_param": "none"})
+    compiled = torch.compile(model, backend="moai", options={"dp": 2, "distribute_param": "none", "compile": "wait"})
     optimizer = torch.optim.AdamW(model.parameters(), fused=kind == "fused", foreach=kind == "foreach")
     ids = torch.randint(0, 64, (8, 16)).to("moai")
 

@@ -31,6 +31,8 @@ RUN = "// RUN:"
 CUT = "// -----\n"
 # A shell that starts something in the background has it ignore Ctrl-C, and so would the programs of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Steps that change over to compiled functions at a time of their own have other last bits in every run.
+os.environ.setdefault("MOAI_COMPILE", "wait")
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

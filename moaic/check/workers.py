@@ -20,6 +20,7 @@ from moaic.passes.lowering.plan import Plan
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.launch import launch
+from moaic.runtime.host.env_flags import Compiling
 from moaic.runtime.interpreter import run_function
 
 TOLERANCE = 1e-4
@@ -42,7 +43,7 @@ class WorkerProof:
     def __init__(self, step: CapturedStep, *, compiled: bool) -> None:
         self._exact = with_tangent_of_loss_alone(step)
         self._step = self._exact.cast("f32")
-        self._compiled = compiled
+        self._compiling = Compiling.BEFOREHAND if compiled else Compiling.NEVER
         self._expected = run_function(self._exact.module, self._exact.module.main.name, self._exact.inputs)
         self._builders: dict[str, Builder] = {}
 
@@ -54,7 +55,7 @@ class WorkerProof:
             return self._builder(step).build(config)
 
         try:
-            results = self._results(Running(main, accelerator, plan, compiled=self._compiled), accelerator)
+            results = self._results(Running(main, accelerator, plan, compiling=self._compiling), accelerator)
         except Diagnostic as reason:
             return Verdict(config, ProofOutcome.DROPPED, reason=reason.message)
         except Exception as error:

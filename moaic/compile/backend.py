@@ -15,7 +15,7 @@ from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.pieces import Piece, piece_of
-from moaic.compile.planning import Planning, check_float8, compiles, measure, prepare, records, request_of
+from moaic.compile.planning import Planning, check_float8, measure, prepare, records, request_of, when_to_compile
 from moaic.compile.step import Key, Step, StepCall
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.host_tensor_cache import cached_buffer, uploaded
@@ -29,6 +29,7 @@ from moaic.runtime.controller import session
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major, whole
 from moaic.runtime.dtypes import DTYPE_NAMES
+from moaic.runtime.host.env_flags import Compiling
 from moaic.support import progress
 from moaic.support.report import Report
 
@@ -46,13 +47,14 @@ def moai(
 
     * `precision="bf16"`: the model computes as under autocast, and its parameters keep their type; `"float8"`: linear
       layers compute in eight-bit floats, too.
-    * `compile=False`, or MOAI_COMPILE=0: workers run ops one by one instead of compiled functions.
+    * `compile=False`, or MOAI_COMPILE=0: workers run ops one by one instead of compiled functions. By default they do
+      so until the functions are compiled, in the background; `compile="wait"` waits for the compiler instead.
     * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them.
 
     Raises Diagnostic if no plan can meet the options.
     """
     given = options or {}
-    request, compiled, recorded = request_of(given), compiles(given), records(given, mode)
+    request, when, recorded = request_of(given), when_to_compile(given), records(given, mode)
     piece = piece_of(graph_module)
     register()
     LIFECYCLE.ensure_started()  # a graph without operands creates the first device tensors of the program
@@ -64,7 +66,7 @@ def moai(
         run = capture_backend(
             graph_module,
             examples,
-            lambda program: GraphEngine(program, request, piece, compiled=compiled, recorded=recorded),
+            lambda program: GraphEngine(program, request, piece, compiling=when, recorded=recorded),
         )
     measure()
     return run
@@ -79,12 +81,12 @@ class GraphEngine:
         request: Request,
         piece: Piece | None = None,
         *,
-        compiled: bool = True,
+        compiling: Compiling = Compiling.BEFOREHAND,
         recorded: bool = False,
     ) -> None:
         self._program = program
         self._planning = Planning(request, piece or Piece())
-        self._compiled = compiled
+        self._compiling = compiling
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
@@ -136,7 +138,7 @@ class GraphEngine:
                 captured.function,
                 accelerator,
                 self._planning.plan,
-                compiled=self._compiled,
+                compiling=self._compiling,
                 recorded=self._recorded,
                 symbols=captured.symbols,
                 elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),

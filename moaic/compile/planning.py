@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 
+import torch
+
 from moaic.capture.pieces import Piece
 from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
@@ -17,8 +19,9 @@ from moaic.ir.symbols import Numbers
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
-from moaic.passes.estimate.memory import fused_functions, memory_of
+from moaic.passes.estimate.memory import fused_functions, localized_functions, memory_of
 from moaic.passes.lowering.plan import Plan
+from moaic.passes.perf.fusion import op_by_op
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.solver.costs import coefficients_of
@@ -35,6 +38,7 @@ from moaic.runtime.controller import session
 from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.host import env_flags
 from moaic.runtime.host.cores import cores
+from moaic.runtime.host.env_flags import Compiling
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE
@@ -52,10 +56,16 @@ REDUCE_OVERHEAD = "reduce-overhead"
 """The mode of `torch.compile` that captures CUDA graphs and replays them."""
 
 
-def compiles(options: Mapping[str, object]) -> bool:
-    """Whether programs are compiled; else they run op by op, slower but without a wait. The default is MOAI_COMPILE."""
+def when_to_compile(options: Mapping[str, object]) -> Compiling:
+    """When programs are compiled, by an option whose default is MOAI_COMPILE.
+
+    The time at which programs change over from op by op to compiled decides last bits, so where PyTorch is asked for
+    determinism, all steps run compiled.
+    """
     asked = options.get(COMPILE)
-    return env_flags.says_yes(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
+    when = env_flags.says_when(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
+    is_timed = when is Compiling.BACKGROUND and torch.are_deterministic_algorithms_enabled()
+    return Compiling.BEFOREHAND if is_timed else when
 
 
 def records(options: Mapping[str, object], mode: str | None = None) -> bool:
@@ -206,6 +216,11 @@ class Planning:
         if (kind := f"{place} {dropped}") not in said:
             said.add(kind)
             log.plan_relaxed(dropped, config, reason, place)
+
+
+def fits_op_by_op(plan: Plan) -> bool:
+    """Whether a plan is predicted to fit in memory while its functions run op by op, without fusion."""
+    return memory_of(plan, localized_functions(op_by_op)).peak <= this_machine().memory
 
 
 class _Fits:

@@ -7,13 +7,14 @@ Outputs whose handles are gone when the backward comes are not computed; unset t
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from moaic.compile.planning import OpenSizesError
+from moaic.compile.planning import OpenSizesError, fits_op_by_op
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout
@@ -26,9 +27,11 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
 from moaic.passes.sharding.from_inputs import partition_as_inputs
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
+from moaic.planner import log
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
+from moaic.runtime.host.env_flags import Compiling
 from moaic.runtime.protocol.placement import Placement
 
 HALVES: Final = ("forward", "backward")
@@ -43,15 +46,29 @@ Planner = Callable[[Module], Plan]
 """Returns the plan of a step. Variants of one step, which differ in known zeros, get the same configuration."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Runs that are op by op because functions are still being compiled."""
+
+    began: float = field(default_factory=time.monotonic)
+    runs: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
 @dataclass(eq=False, slots=True)
 class Variant:
     """The lowered step without known zeros and unread outputs, and the numbers of its loaded programs."""
 
     programs: Programs
     accelerator: Accelerator
-    compiled: bool
+    compiling: Compiling
     recorded: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
+    _waiting: _Waiting | None = None
+    """The compilation in the background that runs have met."""
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
         """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there."""
@@ -63,6 +80,7 @@ class Variant:
             outputs,
             call.key if has_key else None,
             sizes=call.sizes,
+            op_by_op=call.op_by_op,
             rest=call.resting,
             fulfils=promise,
         )
@@ -74,9 +92,26 @@ class Variant:
             require_whole(program)
             text = render(program)
             self._numbers[name] = self.accelerator.load(
-                text, compiled=self.compiled, recorded=self.recorded, module=program
+                text,
+                compiled=self.compiling is not Compiling.NEVER,
+                recorded=self.recorded,
+                background=self.compiling is Compiling.BACKGROUND and not self.recorded,
+                module=program,
             )
         return self._numbers[name]
+
+    def is_ready(self, names: Sequence[str]) -> bool:
+        """Whether no compilation of these programs goes on in the background; loads them."""
+        numbers = [self.load(name) for name in names if name != "backward" or self.programs.backward is not None]
+        ready = all(self.accelerator.is_ready(number) for number in numbers)
+        if not ready:
+            self._waiting = self._waiting or _Waiting()
+            self._waiting.runs += 1
+        elif self._waiting is not None:
+            functions = {each.name for name in names if name in self._numbers for each in self.program(name).functions}
+            log.changed_over(len(functions), self._waiting.seconds, self._waiting.runs)
+            self._waiting = None
+        return ready
 
     def _checked(self, name: str) -> Module:
         """A program that is well formed; raises OpenSizesError for one that is not for open sizes."""
@@ -115,6 +150,8 @@ class StepCall:
     key: Key
     sizes: tuple[int, ...] = ()
     """The numbers of the step's symbols."""
+    op_by_op: bool = False
+    """Whether it runs op by op: its backward then computes values again with the bits of its forward."""
     promise: DeferredForward | None = None
     variant: Variant | None = None
     saved: list[Buffer] | None = None
@@ -140,7 +177,7 @@ class Step:
         accelerator: Accelerator,
         plan: Planner,
         *,
-        compiled: bool = True,
+        compiling: Compiling = Compiling.BEFOREHAND,
         recorded: bool = False,
         symbols: Symbols | None = None,
         elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
@@ -149,7 +186,7 @@ class Step:
         self.module = Module((function,))
         self.function = function
         self.accelerator = accelerator
-        self.compiled = compiled
+        self.compiling = compiling
         self.recorded = recorded
         self._plan = plan
         self._symbols = symbols or Symbols()
@@ -186,6 +223,7 @@ class Step:
         call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
         if not self.grads:
             variant = self._at_rest(inputs) or self._right_variant(call, frozenset(), ("forward",))
+            call.op_by_op = not variant.is_ready(("forward",))
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
@@ -224,7 +262,7 @@ class Step:
             module = partition_as_inputs(self.module, next(iter(meshes)), layouts)
         except Diagnostic:
             return None
-        return Variant(lower(module), self.accelerator, self.compiled, self.recorded)
+        return Variant(lower(module), self.accelerator, self.compiling, self.recorded)
 
     def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:
         if not self.grads:
@@ -257,6 +295,7 @@ class Step:
         promise = call.promise
         assert promise is not None
         made = [results[i] if i in results else grads[i] for i in order]
+        call.op_by_op = not variant.is_ready(("joint",))
         variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
         promise.fulfilled()
         return [grads[i] for i in self.grads]
@@ -264,6 +303,7 @@ class Step:
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
         """Run the forward alone, without outputs that exist already or that have no handle any more."""
         call.variant = self._right_variant(call, zeros, HALVES)
+        call.op_by_op = not call.variant.is_ready(HALVES)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
         saved = call.variant.result_types("forward", len(outputs))
@@ -331,7 +371,9 @@ class Step:
         if unread == usually_unread(plan.module.main):
             return self._variant(zeros)
         programs = plan.programs if unread is None else lower(plan.module, unread)
-        return Variant(programs, self.accelerator, self.compiled, self.recorded)
+        waits = self.compiling is Compiling.BACKGROUND and not fits_op_by_op(plan)
+        compiling = Compiling.BEFOREHAND if waits else self.compiling
+        return Variant(programs, self.accelerator, compiling, self.recorded)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:
         if zeros not in self._plans:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.host.status import BEAT, DEVICE_BYTES, FAILED, STEP_TIME, STEPS, WORDS
+from moaic.runtime.host.status import BEAT, COMPILED, DEVICE_BYTES, FAILED, STEP_TIME, STEPS, WORDS
 from moaic.runtime.protocol.shared_memory import (
     AHEAD,
     ASLEEP,
@@ -103,6 +103,10 @@ class Mailbox:
         at = self.rank * WORDS
         self._words[at + STEPS] += 1
         self._words[at + STEP_TIME] = int(1e6 * seconds)
+
+    def finish_compiling(self) -> None:
+        """Count a program whose compilation in the background has ended."""
+        self._words[self.rank * WORDS + COMPILED] += 1
 
     def beat(self, device_bytes: int) -> None:
         """Increment the heartbeat, and record the bytes allocated on a device with memory of its own."""

@@ -157,16 +157,30 @@ class Accelerator:
             self._pool.check()
             self._deferral.launch(call, outputs)
 
-    def load(self, text: str, *, compiled: bool = True, recorded: bool = False, module: Module | None = None) -> int:
+    def load(
+        self,
+        text: str,
+        *,
+        compiled: bool = True,
+        recorded: bool = False,
+        background: bool = False,
+        module: Module | None = None,
+    ) -> int:
         """Send a program to the workers, which begin to compile it; return its number for `run`. Raises Diagnostic.
 
-        With `recorded` the workers replay runs as CUDA graphs where their devices can. `module` is the parsed text, if
-        the caller has it.
+        With `recorded` the workers replay runs as CUDA graphs where their devices can. With `background` they go on
+        while processes beside them compile, if these can: see `is_ready`. `module` is the parsed text, if the caller
+        has it.
         """
         module = parse(text) if module is None else module
         with self._lock:
             self._pool.check()
-            return self._programs.load(text, module, compiled=compiled, recorded=recorded)
+            return self._programs.load(text, module, compiled=compiled, recorded=recorded, background=background)
+
+    def is_ready(self, program: int) -> bool:
+        """Whether the compilation of a program in the background has ended; until then its runs must be op by op."""
+        with self._lock:
+            return self._programs.is_ready(program)
 
     def program(self, number: int) -> Function:
         """The main function of a loaded program."""
@@ -180,6 +194,7 @@ class Accelerator:
         key: tuple[int, int] | None = None,
         *,
         sizes: tuple[int, ...] = (),
+        op_by_op: bool = False,
         rest: Collection[Buffer] = (),
         fulfils: DeferredForward | None = None,
     ) -> None:
@@ -188,13 +203,14 @@ class Accelerator:
         `inputs` are the main function's parameters except its random key. `outputs` are its results, None for an
         unwanted one. An input whose placement differs from the parameter's type is resharded: for this run into a
         temporary copy, for buffers in `rest` in place. `fulfils` is the deferred forward whose values this run
-        computes; the caller then calls its `fulfilled`. `sizes` are the numbers of the program's symbols.
+        computes; the caller then calls its `fulfilled`. `sizes` are the numbers of the program's symbols. With
+        `op_by_op` functions that are compiled in the background are interpreted.
         """
         with self._lock:
             self._pool.check()
             self._programs.check(program, inputs, outputs, key)
             self._deferral.clear_the_way(inputs, outputs, fulfils)
-            self._programs.run(program, inputs, outputs, key, rest, sizes)
+            self._programs.run(program, inputs, outputs, key, rest, sizes, op_by_op=op_by_op)
 
     # Deferred forwards.
 

@@ -115,9 +115,15 @@ class LocalWorkers:
     workers: tuple[LocalWorker, ...]
     fork_server: ForkServer
     status: Status
+    compile_in_background: bool = True
+    """Whether processes beside the workers can compile for them: those of GPUs need the device to compile."""
 
     def activity(self, rank: int) -> Activity:
         return self.status.activity(rank)
+
+    def has_compiled(self, number: int) -> bool:
+        """Whether compilation in the background has ended on all workers for the first `number` programs with it."""
+        return all(self.status.compiled(worker.rank) >= number for worker in self.workers)
 
     def beats(self, rank: int) -> int:
         """Heartbeats of the worker so far."""
@@ -179,7 +185,7 @@ def launch(
     workers = tuple(LocalWorker(rank, fork_server, Connection(end)) for rank, (end, _) in enumerate(pairs))
     status = Status(memory, count)
     os.close(memory)
-    return LocalWorkers(workers, fork_server, status)
+    return LocalWorkers(workers, fork_server, status, set(devices) == {CPU})
 
 
 def carrier_for(devices: Sequence[str]) -> Carrier:

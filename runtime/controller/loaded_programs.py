@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from moaic.ir.errors import Diagnostic
@@ -14,8 +15,18 @@ from moaic.ir.specialize import Specializer, symbols_of
 from moaic.ir.symbols import Symbols
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
+from moaic.runtime.controller.compiled_marks import mark_of, set_mark
 from moaic.runtime.protocol.commands import Load, Run
 from moaic.runtime.protocol.placement import Placement, alike
+
+
+class Compilation(NamedTuple):
+    """The compilation of a program in the background."""
+
+    number: int
+    """Workers do one after the other, and count them from 1."""
+    mark: Path
+    """The file to be made when the cache on disk has all functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class Loaded:
     mesh: Mesh
     symbols: Symbols | None
     has_key: bool
+    compilation: Compilation | None
+    """Its compilation in the background, until that has ended."""
 
 
 class Places(NamedTuple):
@@ -45,23 +58,43 @@ class LoadedPrograms:
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
         self._loaded: list[Loaded] = []
+        self._compilations = 0
         self._places: dict[tuple[int, tuple[int, ...]], Places] = {}
 
     def main(self, program: int) -> Function:
         return self._loaded[program].main
 
-    def load(self, text: str, module: Module, *, compiled: bool, recorded: bool) -> int:
+    def load(self, text: str, module: Module, *, compiled: bool, recorded: bool, background: bool) -> int:
         """Send a program, whose text is that of `module`, to the workers; return its number."""
-        main, mesh = module.main, module.mesh
+        main, mesh, pool = module.main, module.mesh, self._buffers.pool
         self._check_size(mesh)
         has_key = any(main.param_role(index).kind == "key" for index in range(len(main.params)))
-        loaded = Loaded(main, mesh, symbols_of(module), has_key)
-        self._loaded.append(loaded)
+        compilation = self._begun(text) if compiled and background and pool.compiles_in_background else None
+        self._loaded.append(Loaded(main, mesh, symbols_of(module), has_key, compilation))
         number = len(self._loaded) - 1
         line = self._buffers.lines.here()
-        self._buffers.pool.push(Load(line, number, text, compiled, recorded, mesh.ranks))
-        self._buffers.pool.flush()
+        pool.push(Load(line, number, text, compiled, recorded, mesh.ranks, compilation is not None))
+        pool.flush()
         return number
+
+    def _begun(self, text: str) -> Compilation | None:
+        """The next compilation in the background; None for a program that was compiled before."""
+        mark = mark_of(text, self._buffers.pool.size)
+        if mark.exists():
+            return None
+        self._compilations += 1
+        return Compilation(self._compilations, mark)
+
+    def is_ready(self, program: int) -> bool:
+        """Whether no compilation of a program in the background goes on."""
+        loaded = self._loaded[program]
+        if loaded.compilation is None:
+            return True
+        if not self._buffers.pool.has_compiled(loaded.compilation.number):
+            return False
+        set_mark(loaded.compilation.mark)
+        self._loaded[program] = replace(loaded, compilation=None)
+        return True
 
     def _placed(self, program: int, sizes: tuple[int, ...]) -> Places:
         """The places of a run at these sizes: strides of splits depend on them."""
@@ -98,6 +131,8 @@ class LoadedPrograms:
         key: tuple[int, int] | None,
         persistent: Collection[Buffer],
         sizes: tuple[int, ...] = (),
+        *,
+        op_by_op: bool = False,
     ) -> None:
         """Queue a run and send the queue; `sizes` are the numbers of the program's symbols."""
         places = self._placed(program, sizes)
@@ -107,7 +142,7 @@ class LoadedPrograms:
         pairs = zip(inputs, places.inputs, strict=True)
         ids = [self._input(buffer, place, persistent, temporary) for buffer, place in pairs]
         names = [None if buffer is None else buffer.id for buffer in outputs]
-        self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key, sizes))
+        self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key, sizes, op_by_op))
         for buffer, place in zip(outputs, places.outputs, strict=True):
             if buffer is not None:
                 buffer.place, buffer.host, buffer.fill = place, None, None

@@ -119,6 +119,15 @@ class WorkerPool:
         return len(self.greeted) == self.size
 
     @property
+    def compiles_in_background(self) -> bool:
+        """Whether processes beside the workers can compile for them."""
+        return self._workers.compile_in_background
+
+    def has_compiled(self, number: int) -> bool:
+        """Whether compilation in the background has ended on all workers for the first `number` programs with it."""
+        return self._workers.has_compiled(number)
+
+    @property
     def status_descriptor(self) -> int:
         """The descriptor of the shared memory that begins with the workers' status lines."""
         return self._workers.status.descriptor

@@ -1,8 +1,9 @@
-"""Boolean values of options and environment variables."""
+"""Values of options and environment variables that both the user's process and the workers know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
@@ -14,6 +15,27 @@ COMPILE_VARIABLE: Final = "MOAI_COMPILE"
 GRAPHS_VARIABLE: Final = "MOAI_CUDA_GRAPHS"
 
 
+WAIT: Final = "wait"
+
+
+class Compiling(Enum):
+    """When the functions of programs are compiled, and how the first steps run."""
+
+    NEVER = "false"
+    BACKGROUND = "true"
+    """While steps run op by op."""
+    BEFOREHAND = WAIT
+    """Before the first step."""
+
+
+def says_when(name: str, value: object) -> Compiling:
+    """The value of an option about compiling; raises Diagnostic for any other word."""
+    word = str(value).lower()
+    if word not in (*YES, *NO, WAIT):
+        raise Diagnostic(f"invalid value `{value}` for {name}", hint="choose True, False or wait")
+    return Compiling.BEFOREHAND if word == WAIT else Compiling.BACKGROUND if word in YES else Compiling.NEVER
+
+
 def says_yes(name: str, value: object) -> bool:
     """The value as a bool; raises Diagnostic for any other word."""
     word = str(value).lower()
@@ -23,5 +45,10 @@ def says_yes(name: str, value: object) -> bool:
 
 
 def may_compile(environment: Mapping[str, str]) -> bool:
-    """Whether MOAI_COMPILE lets programs be compiled; an invalid word passes here and is reported by `says_yes`."""
+    """Whether MOAI_COMPILE lets programs be compiled; an invalid word passes here and is reported by `says_when`."""
     return environment.get(COMPILE_VARIABLE, "").lower() not in NO
+
+
+def awaits_compiler(environment: Mapping[str, str]) -> bool:
+    """Whether MOAI_COMPILE makes the first step wait for the compiler."""
+    return environment.get(COMPILE_VARIABLE, "").lower() == WAIT

@@ -47,6 +47,10 @@ DEVICE_BYTES: Final = 8
 """Word of a status line: bytes of tensors on a device with memory of its own."""
 
 
+COMPILED: Final = 9
+"""Word of a status line: the number of programs whose compilation in the background has ended, in order of Load."""
+
+
 class Status:
     """Reads the status lines by the descriptor of the workers' shared memory."""
 
@@ -75,6 +79,10 @@ class Status:
     def device_bytes(self, rank: int) -> int:
         """The bytes of tensors of `rank` on a device with memory of its own; 0 if it computes in the host's."""
         return self._words[rank * WORDS + DEVICE_BYTES]
+
+    def compiled(self, rank: int) -> int:
+        """The number of programs that `rank` has finished compiling in the background."""
+        return self._words[rank * WORDS + COMPILED]
 
     def close(self) -> None:
         self._words.release()

@@ -75,7 +75,7 @@ class Reshard(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Parse a program and begin to compile it; ranks not below `ranks` take no part."""
+    """Parse a program and compile it; ranks not below `ranks` take no part."""
 
     line: int
     program: int
@@ -83,6 +83,8 @@ class Load(NamedTuple):
     compiled: bool
     recorded: bool
     ranks: int
+    background: bool = False
+    """Whether a process beside the worker compiles it, while commands run."""
 
 
 class Run(NamedTuple):
@@ -96,6 +98,8 @@ class Run(NamedTuple):
     """Two i64 that seed random numbers; None for a program without."""
     sizes: Sequence[int] = ()
     """The numbers of the program's symbols."""
+    op_by_op: bool = False
+    """Whether functions that are compiled in the background run op by op."""
 
 
 class Free(NamedTuple):

@@ -2,7 +2,7 @@
 
 The launcher starts `python -m moaic.runtime.worker.fork_server` with the descriptors that the workers need. The server
 has one thread and no device context when it forks. It then reports on a pipe when workers are stopped, continue or end,
-and ends after the last one.
+forks the processes that compile in the background for them, and ends after the last worker.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import select
 import signal
+import socket
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from moaic.runtime.host.env_flags import may_compile
+from moaic.runtime.host.env_flags import awaits_compiler, may_compile
 from moaic.runtime.host.gpus import CPU
+
+WAKE_UPS: Final = 4096
+"""Bytes read from the pipe of signals at once."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,21 +29,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imports make no garbage; the collector finds none and takes a fifth of the start-up time.
     gc.disable()
-    from moaic.runtime.worker import serve
+    from moaic.runtime.worker import background, serve
 
     prepare = _nothing
     if may_compile(os.environ):
         prepare = _compiler(options.devices)
     # Freeze the imported objects: a worker's collector would copy the pages that all workers share.
     gc.freeze()
+    requests, worker_end = background.request_sockets()
     ranks = range(len(options.sockets))
-    pids = {_fork(lambda rank=rank: _start(serve.work, options, rank, prepare)): rank for rank in ranks}
+    pids: dict[int, int] = {}
+    for rank in ranks:
+        pids[_fork(lambda rank=rank: _start(serve.work, options, rank, prepare, requests, worker_end))] = rank
+    worker_end.close()
     for descriptor in (options.memory, options.store, *options.sockets, *options.liveness_pipes):
         os.close(descriptor)
     with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:
         for pid, rank in pids.items():
             reports.write(f"{rank} pid {pid}\n")
-        _watch(pids, lambda rank, word, number: reports.write(f"{rank} {word} {number}\n"))
+        _watch(pids, lambda rank, word, number: reports.write(f"{rank} {word} {number}\n"), requests)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -45,6 +55,7 @@ def _compiler(devices: Sequence[str]) -> Callable[[], None]:
     """Import the compiler; return the preparation that is left for the workers.
 
     With GPUs nothing is compiled here: compilation makes a CUDA context, and a process that has one must not fork.
+    Headers are compiled by the first program that needs them, unless the first step waits for that.
     """
     from moaic.runtime.codegen.compile import import_compiler, precompile_headers, warm_compiler
 
@@ -52,7 +63,7 @@ def _compiler(devices: Sequence[str]) -> Callable[[], None]:
     if any(device != CPU for device in devices):
         return _nothing
     warm_compiler()
-    return precompile_headers
+    return precompile_headers if awaits_compiler(os.environ) else _nothing
 
 
 def _nothing() -> None:
@@ -74,25 +85,52 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def _start(work: Callable[..., None], options: argparse.Namespace, rank: int, prepare: Callable[[], None]) -> None:
+def _start(
+    work: Callable[..., None],
+    options: argparse.Namespace,
+    rank: int,
+    prepare: Callable[[], None],
+    requests: socket.socket,
+    worker_end: socket.socket,
+) -> None:
     """Turn a forked process into a worker: its own process group, without the descriptors of other workers."""
     gc.enable()
     os.setsid()
+    requests.close()
     readers, writers = options.liveness_pipes[::2], options.liveness_pipes[1::2]
-    others = [socket for peer, socket in enumerate(options.sockets) if peer != rank]
+    others = [end for peer, end in enumerate(options.sockets) if peer != rank]
     others += [writer for peer, writer in enumerate(writers) if peer != rank]
     for descriptor in (options.reports, readers[rank], *others):
         os.close(descriptor)
     peers = [reader for peer, reader in enumerate(readers) if peer != rank]
     settings = options.threads[rank], options.devices[rank], options.carrier, options.store
-    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *settings, prepare)
+    compiling = worker_end.detach()
+    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *settings, compiling, prepare)
 
 
-def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> None:
-    """Report each worker that is stopped, continues or ends, until all have ended."""
+def _watch(pids: dict[int, int], report: Callable[[int, str, int], object], requests: socket.socket) -> None:
+    """Report each worker that is stopped, continues or ends, until all have ended; meanwhile fork compilers."""
+    changes, wake_up = os.pipe()
+    for end in (changes, wake_up):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
     left = set(pids)
+    waiting: list[int | socket.socket] = [changes, requests]
+    while _report_changes(pids, left, report):
+        ready, _, _ = select.select(waiting, [], [])
+        if changes in ready:
+            os.read(changes, WAKE_UPS)
+        if requests in ready and not _fork_compiler(requests, changes, wake_up):
+            waiting.remove(requests)
+
+
+def _report_changes(pids: dict[int, int], left: set[int], report: Callable[[int, str, int], object]) -> bool:
+    """Report all changes of children since the last call; return whether workers are left."""
     while left:
-        pid, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED)
+        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if pid == 0:
+            return True
         if pid not in left:
             continue
         if os.WIFSTOPPED(status):
@@ -102,6 +140,28 @@ def _watch(pids: dict[int, int], report: Callable[[int, str, int], object]) -> N
         else:
             report(pids[pid], "ended", os.waitstatus_to_exitcode(status))
             left.remove(pid)
+    return False
+
+
+def _fork_compiler(requests: socket.socket, *own: int) -> bool:
+    """Fork a process for a job, without the descriptors that are the server's `own`; return whether there was one."""
+    from moaic.runtime.worker import background
+
+    if (job := background.receive_job(requests)) is None:
+        return False
+
+    def work() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        requests.close()
+        for descriptor in own:
+            os.close(descriptor)
+        gc.enable()
+        background.run_job(job)
+
+    _fork(work)
+    job.close()
+    return True
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

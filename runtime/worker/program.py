@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Function, Op
-from moaic.ir.localize import localize
 from moaic.ir.parser import parse
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.specialize import Specializer, symbols_of
@@ -23,6 +22,7 @@ from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.instruction_name import describe
+from moaic.runtime.worker.compile_shares import called_functions, shares
 from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
 from moaic.runtime.worker.instructions import Compute, Instruction, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
@@ -46,6 +46,11 @@ class Record:
     repeated: int = 0
     """Runs that were replays of a CUDA graph, whose compute and communication times are not known."""
 
+    def compiled(self, names: Sequence[str], seconds: float) -> None:
+        """Adds the time that compiling these functions together took."""
+        for name in names:
+            self.compile[name] = self.compile.get(name, 0.0) + seconds / len(names)
+
     def encoded(self) -> dict[str, Any]:
         return {
             "compile": self.compile,
@@ -58,21 +63,30 @@ class Record:
 
 
 class Program:
-    """One rank's part of a program, compiled."""
+    """One rank's part of a program."""
 
     def __init__(
-        self, text: str, context: WorkerContext, *, compiled: bool, note: Callable[[int], None], recorded: bool = False
+        self,
+        text: str,
+        context: WorkerContext,
+        *,
+        compiled: bool,
+        note: Callable[[int], None],
+        recorded: bool = False,
+        background: bool = False,
+        record: Record | None = None,
     ) -> None:
         """`note` is called with the index of each instruction before it runs. Raises Diagnostic for an invalid text.
 
-        With `recorded` runs are captured and replayed as CUDA graphs, where the device can.
+        With `recorded` runs are captured and replayed as CUDA graphs, where the device can. With `background` the first
+        run that is not op by op compiles the functions, which others should have done by then.
         """
         module = parse(text)
         self.mesh = module.mesh
         self.main = module.main
         self.takes_part = context.rank < self.mesh.ranks
         self.makes_gradients = bool(self.main.gradients)
-        self.record = Record()
+        self.record = record or Record()
         self._note = note
         # Capture of a CUDA graph forbids synchronization.
         self._clock = time.perf_counter if compiled or recorded else partial(_synchronized_clock, context.backend)
@@ -85,13 +99,13 @@ class Program:
         steps = rank_order(arrange, self.mesh, at, context.transport.send_slots)
         self._numbers = [step.position for step in steps]
         mine = [step.op for step in steps]
-        called = {op.callee for op in self.main.ops if op.name == "call"}
-        functions = {each.name: localize(each, self.mesh) for each in module.functions if each.name in called}
-        own = {op.callee for op in mine if op.name == "call"}
+        functions = called_functions(module)
         symbols = symbols_of(module)
-        kernels = _Kernels(symbols, context.device, self.record, compiled=compiled)
-        _compile_all(functions, own, rank_context, kernels, compiled=compiled)
-        self._at = lru_cache(SIZES_KEPT)(_Instructions(self.main, mine, rank_context, functions, kernels, symbols))
+        self._instructions = _Instructions(self.main, mine, rank_context, functions, symbols, self.record)
+        self._at: dict[bool, Callable[[tuple[int, ...]], list[Instruction]]] = {}
+        self._compiled = compiled
+        if compiled and not background:
+            self._at[True] = self._instructions.compiled(together=True)
         slots = {value: slot for slot, value in enumerate(self.main.values())}
         self._count = len(slots)
         self._results = [slots[result] for result in self.main.results]
@@ -106,7 +120,11 @@ class Program:
         is_possible = self._context.backend.records and can_capture and is_capturable(self.main, functions)
         rank = self._context.rank
         group = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
-        return GraphRecorder(self.main, self._context, group, self._execute) if is_possible else None
+
+        def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+            return self._execute(self._made(compiled=self._compiled)(()), operands, wanted)
+
+        return GraphRecorder(self.main, self._context, group, execute) if is_possible else None
 
     def run(
         self,
@@ -116,6 +134,7 @@ class Program:
         sizes: Sequence[int] = (),
         *,
         eager: bool = False,
+        op_by_op: bool = False,
     ) -> list[Tensor | None]:
         """Run the program; return its results in order, each in its own memory, None if not wanted or not held here.
 
@@ -124,9 +143,10 @@ class Program:
         """
         operands = self._with_key(inputs, key)
         del inputs
+        instructions = self._made(compiled=self._compiled and not op_by_op)(tuple(sizes))
         start = self._clock()
         if self._recorder is None or eager:
-            results = self._execute(operands, wanted, sizes)
+            results = self._execute(instructions, operands, wanted)
         else:
             results = self._recorder.run(operands, wanted)
             self.record.repeated = self._recorder.repeated
@@ -139,13 +159,19 @@ class Program:
         if self.takes_part and self._recorder is not None:
             self._recorder.forget()
 
+    def _made(self, *, compiled: bool) -> Callable[[tuple[int, ...]], list[Instruction]]:
+        """From the sizes of a run to its instructions, compiled at the first call if need be."""
+        if compiled not in self._at:
+            self._at[compiled] = self._instructions.compiled() if compiled else self._instructions.op_by_op()
+        return self._at[compiled]
+
     def _execute(
-        self, operands: Sequence[Tensor | None], wanted: Sequence[bool], sizes: Sequence[int] = ()
+        self, instructions: Sequence[Instruction], operands: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         slots: list[Any] = [*operands, *[None] * (self._count - self._params)]
         clock = self._clock
         before = clock()
-        for index, instruction in zip(self._numbers, self._at(tuple(sizes)), strict=True):
+        for index, instruction in zip(self._numbers, instructions, strict=True):
             run, reads, writes, frees, awaits, communicates = instruction
             self._note(index)
             for slot in awaits:
@@ -216,7 +242,7 @@ def _is_compact(tensor: Tensor) -> bool:
 
 
 class _Instructions:
-    """The instructions of one rank, made for the sizes of a run: a callable that `lru_cache` wraps."""
+    """The instructions of one rank, with functions that are compiled or run op by op."""
 
     def __init__(
         self,
@@ -224,79 +250,73 @@ class _Instructions:
         mine: Sequence[Op],
         rank_context: RankContext,
         functions: Mapping[str, Function],
-        kernels: _Kernels,
         symbols: Symbols | None,
+        record: Record,
     ) -> None:
         self._main = main
         self._mine = replace(main, ops=tuple(mine))
         self._rank_context = rank_context
         self._functions = functions
-        self._kernels = kernels
         self._symbols = symbols
+        self._record = record
 
-    def __call__(self, sizes: tuple[int, ...]) -> list[Instruction]:
+    def op_by_op(self) -> Callable[[tuple[int, ...]], list[Instruction]]:
+        """From the sizes of a run to instructions that interpret their functions."""
+        kernels = self._kernels()
+        kernels.prepare([self._functions[name] for name in self._functions if name in self._own], compiled=False)
+        return lru_cache(SIZES_KEPT)(partial(self._with, kernels))
+
+    def compiled(self, *, together: bool = False) -> Callable[[tuple[int, ...]], list[Instruction]]:
+        """From the sizes of a run to instructions that call compiled functions: compiles those that this rank calls.
+
+        With `together` the ranks do so at the same time: first each compiles its share of all functions. Shares are
+        then loaded from the cache on disk, which holds each as a whole.
+        """
+        mesh, rank = self._rank_context.mesh, self._rank_context.rank
+        parts, kernels = shares(self._functions, mesh.ranks), self._kernels()
+        if together:
+            if mine := parts.pop(rank):
+                self._compile(kernels, mine)
+            if parts:
+                # A barrier that can be cancelled if compilation fails on a rank.
+                self._rank_context.transport.agree(Group.of(range(mesh.ranks), rank), 0)
+        for part in parts:
+            if not self._own.isdisjoint(part):
+                self._compile(kernels, part)
+        return lru_cache(SIZES_KEPT)(partial(self._with, kernels))
+
+    @property
+    def _own(self) -> set[str]:
+        return {op.callee for op in self._mine.ops if op.name == "call"}
+
+    def _kernels(self) -> _Kernels:
+        return _Kernels(self._symbols, self._rank_context.context.device)
+
+    def _compile(self, kernels: _Kernels, names: Sequence[str]) -> None:
+        start = time.perf_counter()
+        kernels.prepare([self._functions[name] for name in names], compiled=True)
+        self._record.compiled(names, time.perf_counter() - start)
+
+    def _with(self, kernels: _Kernels, sizes: tuple[int, ...]) -> list[Instruction]:
         numbers = {} if self._symbols is None else self._symbols.numbers(sizes)
         at = Specializer(numbers)
         slots = {at.value(value): slot for slot, value in enumerate(self._main.values())}
-        kernels = {name: self._kernels.at(name, numbers) for name in self._kernels.names}
-        return list(instructions(at.function(self._mine), self._rank_context, self._functions, kernels, slots))
+        made = kernels.at(numbers)
+        return list(instructions(at.function(self._mine), self._rank_context, self._functions, made, slots))
 
 
 class _Kernels:
-    """The compiled functions of a program, by name."""
+    """Functions of a program that are ready to run, by name."""
 
-    def __init__(self, symbols: Symbols | None, device: torch.device, record: Record, *, compiled: bool) -> None:
+    def __init__(self, symbols: Symbols | None, device: torch.device) -> None:
         self._symbols = symbols
         self._device = device
-        self._record = record
-        self._compiled = compiled
         self._made: dict[str, Callable[[Numbers], Compute]] = {}
 
-    @property
-    def names(self) -> Iterable[str]:
-        return self._made
-
-    def compile(self, functions: Sequence[Function]) -> None:
-        start = time.perf_counter()
-        runs = prepare_functions(functions, self._symbols, compiled=self._compiled, device=self._device)
+    def prepare(self, functions: Sequence[Function], *, compiled: bool) -> None:
+        runs = prepare_functions(functions, self._symbols, compiled=compiled, device=self._device)
         self._made.update((function.name, run) for function, run in zip(functions, runs, strict=True))
-        seconds = (time.perf_counter() - start) / max(1, len(functions))
-        self._record.compile |= {function.name: seconds for function in functions}
 
-    def at(self, name: str, numbers: Numbers) -> Compute:
-        """The function where the symbols have these numbers."""
-        return self._made[name](numbers)
-
-
-def _compile_all(
-    functions: Mapping[str, Function], own: Set[str], rank_context: RankContext, kernels: _Kernels, *, compiled: bool
-) -> None:
-    """Compile the functions `own` that this rank calls.
-
-    The ranks first compile one share each of all functions; a rank then loads the functions that others compiled from
-    the cache on disk.
-    """
-    if not compiled:
-        kernels.compile([functions[name] for name in functions if name in own])
-        return
-    shares = _shares(functions, rank_context.mesh.ranks)
-    if mine := shares.pop(rank_context.rank):
-        kernels.compile([functions[name] for name in mine])
-    if shares:
-        # A barrier that can be cancelled if compilation fails on a rank.
-        rank_context.transport.agree(Group.of(range(rank_context.mesh.ranks), rank_context.rank), 0)
-    for share in shares:
-        # The cache holds each share as a whole.
-        if not own.isdisjoint(share):
-            kernels.compile([functions[name] for name in share])
-
-
-def _shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
-    """The functions that each rank compiles: shares with about the same number of ops."""
-    shares: list[list[str]] = [[] for _ in range(ranks)]
-    ops = [0] * ranks
-    for name in sorted(functions, key=lambda name: -len(functions[name].ops)):
-        rank = ops.index(min(ops))
-        shares[rank].append(name)
-        ops[rank] += len(functions[name].ops)
-    return shares
+    def at(self, numbers: Numbers) -> dict[str, Compute]:
+        """The functions where the symbols have these numbers."""
+        return {name: made(numbers) for name, made in self._made.items()}

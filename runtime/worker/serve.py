@@ -24,6 +24,7 @@ from moaic.runtime.host.cores import cores
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
 from moaic.runtime.protocol.wire import Closed, Connection, Message
+from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.worker import Worker
 
 BEAT_MILLISECONDS: Final = 1000
@@ -42,14 +43,16 @@ def work(
     device: str,
     carrier: str,
     store: int,
+    compiling: int,
     prepare: Callable[[], None],
 ) -> None:
     """Worker main loop: returns or exits when the controller closes the socket `descriptor`.
 
     `liveness_pipe` closes when this process ends, which tells the other workers; `peers` are the read ends of theirs.
-    `store` is the rendezvous of process groups. `prepare` warms up the compiler on a thread, before the first program.
+    `store` is the rendezvous of process groups, `compiling` the socket of `BackgroundCompiler`. `prepare` warms up the
+    compiler on a thread, before the first program.
     """
-    for inherited in (descriptor, memory, liveness_pipe, store, *peers):
+    for inherited in (descriptor, memory, liveness_pipe, store, compiling, *peers):
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
@@ -63,7 +66,8 @@ def work(
         connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, backend)
-        worker = Worker(WorkerContext(rank, backend, transport), mailbox, partial(_raised, connection))
+        background = BackgroundCompiler(compiling, rank, mailbox)
+        worker = Worker(WorkerContext(rank, backend, transport), mailbox, background, partial(_raised, connection))
         serve(worker, mailbox, connection)
     except Closed:
         end()

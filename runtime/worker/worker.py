@@ -39,10 +39,11 @@ from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.worker import checkpoint_io
 from moaic.runtime.worker.agreement import Agreement
+from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.eager_op import EagerOp
 from moaic.runtime.worker.failed_commands import FATAL, FailedCommands, Poisoned
 from moaic.runtime.worker.oom import shortage_of
-from moaic.runtime.worker.program import Program
+from moaic.runtime.worker.program import Program, Record
 from moaic.runtime.worker.requests import Answer, Requests
 from moaic.runtime.worker.tracer import Tracer
 
@@ -68,12 +69,19 @@ class _Effects(NamedTuple):
 class Worker:
     """Runs commands, one at a time, on the buffers of one device."""
 
-    def __init__(self, context: WorkerContext, mailbox: Mailbox, raised: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        mailbox: Mailbox,
+        background: BackgroundCompiler,
+        raised: Callable[[list[Any]], None],
+    ) -> None:
         """`raised` reports a failed command to the controller."""
         self.context: Final = context
         self.table: Final[dict[int, Tensor]] = {}
         self.idle_bytes: Final = context.backend.private_bytes()
         self._mailbox: Final = mailbox
+        self._background: Final = background
         self._raised: Final = raised
         self._operators: dict[int, EagerOp] = {}
         self._reshardings: dict[int, _DefinedResharding] = {}
@@ -291,10 +299,20 @@ class Worker:
     def _load(self, command: Load) -> None:
         for program in self._programs.values():
             program.release_graph()
-        number, compiled, recorded = command.program, command.compiled, command.recorded
+        number, record = command.program, Record()
         self._loads[number] = self._number
-        note = partial(self._note, number)
-        load = partial(Program, command.text, self.context, compiled=compiled, recorded=recorded, note=note)
+        if command.background:
+            self._background.compile(command.text, record.compiled)
+        load = partial(
+            Program,
+            command.text,
+            self.context,
+            compiled=command.compiled,
+            recorded=command.recorded,
+            background=command.background,
+            note=partial(self._note, number),
+            record=record,
+        )
         ranks = range(command.ranks) if self.context.rank < command.ranks else ()
         self._programs[number] = self._agreement.run(ranks, load, carries=False)
 
@@ -312,9 +330,11 @@ class Worker:
             return
         wanted = [buffer is not None for buffer in command.outputs]
         given = [self.table.get(buffer) for buffer in command.inputs]
-        run = partial(program.run, given, command.key, wanted, command.sizes, eager=self._tracer.on)
+        modes = {"eager": self._tracer.on, "op_by_op": command.op_by_op}
+        run = partial(program.run, given, command.key, wanted, command.sizes, **modes)
         del given
         results = self._agreement.run(range(program.mesh.ranks), run)
+        self._background.ran()
         if program.makes_gradients:
             self._finish_step(program)
         for buffer, tensor in zip(command.outputs, results, strict=True):

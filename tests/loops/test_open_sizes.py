@@ -74,7 +74,7 @@ def train(asked: Asked, shapes: Sequence[tuple[int, int]], *, compiled_functions
     torch.compiler.reset()
     data = batches(shapes)
     host, model = TINY.model(), TINY.model().to("moai")
-    found = trained(model, compiled(model, asked, compile=compiled_functions), data)
+    found = trained(model, compiled(model, asked, compile="wait" if compiled_functions else False), data)
     same(found, trained(host, host, data), 1e-4)
 
 
@@ -123,7 +123,7 @@ def test_numbers_and_views_follow_the_sizes(compiled_functions: bool) -> None:
     model = Statistics()
     model.load_state_dict(host.state_dict())
     model.to("moai")
-    call = torch.compile(model, backend="moai", options={"dp": 1, "compile": compiled_functions})
+    call = torch.compile(model, backend="moai", options={"dp": 1, "compile": "wait" if compiled_functions else False})
     for seed, (rows, length) in enumerate(SHAPES[: 6 if compiled_functions else 12]):
         x = torch.randn(rows, length + 2, 4, generator=torch.Generator().manual_seed(seed))
         results: list[list[Tensor]] = []
@@ -221,7 +221,7 @@ def follow(name: str, *, compiled_functions: bool) -> None:
     host, model = Formula(name), Formula(name)
     model.load_state_dict(host.state_dict())
     model.to("moai")
-    call = torch.compile(model, backend="moai", options={"dp": 2, "compile": compiled_functions})
+    call = torch.compile(model, backend="moai", options={"dp": 2, "compile": "wait" if compiled_functions else False})
     for length in host.lengths:
         x = torch.randn(2, length, 4)
         results: list[list[Tensor]] = []

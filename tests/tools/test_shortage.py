@@ -121,8 +121,8 @@ def test_a_worker_that_runs_out_of_memory_is_named_with_advice(person: Person) -
 @pytest.mark.exact
 def test_the_batch_that_is_advised_trains_under_the_limit(person: Person) -> None:
     """Compiled, as people train: memory is predicted for compiled functions."""
-    rows = advised(tried(person, 1 << 19, MOAI_COMPILE="1"))
-    assert tried(person, rows, MOAI_COMPILE="1") == ["done"]
+    rows = advised(tried(person, 1 << 19, MOAI_COMPILE="wait"))
+    assert tried(person, rows, MOAI_COMPILE="wait") == ["done"]
 
 
 KILLED = """

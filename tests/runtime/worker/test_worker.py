@@ -16,6 +16,7 @@ from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.commands import Command, Fetch, Fill, Free, List, Put, Request
 from moaic.runtime.protocol.shared_memory import create_memory
 from moaic.runtime.protocol.wire import as_block
+from moaic.runtime.worker.background import BackgroundCompiler, request_sockets
 from moaic.runtime.worker.worker import Worker
 
 
@@ -24,7 +25,10 @@ def worker() -> Worker:
     memory = create_memory(1)
     mailbox = Mailbox(memory, 0, 1, ())
     os.close(memory)
-    return Worker(WorkerContext(0, CpuBackend(), SharedMemoryTransport(mailbox)), mailbox, _unexpected)
+    server, requests = request_sockets()
+    server.close()
+    background = BackgroundCompiler(requests.detach(), 0, mailbox)
+    return Worker(WorkerContext(0, CpuBackend(), SharedMemoryTransport(mailbox)), mailbox, background, _unexpected)
 
 
 def _unexpected(failure: list[Any]) -> None:

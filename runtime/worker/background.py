@@ -1,0 +1,133 @@
+"""Compilation in the background: a process beside a worker compiles the worker's functions into the cache on disk.
+
+A worker asks the fork server for the process, by a packet with two descriptors: a file that holds the job, and the end
+of a pipe. The process writes what it compiled, and in how many seconds, into the pipe, which closes with the process.
+It ends early when the worker, which reads the pipe, has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import torch
+
+from moaic.runtime.comm.shm_slots import Mailbox
+from moaic.runtime.protocol.wire import decode, encode
+from moaic.runtime.worker.compile_shares import compile_share
+
+PATIENCE_SECONDS: Final = 60.0
+"""Time after which compilation begins although no program has run."""
+
+PACKET: Final = b"compile"
+
+DESCRIPTORS: Final = 2
+
+Compiled = Callable[[Sequence[str], float], None]
+"""Takes the names of functions and the seconds that compiling them together took."""
+
+
+class BackgroundCompiler:
+    """A worker's side: the programs that it is to compile, one after the other, on a thread that only waits."""
+
+    def __init__(self, requests: int, rank: int, mailbox: Mailbox) -> None:
+        """`requests` is the descriptor of the fork server's socket; `mailbox` counts the programs that are done."""
+        self._socket: Final = socket.socket(fileno=requests)
+        self._rank: Final = rank
+        self._mailbox: Final = mailbox
+        self._first_run: Final = threading.Event()
+        self._jobs: Final = queue.SimpleQueue[tuple[str, Compiled]]()
+        threading.Thread(target=self._work, name="background", daemon=True).start()
+
+    def compile(self, text: str, done: Compiled) -> None:
+        """Have this rank's share of a program compiled; `done` then gets the functions' names and the seconds.
+
+        A program is counted in any case. If it could not be compiled, the worker fails itself when it tries.
+        """
+        self._jobs.put((text, done))
+
+    def ran(self) -> None:
+        """A program has run: compilation, which would have delayed the first one, may begin."""
+        self._first_run.set()
+
+    def _work(self) -> None:
+        while True:
+            text, done = self._jobs.get()
+            self._first_run.wait(PATIENCE_SECONDS)
+            # A fork server that has ended takes its workers with it.
+            with contextlib.suppress(OSError):
+                if answer := self._answer(text):
+                    done(*decode(answer))
+            self._mailbox.finish_compiling()
+
+    def _answer(self, text: str) -> bytes:
+        job = encode([self._rank, torch.get_num_threads(), text])
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb") as answer:
+            try:
+                _send_job(self._socket, job, writer)
+            finally:
+                os.close(writer)
+            return answer.read()
+
+
+def _send_job(requests: socket.socket, job: bytes, writer: int) -> None:
+    file = os.memfd_create("moaic-job", os.MFD_CLOEXEC)
+    with os.fdopen(file, "w+b") as memory:
+        memory.write(job)
+        memory.flush()
+        socket.send_fds(requests, [PACKET], [file, writer])
+
+
+class Job(NamedTuple):
+    """The fork server's descriptors of a job: its file and its pipe."""
+
+    file: int
+    pipe: int
+
+    def close(self) -> None:
+        os.close(self.file)
+        os.close(self.pipe)
+
+
+def request_sockets() -> tuple[socket.socket, socket.socket]:
+    """The fork server's end, and the one that all workers share."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def receive_job(requests: socket.socket) -> Job | None:
+    """The next job; None after the last worker has ended."""
+    _, descriptors, _, _ = socket.recv_fds(requests, len(PACKET), DESCRIPTORS)
+    return Job(*descriptors) if len(descriptors) == DESCRIPTORS else None
+
+
+def run_job(job: Job) -> None:
+    """Do a job, in a process of its own, and end the process with all its children."""
+    os.setsid()
+    threading.Thread(target=_end_with_worker, args=(job.pipe,), name="watch", daemon=True).start()
+    with os.fdopen(job.file, "rb") as memory:
+        memory.seek(0)
+        rank, threads, text = decode(memory.read())
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    start = time.perf_counter()
+    # The worker finds the same error when it compiles what is not in the cache, and can report it.
+    with contextlib.suppress(Exception):
+        names = compile_share(text, rank)
+        os.write(job.pipe, encode([names, time.perf_counter() - start]))
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_worker(pipe: int) -> None:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    poll.poll()
+    os.killpg(0, signal.SIGKILL)
