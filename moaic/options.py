@@ -11,7 +11,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request
 from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
-from moaic.runtime.host.env_flags import says_yes
+from moaic.runtime.host.env_flags import says_when, says_yes
 
 COMPILE: Final = "compile"
 CUDA_GRAPHS: Final = "cuda_graphs"
@@ -57,6 +57,14 @@ def choices_from(options: Mapping[str, object]) -> Choices:
     _apply_pipeline(backend, options.get(PIPELINE))
     request_from({name: value for name, value in backend.items() if name not in NO_DECISIONS})
     return Choices(backend)
+
+
+def check_backend_options(options: Mapping[str, object]) -> None:
+    """Raises Diagnostic for an unknown name or value among options of the backend."""
+    request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
+    says_when(COMPILE, options.get(COMPILE, True))
+    says_yes(CUDA_GRAPHS, options.get(CUDA_GRAPHS, False))
+    precision_of(options.get(PRECISION))
 
 
 def _check_name(name: str) -> None:

@@ -14,8 +14,18 @@ from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
+from moaic.capture.options_check import checks_options
 from moaic.capture.pieces import Piece, piece_of
-from moaic.compile.planning import Planning, check_float8, measure, prepare, records, request_of, when_to_compile
+from moaic.compile.planning import (
+    Planning,
+    check_float8,
+    check_options,
+    measure,
+    prepare,
+    records,
+    request_of,
+    when_to_compile,
+)
 from moaic.compile.step import Key, Step, StepCall
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.host_tensor_cache import cached_buffer, uploaded
@@ -34,6 +44,7 @@ from moaic.support import progress
 from moaic.support.report import Report
 
 
+@checks_options(check_options)
 @takes_precision
 @captures_whole
 def moai(

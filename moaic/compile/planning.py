@@ -16,7 +16,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.specialize import in_example, symbols_of
 from moaic.ir.symbols import Numbers
-from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS
+from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.memory import fused_functions, localized_functions, memory_of
@@ -26,7 +26,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
-from moaic.planner.candidates import candidates, check_request, fitting, relaxed
+from moaic.planner.candidates import candidates, check_request, check_workers, fitting, relaxed
 from moaic.planner.dump import dump
 from moaic.planner.memory_fit import Sized
 from moaic.planner.plan_cache import search_cached
@@ -43,7 +43,7 @@ from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE
 from moaic.runtime.protocol.shortage import Shortage
-from moaic.support import excepthook, logging_setup, progress
+from moaic.support import environment, excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
 from moaic.support.report import Report
 from moaic.support.this_machine import idle_bytes, this_machine
@@ -102,9 +102,23 @@ def request_of(options: Mapping[str, object]) -> Request:
     return Request(**{name: getattr(ambient, name) if value is None else value for name, value in asked.items()})
 
 
+def check_options(options: Mapping[str, object], mode: str | None) -> None:
+    """Raises Diagnostic for options and a mode of `torch.compile` that no step could be planned with.
+
+    The number of workers is known once they run.
+    """
+    excepthook.install()
+    check_backend_options(options)
+    records(options, mode)
+    request = request_of(options)
+    if session.SESSION.is_running():
+        check_workers(session.SESSION.flavor().workers, request)
+
+
 def prepare() -> None:
     """Starts workers and planner processes, which load while the graph is being captured."""
     excepthook.install()
+    environment.check(os.environ)
     logging_setup.install(os.environ)
     session.accelerator().while_waiting(progress.waiting)
     _pool()

@@ -93,8 +93,13 @@ def fitting(step: Module, request: Request) -> Request:
 
 def check_request(step: Module, workers: int, request: Request) -> None:
     """Raises Diagnostic where no batch could follow `request`, whatever its rows."""
-    _check_workers(workers, request)
+    check_workers(workers, request)
     _check_distribution(workers, is_training(step), request)
+
+
+def check_workers(workers: int, request: Request) -> None:
+    """Raises Diagnostic where no step could follow `request` on so many workers."""
+    _check_ranks(workers, request)
     _check_schedule(workers, request)
 
 
@@ -195,7 +200,7 @@ def _casts_parameters(main: Function) -> bool:
     return any(narrows(op) and op.operands[0] in params for op in main.ops)
 
 
-def _check_workers(workers: int, request: Request) -> None:
+def _check_ranks(workers: int, request: Request) -> None:
     axes = (("pp", request.pp), ("dp", request.dp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
     asked = [(name, n) for name, n in axes if n is not None]
     ranks = prod(n or 1 for _, n in axes)

@@ -80,8 +80,8 @@ step(torch.ones(3, 4).to("moai"))
 @pytest.mark.parametrize(
     ("text", "environment", "message"),
     [
-        (MISTAKE, {"MOAI_FLAVOR": "2"}, "train.py:5: error: dp=3 needs 3 workers, there are 2"),
-        (MISTAKE.replace('"dp"', '"dq"'), {"MOAI_FLAVOR": "2"}, "train.py:5: error: there is no plan option `dq`"),
+        (MISTAKE, {"MOAI_FLAVOR": "2"}, "train.py:4: error: dp=3 needs 3 workers, there are 2"),
+        (MISTAKE.replace('"dp"', '"dq"'), {"MOAI_FLAVOR": "2"}, "train.py:4: error: there is no plan option `dq`"),
         (MISTAKE, {"MOAI_FLAVOR": "Huge"}, "error: there is no flavor `Huge`"),
         (MISTAKE, {"MOAI_LOG": "loud"}, "error: MOAI_LOG=loud is not a level"),
     ],
