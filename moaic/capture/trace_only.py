@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +20,14 @@ from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
+from moaic.capture.options_check import checks_options
+from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
+from moaic.options import check_backend_options
 from moaic.precision import PRECISION, float8_recipe
+
+MODELS: Final = "give a type such as `llama`, or the folder of a config.json"
+FULL_TRACE: Final = "MOAI_TRACEBACK=full prints the whole trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,11 @@ def _record(
 
 
 def _recorder() -> Callable[..., Any]:
-    return takes_precision(captures_whole(_record))
+    return checks_options(_check)(takes_precision(captures_whole(_record)))
+
+
+def _check(options: Mapping[str, object], mode: str | None) -> None:
+    check_backend_options(options)
 
 
 def take_call(
@@ -153,51 +164,98 @@ def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
 
 def take_script(path: str, arguments: Sequence[str]) -> CapturedCall:
     """Capture the first step that a script runs through `torch.compile(…, backend="moai")`; the script ends there."""
-    from torch._dynamo.backends.registry import register_backend
-
     if not Path(path).is_file():
         raise Diagnostic(f"cannot read {path}: there is no such file")
-    register_backend(_recorder(), name="moai")
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:
-        runpy.run_path(path, run_name="__main__")
+        with torch_private.backend_replaced("moai", _recorder()):
+            runpy.run_path(path, run_name="__main__")
     except _TakenError as one:
         return one.taken
     except SystemExit as end:
         if end.code not in (None, 0):
             raise Diagnostic(f"{path} ended with {end.code!r} before its first compiled step") from None
+    except Exception as error:
+        told = getattr(error, "inner_exception", error)
+        if isinstance(told, Diagnostic):
+            raise told from None
+        if _is_raised_by_moaic(told):
+            raise
+        message = f"{path} failed before its first compiled step: {_said(error, path)}"
+        raise Diagnostic(message, hint=FULL_TRACE) from error
     raise Diagnostic(
         f"{path} ended without a compiled step",
         hint='the script must compile a model with `backend="moai"` and call it',
     )
 
 
+def _is_raised_by_moaic(error: BaseException) -> bool:
+    last = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    return any(Path(file).is_relative_to(Path(__file__).parents[1]) for file in last)
+
+
+def _said(error: Exception, path: str) -> str:
+    """The error of a script, with its last line there."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
+    place = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 def _config(source: ModelSource) -> Any:
     """The configuration of a type, made with the settings, or that of a folder, changed by the settings."""
+    usual = _usual_config(source)
+    try:
+        if Path(source.name).exists():
+            config = usual
+            _check_settings(source, usual, source.settings)
+        else:
+            # A configuration derives values from its settings when it is made, such as heads of keys from heads.
+            config = _configs().for_model(source.name, **source.settings)
+            _check_settings(source, usual, cast("Mapping[str, object]", vars(config)))
+        defaults = {"use_cache": False} if hasattr(config, "use_cache") else {}
+        for name, value in {**defaults, **source.settings}.items():
+            if hasattr(usual, name):
+                setattr(config, name, value)
+    except Diagnostic:
+        raise
+    except Exception as error:
+        raise _impossible(source, error) from error
+    return config
+
+
+def _configs() -> Any:
     from transformers import AutoConfig
 
-    kinds: Any = AutoConfig
+    return AutoConfig
+
+
+def _usual_config(source: ModelSource) -> Any:
+    """The configuration of a folder, or of a type as it is published. Raises Diagnostic."""
+    if Path(source.name).is_file():
+        raise Diagnostic(f"`{source.name}` is a file, not the folder of a model", hint=MODELS)
     try:
         if Path(source.name).exists():
             trusted = source.trust_remote_code
-            usual: Any = kinds.from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
-            _check_settings(source, usual, source.settings)
-            config = usual
-        else:
-            # A configuration derives values from its settings when it is made, such as heads of keys from heads.
-            usual, config = kinds.for_model(source.name), kinds.for_model(source.name, **source.settings)
-            _check_settings(source, usual, cast("Mapping[str, object]", vars(config)))
+            return _configs().from_pretrained(source.name, local_files_only=True, trust_remote_code=trusted)
+        return _configs().for_model(source.name)
     except (OSError, ValueError) as error:
-        hint = "give a type such as `llama`, or the folder of a config.json"
+        hint = MODELS
         if "trust_remote_code" in str(error):
             hint = "read the code in that folder, and let it run with --trust-remote-code"
         raise Diagnostic(f"there is no model `{source.name}`: {str(error).split('. ')[0][:200]}", hint=hint) from None
-    defaults = {"use_cache": False} if hasattr(config, "use_cache") else {}
-    for name, value in {**defaults, **source.settings}.items():
-        if hasattr(usual, name):
-            setattr(config, name, value)
-    return config
+
+
+def _impossible(source: ModelSource, error: Exception) -> Diagnostic:
+    """A library may raise any exception for settings of which no model can be made; its last line says why."""
+    *_, reason = ("", *str(error).strip().splitlines())
+    kind = f"{type(error).__name__}: " if isinstance(error, ArithmeticError | LookupError | TypeError) else ""
+    settings = " with these settings" if source.settings else ""
+    return Diagnostic(f"there is no `{source.name}`{settings}: {kind}{reason.strip()}", hint=FULL_TRACE)
 
 
 def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]) -> None:
@@ -214,9 +272,10 @@ def _model(config: Any, source: ModelSource) -> Any:
     """A model with the head of its usual training task."""
     try:
         model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
-    except (AttributeError, ValueError) as error:
-        reason = str(error).split("\n")[0]
-        raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier: {reason}") from error
+    except Exception as error:
+        if str(error).startswith("Unrecognized configuration class"):
+            raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier") from error
+        raise _impossible(source, error) from error
     model.tie_weights()
     return model
 

@@ -3,20 +3,18 @@
 `arguments` declares the commands, `ir_commands` runs those on IR text, `model_commands` those on scripts and models;
 `render` turns results into lines. Torch is loaded only by a command that computes with tensors.
 
-Exit codes: 0, `MISTAKE` for a user's mistake, which is printed to standard error, `WRONG` for a result that is wrong.
-Any other failure is a bug of moaic and crashes with its trace.
+Exit codes are those of `tools/command.py`, and `WRONG` for a result that is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from moaic.cli.arguments import parser, split_script_arguments
-from moaic.cli.exit_codes import MISTAKE, WRONG
-from moaic.ir.errors import Diagnostic
+from moaic.cli.exit_codes import WRONG
+from moaic.tools.command import MISTAKE, answered
 
 __all__ = ["MISTAKE", "WRONG", "main"]
 
@@ -28,14 +26,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parser().parse_args(own, argparse.Namespace(script_arguments=script_arguments))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else MISTAKE
-    try:
-        code: int = chosen.command(chosen)
-        sys.stdout.flush()
-    except Diagnostic as error:
-        print(error, file=sys.stderr)
-        return MISTAKE
-    except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends, and would print a trace.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return code
+    return answered(lambda: chosen.command(chosen))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from moaic.cli import ir_commands, model_commands
+from moaic.support import environment
+from moaic.tools.command import CommandParser, natural, new_file, new_folder, positive
 
 IR_FILE: Final = "IR text; - is standard input"
 
@@ -19,7 +22,8 @@ class _Commands(Protocol):
 
 def parser() -> ArgumentParser:
     """The parser of all commands; `command` of what it returns is the function that runs the chosen one."""
-    made = ArgumentParser("moaic", description="Read, check, change and run programs of the moaic compiler.")
+    made = CommandParser("moaic", description="Read, check, change and run programs of the moaic compiler.")
+    made.add_version()
     commands = made.add_subparsers(metavar="COMMAND", required=True)
     for declare in _DECLARATIONS:
         declare(commands)
@@ -50,7 +54,9 @@ def _run(commands: _Commands) -> None:
     command = commands.add_parser("run", help="run the last function on random inputs, by the reference interpreter")
     command.add_argument("file", metavar="FILE", help=IR_FILE)
     command.add_argument("--ranks", action="store_true", help="also run on the ranks of the mesh, all in this process")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the inputs (default: %(default)s)")
+    command.add_argument(
+        "--seed", type=natural, default=0, metavar="N", help="seed of the inputs (default: %(default)s)"
+    )
     _runs(command, ir_commands.run)
 
 
@@ -67,8 +73,10 @@ def _capture(commands: _Commands) -> None:
     command = commands.add_parser("capture", help="write the graph of a training step as IR text")
     _add_source(command, sequence=128)
     _add_sample(command)
-    command.add_argument("-o", "--output", metavar="FILE", help="write to a file instead of standard output")
-    _runs(command, model_commands.capture)
+    command.add_argument(
+        "-o", "--output", type=new_file, metavar="FILE", help="write to a file instead of standard output"
+    )
+    _runs_in_environment(command, model_commands.capture)
 
 
 def _kernels(commands: _Commands) -> None:
@@ -76,8 +84,10 @@ def _kernels(commands: _Commands) -> None:
     command = commands.add_parser("kernels", help=about)
     command.add_argument("file", metavar="PLAN", help="IR text, a plan or its program; - is standard input")
     command.add_argument("--target", required=True, metavar="ARCH", help="sm_90, sm_80, gfx942 or gfx90a")
-    command.add_argument("-o", "--output", metavar="DIR", help="also write sources, binaries and the table there")
-    _runs(command, ir_commands.kernels)
+    command.add_argument(
+        "-o", "--output", type=new_folder, metavar="DIR", help="also write sources, binaries and the table there"
+    )
+    _runs_in_environment(command, ir_commands.kernels)
 
 
 def _check(commands: _Commands) -> None:
@@ -94,7 +104,7 @@ def _check(commands: _Commands) -> None:
     command.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="check only plans with this, such as cp=2")
     command.add_argument("--workers", action="store_true", help="also run on real workers, in float32 and op by op")
     command.add_argument("--compile", action="store_true", help="with --workers: run compiled programs there")
-    _runs(command, model_commands.check)
+    _runs_in_environment(command, model_commands.check)
 
 
 def _doctor(commands: _Commands) -> None:
@@ -105,7 +115,7 @@ def _doctor(commands: _Commands) -> None:
 def _guide(commands: _Commands) -> None:
     about = "predict plan, time and memory of a model on machines of several sizes"
     command = commands.add_parser("guide", help=about)
-    _add_source(command, sequence=2048)
+    _add_model(command, sequence=2048)
     command.add_argument("--batch", default="8", metavar="N,…", help="batch sizes (default: %(default)s)")
     command.add_argument(
         "--workers", metavar="N,…", help="numbers of workers (default: 1,2,4,8, or what --machine says)"
@@ -119,8 +129,8 @@ def _guide(commands: _Commands) -> None:
     command.add_argument(
         "--kernels", action="store_true", help="with GPUs as --machine: make the best plans' kernels and plan by them"
     )
-    command.add_argument("-o", "--output", metavar="DIR", help="also write the selected plans there")
-    _runs(command, model_commands.guide)
+    command.add_argument("-o", "--output", type=new_folder, metavar="DIR", help="also write the selected plans there")
+    _runs_in_environment(command, model_commands.guide)
 
 
 _DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _guide)
@@ -131,11 +141,27 @@ def _runs(command: ArgumentParser, function: Callable[[Namespace], int]) -> None
     command.set_defaults(command=function)
 
 
+def _runs_in_environment(command: ArgumentParser, function: Callable[[Namespace], int]) -> None:
+    """As `_runs`, for a command that depends on the environment: its mistakes are found first."""
+
+    def run(chosen: Namespace) -> int:
+        environment.check(os.environ)
+        return function(chosen)
+
+    _runs(command, run)
+
+
 def _add_source(command: ArgumentParser, sequence: int) -> None:
     """The arguments that name a script or model; `sequence` is the default number of tokens."""
-    command.add_argument(
-        "source", metavar="SCRIPT|MODEL", help="a .py file (its own arguments behind --), a Hugging Face type or folder"
+    _add_model(
+        command, sequence, "SCRIPT|MODEL", "a .py file (its own arguments behind --), a Hugging Face type or folder"
     )
+
+
+def _add_model(
+    command: ArgumentParser, sequence: int, metavar: str = "MODEL", about: str = "a Hugging Face type or folder"
+) -> None:
+    command.add_argument("source", metavar=metavar, help=about)
     command.add_argument(
         "--set",
         action="append",
@@ -144,7 +170,7 @@ def _add_source(command: ArgumentParser, sequence: int) -> None:
         help="a value of the model's configuration; may be repeated",
     )
     command.add_argument(
-        "--sequence", type=int, default=sequence, metavar="N", help="tokens in a row (default: %(default)s)"
+        "--sequence", type=positive, default=sequence, metavar="N", help="tokens in a row (default: %(default)s)"
     )
     command.add_argument("--no-padding", action="store_true", help="rows of full length, and no attention mask")
     command.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's folder")
@@ -152,5 +178,7 @@ def _add_source(command: ArgumentParser, sequence: int) -> None:
 
 def _add_sample(command: ArgumentParser) -> None:
     """The arguments of the one batch that a step is captured with."""
-    command.add_argument("--batch", type=int, default=8, metavar="N", help="rows in the batch (default: %(default)s)")
+    command.add_argument(
+        "--batch", type=positive, default=8, metavar="N", help="rows in the batch (default: %(default)s)"
+    )
     command.add_argument("--inference", action="store_true", help="capture the forward alone, without labels")

@@ -1,4 +1,4 @@
-"""Exit codes of the command line, beside 0."""
+"""The exit code of `moaic` beside those of all commands (`tools/command.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,3 @@ from typing import Final
 
 WRONG: Final = 1
 """The ranks of a plan compute something else than one device, or a first run would fail."""
-
-MISTAKE: Final = 2
-"""The user's arguments or input are invalid."""

@@ -12,8 +12,12 @@ from moaic.ir.verify import load
 
 
 def read_module(path: str) -> Module:
-    """The verified module in a file, or in standard input for `-`. Raises Diagnostic."""
-    return load(read_text(path), "<stdin>" if path == "-" else path)
+    """The verified module in a file, or in standard input for `-`; it has a function. Raises Diagnostic."""
+    name = "<stdin>" if path == "-" else path
+    module = load(read_text(path), name)
+    if not module.functions:
+        raise Diagnostic(f"{name} has no function", hint="IR text begins with `// moai 1` and has `func` below")
+    return module
 
 
 def read_closed_module(path: str) -> Module:

@@ -18,6 +18,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.support.cache_folder import cache_folder
+from moaic.text.files import write_whole
 
 if TYPE_CHECKING:
     from moaic.capture.trace_only import ModelSource, Sample
@@ -38,8 +39,15 @@ def capture(chosen: argparse.Namespace) -> int:
     if chosen.output is None:
         print(text, end="")
     else:
-        Path(chosen.output).write_text(text, encoding="utf-8")
+        _write(chosen.output, text)
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise Diagnostic(f"cannot write {path}: {error.strerror}") from None
 
 
 def check(chosen: argparse.Namespace) -> int:
@@ -51,6 +59,8 @@ def check(chosen: argparse.Namespace) -> int:
     from moaic.check.report import Asked, Checked, VerdictTable, check, devices_from, summary
     from moaic.planner.request import parse_request
 
+    if chosen.compile and not chosen.workers:
+        raise Diagnostic("--compile is about real workers", hint="give --workers, too")
     request = parse_request(chosen.plan)
     asked = Asked(devices_from(chosen.devices), chosen.all_plans, request, chosen.workers, chosen.compile)
     step = _checked_step(chosen)
@@ -139,7 +149,7 @@ def _question(chosen: argparse.Namespace) -> Question:
         request,
         padding=not chosen.no_padding,
         kernels=kernels if chosen.kernels else None,
-        folder=None if chosen.output is None else Path(chosen.output),
+        folder=chosen.output,
     )
 
 
@@ -157,7 +167,7 @@ def _machine(path: str | None) -> Machine:
             f"`{path}` is no file that describes a machine, and no GPU's name",
             hint=f"GPUs are {', '.join(TARGETS)}; eight of the first are {next(iter(TARGETS))}:8",
         )
-    return from_text(read_text(path))
+    return from_text(read_text(path), path)
 
 
 def _numbers(name: str, text: str) -> list[int]:

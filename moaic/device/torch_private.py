@@ -6,7 +6,8 @@ Written for PyTorch 2.13; tests/device, which check each name, pass with 2.11 to
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -182,6 +183,21 @@ def without_key(key: str) -> Any:
 def dynamo_backend(name: str) -> Callable[..., Any]:
     """The backend that `torch.compile(backend=name)` calls."""
     return _torch._dynamo.lookup_backend(name)
+
+
+@contextmanager
+def backend_replaced(name: str, backend: Callable[..., Any]) -> Generator[None]:
+    """For the time of the block `torch.compile(backend=name)` calls another backend."""
+    registry: Any = importlib.import_module("torch._dynamo.backends.registry")
+    registry._BACKENDS.setdefault(name, None)
+    before = registry._COMPILER_FNS.get(name)
+    registry._COMPILER_FNS[name] = backend
+    try:
+        yield
+    finally:
+        registry._COMPILER_FNS.pop(name)
+        if before is not None:
+            registry._COMPILER_FNS[name] = before
 
 
 def accumulate_node(parameter: torch.Tensor) -> Any:

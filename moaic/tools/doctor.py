@@ -25,6 +25,7 @@ from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.version import VERSION
 from moaic.support.cache_folder import cache_folder
+from moaic.support.environment import mistakes
 from moaic.text.units import count, gib
 
 OLDEST_PYTHON = (3, 11)
@@ -57,7 +58,7 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
     """All findings, in the order in which a first run needs them."""
     checks: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
         *(_python, _packages, _entry_points, _compiler, _hardware, _graphics),
-        *(_folders, _flavor),
+        *(_variables, _folders, _flavor),
     )
     return [finding for check in checks for finding in check(environment)]
 
@@ -160,6 +161,11 @@ def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             FindingState.MISSING, f"{header} is not there, which kernels include", "apt-get install python3-dev"
         )
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for mistake in mistakes(environment):
+        yield Finding(FindingState.MISSING, mistake.message, mistake.hint)
 
 
 def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:

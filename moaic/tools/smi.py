@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from moaic.runtime.host.selection import choice, current, keep
 from moaic.runtime.host.version import VERSION
 from moaic.text.tables import Column, bordered_table, left, right
 from moaic.text.units import mib
-from moaic.tools.command import answered
+from moaic.tools.command import CommandParser, answered
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.switch_model import numbered, picked
 from moaic.tools.usage import is_worker
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("moai-smi", description="Show your MoAI Accelerators and what runs on them.")
+    made = CommandParser("moai-smi", description="Show your MoAI Accelerators and what runs on them.")
+    made.add_version()
     made.add_argument("-p", "--processes", action="store_true", help="also print a line for each worker")
     made.add_argument("-r", "--reset", action="store_true", help="end the programs that use the current accelerator")
     made.add_argument("-y", "--yes", action="store_true", help="with --reset: do not ask")
@@ -84,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    current(environment)
     if chosen.reset:
         return _reset(environment, is_sure=chosen.yes)
     if chosen.watch is not None:
@@ -148,7 +151,7 @@ def _watch(seconds: float, environment: Mapping[str, str], *, with_workers: bool
         from rich.text import Text
     except ImportError:
         raise Diagnostic("--watch needs the package rich", hint="pip install rich") from None
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise Diagnostic(f"--watch takes a number of seconds above 0, not {seconds:g}")
 
     def view() -> Text:

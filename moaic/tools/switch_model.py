@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.flavors import Flavor, flavors, named, startable
 from moaic.runtime.host.selection import choice, current, keep
-from moaic.tools.command import answered
+from moaic.text.units import count
+from moaic.tools.command import CommandParser, answered
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,9 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         "moai-switch-model", description="Show the flavors of the MoAI Accelerator and switch to another one."
     )
+    made.add_version()
     made.add_argument("-M", "--model", metavar="N", help="switch to the flavor of this number or name, without asking")
     made.add_argument("--list", action="store_true", help="print the flavors and do nothing")
     return made
@@ -56,7 +58,8 @@ def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
 
 def numbered(number: int, flavor: Flavor) -> str:
     """A flavor as a line of a list."""
-    return f"{number}. {flavor.name}" + (f"  (needs {flavor.others}: not yet)" if flavor.others else "")
+    others = f", needs {flavor.others}: not yet" if flavor.others else ""
+    return f"{number}. {flavor.name}  ({count(flavor.workers, 'worker')}{others})"
 
 
 def _current(environment: Mapping[str, str], known: Sequence[Flavor]) -> Flavor | None:

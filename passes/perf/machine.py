@@ -194,8 +194,8 @@ def to_text(machine: Machine) -> str:
     )
 
 
-def from_text(text: str) -> Machine:
-    """Raises Diagnostic where a number is missing or is none."""
+def from_text(text: str, name: str = "this") -> Machine:
+    """Raises Diagnostic, which names the text, where a number is missing or is none."""
     try:
         data = json.loads(text)
         return Machine(
@@ -213,8 +213,10 @@ def from_text(text: str) -> Machine:
                 for key, kernels in data.get("made", {}).items()
             },
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Diagnostic(f"this does not describe a machine: {type(error).__name__}: {error}") from error
+    except KeyError as error:
+        raise Diagnostic(f"{name} does not describe a machine: it has no {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Diagnostic(f"{name} does not describe a machine: {error}") from error
 
 
 def _link_out(link: Link) -> dict[str, object]:

@@ -24,6 +24,7 @@ from moaic.passes.pipeline.balanced_partition import balanced_partition
 from moaic.passes.pipeline.inline_layers import cost_of, with_layers_inlined
 from moaic.passes.schedules import Schedule, forwards_only, schedule_of
 from moaic.passes.transforms.dce import needed_forward, without_dead_ops
+from moaic.text.units import count
 
 AXIS = "pp"
 
@@ -89,7 +90,9 @@ class _StageAssignment:
 
     def _cut(self, spine: Sequence[int], stages: int) -> list[int]:
         if len(spine) < stages:
-            raise Diagnostic(f"pp={stages} needs {stages} stages, and the forward has {len(spine)} ops to share out")
+            raise Diagnostic(
+                f"pp={stages} needs {stages} stages, and the forward has {count(len(spine), 'op')} to share out"
+            )
         costs = [cost_of(self.module, self.main.ops[i]) for i in spine]
         return balanced_partition(costs, self._crossing(spine), stages)
 

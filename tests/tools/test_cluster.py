@@ -84,7 +84,11 @@ def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> Non
     person.cluster_file.write_text(CLUSTER, encoding="utf-8")
     known = flavors(person.environment)
     shown = person.ask("switch_model", "--list").stdout.splitlines()
-    assert shown[:3] == ["1. Small.0.8GB ", "2. Medium.2GB  *", "3. Large.18GB  (needs node2: not yet) "]
+    assert shown[:3] == [
+        "1. Small.0.8GB  (1 worker) ",
+        "2. Medium.2GB  (2 workers)  *",
+        "3. Large.18GB  (4 workers, needs node2: not yet) ",
+    ]
     message = (
         "error: flavor `Large.18GB` needs node2, and workers on other hosts cannot be started yet\n"
         "hint: choose one that needs this host alone: Small.0.8GB, Medium.2GB\n"
@@ -96,7 +100,7 @@ def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> Non
     keep(person.environment, AcceleratorSelection(0, {0: known[2].size}))
     with pytest.raises(Diagnostic, match=r"`Large\.18GB` needs node2"):
         current_flavor(person.environment)
-    assert "3. Large.18GB  (needs node2: not yet)  *" in person.ask("switch_model", "--list").stdout
+    assert "3. Large.18GB  (4 workers, needs node2: not yet)  *" in person.ask("switch_model", "--list").stdout
 
 
 def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:

@@ -12,7 +12,7 @@ from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.host.flavors import Host, asked_for, flavors, ladder, this_host
 from moaic.runtime.host.memory import USABLE
 from moaic.runtime.host.selection import AcceleratorSelection, choice, current_flavor, keep, next_job
-from moaic.text.units import GIB
+from moaic.text.units import GIB, count
 
 if TYPE_CHECKING:
     from tests.tools.conftest import Person
@@ -135,7 +135,8 @@ def test_switching_as_people_know_it(person: Person) -> None:
     now = current_flavor(person.environment)
 
     def lines(star: str) -> str:
-        return "".join(f"{n}. {name} {' *' if name == star else ''}\n" for n, name in enumerate(names, 1))
+        rows = [f"{n}. {each.name}  ({count(each.workers, 'worker')})" for n, each in enumerate(known, 1)]
+        return "".join(f"{row} {' *' if each.name == star else ''}\n" for row, each in zip(rows, known, strict=True))
 
     done = person.ask("switch_model", typed="4\nq\n")
     prompt = f"Selection (1-{len(names)}, q, Q): "
