@@ -102,6 +102,9 @@ def _module_apply(real: Any) -> Any:
     def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         from moaic.device.module_moves import Move
 
+        # TorchScript's own references to a parameter do not follow an exchange of its tensor.
+        if isinstance(self, torch.jit.ScriptModule):
+            return real(self, fn.convert if isinstance(fn, Move) else fn, recurse)
         return real(self, fn if isinstance(fn, Move) else Move(fn), recurse)
 
     return apply

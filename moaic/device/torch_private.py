@@ -275,6 +275,9 @@ MODULE_APPLY: Final = PatchPoint(torch.nn.Module, "_apply")
 
 MODULE_TO: Final = PatchPoint(torch.nn.Module, "to")
 
+PROFILE: Final[type] = _torch.profiler.profiler._KinetoProfile
+"""The base class of `torch.profiler.profile`."""
+
 RUN_BACKWARD: Final = (
     PatchPoint(torch.autograd.graph, "_engine_run_backward"),
     PatchPoint(torch.autograd, "_engine_run_backward"),
@@ -380,6 +383,19 @@ def pass_over(function: Any) -> None:
     """Make Dynamo run a function eagerly after a graph break instead of starting a graph in it."""
     if isinstance(function, FunctionType):
         importlib.import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
+
+
+def script_as(ours: object, real: object) -> Callable[[], None]:
+    """Make TorchScript take a replacement for the operator that the real function is; return a function that undoes it.
+
+    TorchScript knows operators by the identity of their functions.
+    """
+    builtins: Any = importlib.import_module("torch.jit._builtins")
+    table, operator = builtins._get_builtin_table(), builtins._find_builtin(real)
+    if operator is None:
+        return lambda: None
+    table[id(ours)] = operator
+    return lambda: table.pop(id(ours), None)
 
 
 def is_module_of_a_compiler(module: torch.nn.Module) -> bool:

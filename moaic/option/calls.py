@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from itertools import chain
 from typing import Any, Final, cast
 
 import torch
+from torch.profiler import ProfilerActivity, supported_activities
 
 from moaic.device import torch_private
 from moaic.device.identity import is_moai
 from moaic.device.torch_private import NAME, PatchPoint
 from moaic.option import cuda
-from moaic.option.compile_modules import AutoCompile
+from moaic.option.compile_modules import WRAPPERS, AutoCompile, left_alone
 from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
 from moaic.option.mapping import Make, Mapping, always
 
@@ -74,7 +77,8 @@ _ON_ACCELERATOR: Final = '`device="cuda"` is the accelerator'
 
 def mappings(auto_compile: AutoCompile) -> list[Mapping]:
     """All mapped calls; `auto_compile` is the mapping of a module's call."""
-    return [*_factories(), *_moves(), *_queries(), *_mixed_precision(), *cuda.mappings(), *_module_calls(auto_compile)]
+    ours = (_factories(), _moves(), _queries(), _mixed_precision(), _tools(), cuda.mappings())
+    return [*chain.from_iterable(ours), *_module_calls(auto_compile)]
 
 
 def _factories() -> Iterator[Mapping]:
@@ -117,13 +121,25 @@ def _mixed_precision() -> Iterator[Mapping]:
     yield _mapping(torch, "torch", "set_autocast_gpu_dtype", "the accelerator's", always(_set_autocast_dtype))
 
 
+def _tools() -> Iterator[Mapping]:
+    meaning = "records the host; `torch.moai.profiler` the workers, too"
+    yield Mapping("torch.profiler.profile", meaning, PatchPoint(torch_private.PROFILE, "__init__"), _profile)
+    if torch.distributed.is_available():
+        meaning = "a group of one rank, whatever its backend: one process drives all devices"
+        yield _mapping(torch.distributed, "torch.distributed", "init_process_group", meaning, _init_process_group)
+
+
 def _module_calls(auto_compile: AutoCompile) -> Iterator[Mapping]:
     meaning = "a whole model on the accelerator is compiled when it is first called"
     yield Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
+    meaning = "modules that TorchScript reads are not compiled"
+    yield _mapping(torch.jit, "torch.jit", "script", meaning, _script)
+    for name in ("trace", "trace_module"):
+        yield _mapping(torch.jit, "torch.jit", name, meaning, _trace)
     meaning = "its module, with inputs moved to the accelerator: all devices are one"
-    yield Mapping(
-        "torch.nn.DataParallel", meaning, PatchPoint(torch.nn.DataParallel, "forward"), always(_data_parallel)
-    )
+    for wrapper in WRAPPERS:
+        point = PatchPoint(wrapper, "forward")
+        yield Mapping(f"torch.nn.{wrapper.__name__}", meaning, point, always(_data_parallel))
 
 
 def _mapping(owner: Any, path: str, name: str, meaning: str, make: Make) -> Mapping:
@@ -216,7 +232,41 @@ def _grad_scaler(real: Callable[..., None]) -> Any:
     return init
 
 
-def _data_parallel(self: torch.nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+def _profile(real: Callable[..., None]) -> Any:
+    @wraps(real)
+    def init(self: Any, *, activities: Iterable[ProfilerActivity] | None = None, **kwargs: Any) -> None:
+        known = supported_activities()
+        real(self, activities=None if activities is None else [each for each in activities if each in known], **kwargs)
+
+    return init
+
+
+def _init_process_group(real: Callable[..., None]) -> Any:
+    from moaic.option import one_rank
+
+    return one_rank.init_process_group(real)
+
+
+def _script(real: Callable[..., Any]) -> Any:
+    @wraps(real)
+    def script(*args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        with left_alone():
+            # TorchScript looks names up in the frame of its caller.
+            return real(*args, _frames_up=_frames_up + 1, **kwargs)
+
+    return script
+
+
+def _trace(real: Callable[..., Any]) -> Any:
+    @wraps(real)
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        with left_alone():
+            return real(*args, **kwargs)
+
+    return trace
+
+
+def _data_parallel(self: Any, *inputs: Any, **kwargs: Any) -> Any:
     return self.module(*_to_accelerator(inputs), **_to_accelerator(kwargs))
 
 

@@ -8,7 +8,8 @@ and pickles are plain, as PyTorch leaves the compiled call out of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
 from weakref import WeakSet
@@ -28,6 +29,19 @@ class _Root(threading.local):
 
 
 _ROOT: Final = _Root()
+
+WRAPPERS: Final[tuple[type[nn.Module], ...]] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+"""Modules that run a model on several devices."""
+
+
+@contextmanager
+def left_alone() -> Generator[None]:
+    """For the time of the block, modules are not compiled in this thread."""
+    before, _ROOT.entered = _ROOT.entered, True
+    try:
+        yield
+    finally:
+        _ROOT.entered = before
 
 
 class AutoCompile:
@@ -62,11 +76,8 @@ class CompiledCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
-        _ROOT.entered = True
-        try:
+        with left_alone():
             return self._compiled(*args, **kwargs)
-        finally:
-            _ROOT.entered = False
 
 
 def _top_frame(module: nn.Module) -> Callable[..., Any]:
@@ -100,6 +111,6 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_whole_model(module: nn.Module) -> bool:
-    """Whether the call is a whole model's. `DataParallel` is none, as it passes its inputs on to one."""
-    plain = not issubclass(type(module), nn.DataParallel) and not torch_private.is_module_of_a_compiler(module)
+    """Whether the call is a whole model's; those that pass their inputs on to one are none."""
+    plain = not issubclass(type(module), WRAPPERS) and not torch_private.is_module_of_a_compiler(module)
     return plain and is_on_accelerator(module)

@@ -168,6 +168,10 @@ def _nothing(*_: Any) -> None:
     """Does nothing."""
 
 
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
 def _empty(*_: Any) -> list[str]:
     return []
 
@@ -197,6 +201,11 @@ def mappings() -> Iterator[Mapping]:
         yield from _mapped(name, ours, meaning)
     for name, dtype in _TYPES.items():
         yield from _mapped(f"{name}Tensor", LegacyTensorType(dtype), "tensors of its type on the accelerator")
+    for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
+        point = PatchPoint(torch.cuda.nvtx, name)
+        yield Mapping(
+            f"torch.cuda.nvtx.{name}", "does nothing: NVIDIA's tools see no accelerator", point, always(_zero)
+        )
     for name in refused():
         yield from _mapped(name, _refused(name), "raises, with a way out")
     yield Mapping(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -38,6 +39,7 @@ def the_device(index: int | None) -> torch.device:
 def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function that takes the keyword `device`; drops `pin_memory`, as workers copy their input."""
 
+    @wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = translated(kwargs["device"])
@@ -50,6 +52,7 @@ def keyword(real: Callable[..., Any]) -> Callable[..., Any]:
 def first(real: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a method that takes a device as its first argument, or by keyword."""
 
+    @wraps(real)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
             return real(self, translated(args[0]), *args[1:], **kwargs)
@@ -63,6 +66,7 @@ def first(real: Callable[..., Any]) -> Callable[..., Any]:
 def device_type(real: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function that takes a device type, first or by keyword, with CUDA as the default."""
 
+    @wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device_type" in kwargs:
             return real(*args, **{**kwargs, "device_type": type_of(kwargs["device_type"])})

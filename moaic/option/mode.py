@@ -31,8 +31,11 @@ class Mode:
         auto_compile = AutoCompile(choices)
         self._undo.append(auto_compile.release)
         for mapping in calls.mappings(auto_compile):
+            real = getattr(mapping.point.owner, mapping.point.name)
             self._undo.append(mapping.point.patch(mapping.make))
-            torch_private.pass_over(getattr(mapping.point.owner, mapping.point.name))
+            ours = getattr(mapping.point.owner, mapping.point.name)
+            self._undo.append(torch_private.script_as(ours, real))
+            torch_private.pass_over(ours)
         ADAMW_IMPORT_HOOK.install()
         self._undo.append(ADAMW_IMPORT_HOOK.remove)
 
