@@ -15,7 +15,7 @@ from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.specialize import in_example, symbols_of
-from moaic.ir.symbols import Numbers
+from moaic.ir.symbols import Numbers, Symbols
 from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
@@ -62,8 +62,9 @@ def when_to_compile(options: Mapping[str, object]) -> Compiling:
     The time at which programs change over from op by op to compiled decides last bits, so where PyTorch is asked for
     determinism, all steps run compiled.
     """
+    usual = os.environ.get(env_flags.COMPILE_VARIABLE) or True
     asked = options.get(COMPILE)
-    when = env_flags.says_when(COMPILE, os.environ.get(env_flags.COMPILE_VARIABLE, "true") if asked is None else asked)
+    when = env_flags.says_when(COMPILE, usual if asked is None else asked)
     is_timed = when is Compiling.BACKGROUND and torch.are_deterministic_algorithms_enabled()
     return Compiling.BEFOREHAND if is_timed else when
 
@@ -232,9 +233,13 @@ class Planning:
             log.plan_relaxed(dropped, config, reason, place)
 
 
-def fits_op_by_op(plan: Plan) -> bool:
-    """Whether a plan is predicted to fit in memory while its functions run op by op, without fusion."""
-    return memory_of(plan, localized_functions(op_by_op)).peak <= this_machine().memory
+def fits_op_by_op(plan: Plan, symbols: Symbols, sizes: tuple[int, ...] = ()) -> bool:
+    """Whether a plan is predicted to fit in memory while its functions run op by op, without fusion.
+
+    `sizes` are the numbers of the symbols; without, those of the example.
+    """
+    at = plan.at(symbols.numbers(sizes)) if sizes else plan
+    return memory_of(at, localized_functions(op_by_op)).peak <= this_machine().memory
 
 
 class _Fits:

@@ -7,7 +7,6 @@ Outputs whose handles are gone when the backward comes are not computed; unset t
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
 from moaic.passes.sharding.from_inputs import partition_as_inputs
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
-from moaic.planner import log
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
@@ -46,18 +44,6 @@ Planner = Callable[[Module], Plan]
 """Returns the plan of a step. Variants of one step, which differ in known zeros, get the same configuration."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Runs that are op by op because functions are still being compiled."""
-
-    began: float = field(default_factory=time.monotonic)
-    runs: int = 0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-
 @dataclass(eq=False, slots=True)
 class Variant:
     """The lowered step without known zeros and unread outputs, and the numbers of its loaded programs."""
@@ -67,8 +53,8 @@ class Variant:
     compiling: Compiling
     recorded: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
-    _waiting: _Waiting | None = None
-    """The compilation in the background that runs have met."""
+    fits_op_by_op: Callable[[tuple[int, ...]], bool] = lambda sizes: True
+    """Whether a call of these sizes is predicted to fit in memory without fused kernels."""
 
     def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
         """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there."""
@@ -100,18 +86,10 @@ class Variant:
             )
         return self._numbers[name]
 
-    def is_ready(self, names: Sequence[str]) -> bool:
-        """Whether no compilation of these programs goes on in the background; loads them."""
+    def is_compiled(self, names: Sequence[str], sizes: tuple[int, ...]) -> bool:
+        """Whether these programs, which belong together, run compiled in a call of these sizes; loads them."""
         numbers = [self.load(name) for name in names if name != "backward" or self.programs.backward is not None]
-        ready = all(self.accelerator.is_ready(number) for number in numbers)
-        if not ready:
-            self._waiting = self._waiting or _Waiting()
-            self._waiting.runs += 1
-        elif self._waiting is not None:
-            functions = {each.name for name in names if name in self._numbers for each in self.program(name).functions}
-            log.changed_over(len(functions), self._waiting.seconds, self._waiting.runs)
-            self._waiting = None
-        return ready
+        return self.accelerator.are_compiled(numbers, at_once=not self.fits_op_by_op(sizes))
 
     def _checked(self, name: str) -> Module:
         """A program that is well formed; raises OpenSizesError for one that is not for open sizes."""
@@ -223,7 +201,7 @@ class Step:
         call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
         if not self.grads:
             variant = self._at_rest(inputs) or self._right_variant(call, frozenset(), ("forward",))
-            call.op_by_op = not variant.is_ready(("forward",))
+            call.op_by_op = not variant.is_compiled(("forward",), sizes)
             variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
             return outputs, call
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
@@ -295,7 +273,7 @@ class Step:
         promise = call.promise
         assert promise is not None
         made = [results[i] if i in results else grads[i] for i in order]
-        call.op_by_op = not variant.is_ready(("joint",))
+        call.op_by_op = not variant.is_compiled(("joint",), call.sizes)
         variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
         promise.fulfilled()
         return [grads[i] for i in self.grads]
@@ -303,7 +281,7 @@ class Step:
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
         """Run the forward alone, without outputs that exist already or that have no handle any more."""
         call.variant = self._right_variant(call, zeros, HALVES)
-        call.op_by_op = not call.variant.is_ready(HALVES)
+        call.op_by_op = not call.variant.is_compiled(HALVES, call.sizes)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
         saved = call.variant.result_types("forward", len(outputs))
@@ -371,9 +349,14 @@ class Step:
         if unread == usually_unread(plan.module.main):
             return self._variant(zeros)
         programs = plan.programs if unread is None else lower(plan.module, unread)
-        waits = self.compiling is Compiling.BACKGROUND and not fits_op_by_op(plan)
+
+        @lru_cache(SIZES_KEPT)
+        def fits(sizes: tuple[int, ...]) -> bool:
+            return fits_op_by_op(plan, self._symbols, sizes)
+
+        waits = self.compiling is Compiling.BACKGROUND and not fits(())
         compiling = Compiling.BEFOREHAND if waits else self.compiling
-        return Variant(programs, self.accelerator, compiling, self.recorded)
+        return Variant(programs, self.accelerator, compiling, self.recorded, fits_op_by_op=fits)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:
         if zeros not in self._plans:

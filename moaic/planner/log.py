@@ -68,15 +68,6 @@ def compiled(seconds: float, possible: int) -> None:
     LOGGER.info("The number of possible candidates is %d.", possible)
 
 
-def changed_over(functions: int, seconds: float, runs: int) -> None:
-    LOGGER.info(
-        "Compiled %d functions in the background (%.1f s, %d runs op by op); from now on they run compiled.",
-        functions,
-        seconds,
-        runs,
-    )
-
-
 def dropped(config: Config, reason: str) -> None:
     LOGGER.debug("dropped %s: %s", config, reason)
 

@@ -169,18 +169,21 @@ class Accelerator:
         """Send a program to the workers, which begin to compile it; return its number for `run`. Raises Diagnostic.
 
         With `recorded` the workers replay runs as CUDA graphs where their devices can. With `background` they go on
-        while processes beside them compile, if these can: see `is_ready`. `module` is the parsed text, if the caller
-        has it.
+        while processes beside them compile, if these can: see `are_compiled`. `module` is the parsed text, if there is
+        one already.
         """
         module = parse(text) if module is None else module
         with self._lock:
             self._pool.check()
             return self._programs.load(text, module, compiled=compiled, recorded=recorded, background=background)
 
-    def is_ready(self, program: int) -> bool:
-        """Whether the compilation of a program in the background has ended; until then its runs must be op by op."""
+    def are_compiled(self, programs: Sequence[int], *, at_once: bool = False) -> bool:
+        """Whether runs of programs, which belong together, are compiled from now on; else they must be op by op.
+
+        With `at_once` the workers wait for a compilation in the background.
+        """
         with self._lock:
-            return self._programs.is_ready(program)
+            return self._programs.are_compiled(programs, at_once=at_once)
 
     def program(self, number: int) -> Function:
         """The main function of a loaded program."""

@@ -1,12 +1,11 @@
 """Marks of programs whose functions are all in Inductor's cache on disk: such a program waits for no compiler.
 
 A mark is an empty file inside that cache, and goes with it. It only saves time: where it is missing, functions are
-compiled in the background without need; where it is wrong, the program waits for the compiler.
+compiled in the background without need; where it is wrong, the program waits for the compiler. Workers make it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from pathlib import Path
 
@@ -22,9 +21,3 @@ def mark_of(text: str, workers: int) -> Path:
 
     facts = "\n".join((torch.__version__, VERSION, str(workers), str(cores()), text))
     return Path(cache_dir()) / "moaic" / hashlib.sha256(facts.encode()).hexdigest()[:24]
-
-
-def set_mark(mark: Path) -> None:
-    with contextlib.suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()

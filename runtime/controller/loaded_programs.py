@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from moaic.ir.errors import Diagnostic
@@ -13,20 +13,22 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Mesh
 from moaic.ir.specialize import Specializer, symbols_of
 from moaic.ir.symbols import Symbols
+from moaic.runtime.controller import compile_log
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
-from moaic.runtime.controller.compiled_marks import mark_of, set_mark
-from moaic.runtime.protocol.commands import Load, Run
+from moaic.runtime.controller.compiled_marks import mark_of
+from moaic.runtime.protocol.commands import Adopt, Load, Run
 from moaic.runtime.protocol.placement import Placement, alike
 
 
-class Compilation(NamedTuple):
-    """The compilation of a program in the background."""
+class Compilation(Enum):
+    """How far the compilation of a program in the background is."""
 
-    number: int
-    """Workers do one after the other, and count them from 1."""
-    mark: Path
-    """The file to be made when the cache on disk has all functions."""
+    RUNNING = 0
+    ADOPTED = 1
+    """The workers have been told to run compiled; it is also the state of a program without such a compilation."""
+    FAILED = 2
+    """The program runs op by op for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,9 @@ class Loaded:
     mesh: Mesh
     symbols: Symbols | None
     has_key: bool
-    compilation: Compilation | None
-    """Its compilation in the background, until that has ended."""
+    compilation: Compilation
+    number: int
+    """Of the compilation in the background: workers do one after the other, and count them from 1."""
 
 
 class Places(NamedTuple):
@@ -59,6 +62,7 @@ class LoadedPrograms:
         self._buffers = buffers
         self._loaded: list[Loaded] = []
         self._compilations = 0
+        buffers.pool.adopted = self._adopted
         self._places: dict[tuple[int, tuple[int, ...]], Places] = {}
 
     def main(self, program: int) -> Function:
@@ -69,32 +73,44 @@ class LoadedPrograms:
         main, mesh, pool = module.main, module.mesh, self._buffers.pool
         self._check_size(mesh)
         has_key = any(main.param_role(index).kind == "key" for index in range(len(main.params)))
-        compilation = self._begun(text) if compiled and background and pool.compiles_in_background else None
-        self._loaded.append(Loaded(main, mesh, symbols_of(module), has_key, compilation))
+        mark = mark_of(text, pool.size) if compiled else None
+        background = background and pool.compiles_in_background and mark is not None and not mark.exists()
+        self._compilations += background
+        compilation = Compilation.RUNNING if background else Compilation.ADOPTED
+        self._loaded.append(Loaded(main, mesh, symbols_of(module), has_key, compilation, self._compilations))
         number = len(self._loaded) - 1
         line = self._buffers.lines.here()
-        pool.push(Load(line, number, text, compiled, recorded, mesh.ranks, compilation is not None))
+        pool.push(Load(line, number, text, compiled, recorded, mesh.ranks, background, str(mark or "")))
         pool.flush()
         return number
 
-    def _begun(self, text: str) -> Compilation | None:
-        """The next compilation in the background; None for a program that was compiled before."""
-        mark = mark_of(text, self._buffers.pool.size)
-        if mark.exists():
-            return None
-        self._compilations += 1
-        return Compilation(self._compilations, mark)
+    def are_compiled(self, programs: Sequence[int], *, at_once: bool) -> bool:
+        """Whether runs of programs, which belong together, are compiled from now on; else they must be op by op.
 
-    def is_ready(self, program: int) -> bool:
-        """Whether no compilation of a program in the background goes on."""
-        loaded = self._loaded[program]
-        if loaded.compilation is None:
-            return True
-        if not self._buffers.pool.has_compiled(loaded.compilation.number):
+        With `at_once` they are where that is possible at all: the workers wait for the compiler.
+        """
+        loaded = [self._loaded[program] for program in programs]
+        states = {each.compilation for each in loaded}
+        if Compilation.FAILED in states:
             return False
-        set_mark(loaded.compilation.mark)
-        self._loaded[program] = replace(loaded, compilation=None)
+        if Compilation.RUNNING in states:
+            latest = max(each.number for each in loaded)
+            if not at_once and not self._buffers.pool.has_compiled(latest):
+                return False
+            self._buffers.pool.push(Adopt(self._buffers.lines.here(), list(programs)))
+            self._set(programs, Compilation.ADOPTED)
         return True
+
+    def _set(self, programs: Sequence[int], compilation: Compilation) -> None:
+        for program in programs:
+            self._loaded[program] = replace(self._loaded[program], compilation=compilation)
+
+    def _adopted(self, programs: Sequence[int], functions: int, seconds: float, runs: int, failed: str) -> None:
+        if failed:
+            self._set(programs, Compilation.FAILED)
+            compile_log.not_compiled(failed)
+        else:
+            compile_log.compiled(functions, seconds, runs)
 
     def _placed(self, program: int, sizes: tuple[int, ...]) -> Places:
         """The places of a run at these sizes: strides of splits depend on them."""

@@ -99,6 +99,8 @@ class WorkerPool:
         self._recorder: CommandRecorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
         """Called every second of a wait with the code of each worker's current command, and at its end with []."""
+        self.adopted: Callable[[Sequence[int], int, float, int, str], None] = _ignore
+        """Called with the data of an ADOPTED answer."""
         self.advice: Callable[[Shortage], str] | None = None
         """Returns the remedies for the message of an out-of-memory error."""
         self.greeted: dict[int, int] = {}
@@ -298,6 +300,8 @@ class WorkerPool:
         elif kind == AnswerCode.RAISED:
             failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
             self._unraised = self._unraised or failure
+        elif kind == AnswerCode.ADOPTED:
+            self.adopted(*data)
         elif kind == AnswerCode.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:
@@ -373,6 +377,10 @@ class WorkerPool:
         place = f", asked for at {line}" if line is not None else ""
         head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.command}{place}: {shortage}"
         return OutOfMemory(head if self.advice is None else f"{head}\n{self.advice(shortage)}")
+
+
+def _ignore(*data: object) -> None:
+    pass
 
 
 def _say_nothing(codes: Sequence[int]) -> None:

@@ -84,7 +84,9 @@ class Load(NamedTuple):
     recorded: bool
     ranks: int
     background: bool = False
-    """Whether a process beside the worker compiles it, while commands run."""
+    """Whether a process beside the worker compiles it, while it runs op by op until Adopt."""
+    mark: str = ""
+    """The file to be made when the cache on disk has all functions; empty for none."""
 
 
 class Run(NamedTuple):
@@ -99,7 +101,14 @@ class Run(NamedTuple):
     sizes: Sequence[int] = ()
     """The numbers of the program's symbols."""
     op_by_op: bool = False
-    """Whether functions that are compiled in the background run op by op."""
+    """Whether the functions run op by op although they are compiled."""
+
+
+class Adopt(NamedTuple):
+    """Use the compiled functions of programs from now on: all of them on all ranks, or none if one is not possible."""
+
+    line: int
+    programs: Sequence[int]
 
 
 class Free(NamedTuple):
@@ -205,6 +214,7 @@ Command = (
     | Reshard
     | Load
     | Run
+    | Adopt
     | Free
     | Forget
     | Restore
@@ -258,6 +268,8 @@ class AnswerCode(IntEnum):
     whether a peer's failure caused it, and for an out-of-memory error the bytes asked for, free and held, else None."""
     RAISED = 4
     """number of the command, then as for FAILED: the command failed, and the worker continues."""
+    ADOPTED = 6
+    """programs of an Adopt, number of functions, seconds since their Load, runs op by op, what failed, if anything."""
     POISONED = 5
     """number of the failed command that made another answer impossible."""
 

@@ -44,13 +44,14 @@ class BackgroundCompiler:
         self._rank: Final = rank
         self._mailbox: Final = mailbox
         self._first_run: Final = threading.Event()
-        self._jobs: Final = queue.SimpleQueue[tuple[str, Compiled]]()
+        self._jobs: Final = queue.SimpleQueue[tuple[str, Compiled | None]]()
         threading.Thread(target=self._work, name="background", daemon=True).start()
 
-    def compile(self, text: str, done: Compiled) -> None:
+    def compile(self, text: str, done: Compiled | None) -> None:
         """Have this rank's share of a program compiled; `done` then gets the functions' names and the seconds.
 
-        A program is counted in any case. If it could not be compiled, the worker fails itself when it tries.
+        None is for a rank that has no share. A program is counted in any case: whether its functions are in the cache
+        shows when they are looked up.
         """
         self._jobs.put((text, done))
 
@@ -61,10 +62,11 @@ class BackgroundCompiler:
     def _work(self) -> None:
         while True:
             text, done = self._jobs.get()
-            self._first_run.wait(PATIENCE_SECONDS)
-            # A fork server that has ended takes its workers with it.
-            with contextlib.suppress(OSError):
-                if answer := self._answer(text):
+            if not self._first_run.wait(PATIENCE_SECONDS):
+                self._first_run.set()
+            # There may be no fork server any more, and a process that was killed says nothing.
+            with contextlib.suppress(OSError, ValueError):
+                if done is not None and (answer := self._answer(text)):
                     done(*decode(answer))
             self._mailbox.finish_compiling()
 
@@ -112,6 +114,7 @@ def receive_job(requests: socket.socket) -> Job | None:
 def run_job(job: Job) -> None:
     """Do a job, in a process of its own, and end the process with all its children."""
     os.setsid()
+    _silence()
     threading.Thread(target=_end_with_worker, args=(job.pipe,), name="watch", daemon=True).start()
     with os.fdopen(job.file, "rb") as memory:
         memory.seek(0)
@@ -119,11 +122,19 @@ def run_job(job: Job) -> None:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     start = time.perf_counter()
-    # The worker finds the same error when it compiles what is not in the cache, and can report it.
+    # The worker finds the same error when it compiles what is not in the cache, and reports it.
     with contextlib.suppress(Exception):
         names = compile_share(text, rank)
         os.write(job.pipe, encode([names, time.perf_counter() - start]))
     os.killpg(0, signal.SIGKILL)
+
+
+def _silence() -> None:
+    """Drop what this process writes: the compiler logs an error before it raises it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _end_with_worker(pipe: int) -> None:

@@ -8,6 +8,7 @@ forks the processes that compile in the background for them, and ends after the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import select
@@ -15,10 +16,14 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from moaic.runtime.host.env_flags import awaits_compiler, may_compile
 from moaic.runtime.host.gpus import CPU
+
+Report = Callable[[int, str, int], None]
+"""Takes the rank of a worker, a word for what happened, and its number: a pid, signal or exit code."""
 
 WAKE_UPS: Final = 4096
 """Bytes read from the pipe of signals at once."""
@@ -44,10 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     worker_end.close()
     for descriptor in (options.memory, options.store, *options.sockets, *options.liveness_pipes):
         os.close(descriptor)
-    with os.fdopen(options.reports, "w", buffering=1, encoding="ascii") as reports:
-        for pid, rank in pids.items():
-            reports.write(f"{rank} pid {pid}\n")
-        _watch(pids, lambda rank, word, number: reports.write(f"{rank} {word} {number}\n"), requests)
+    for pid, rank in pids.items():
+        _report(options.reports, rank, "pid", pid)
+    _watch(pids, partial(_report, options.reports), requests, options.reports)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -108,7 +112,13 @@ def _start(
     work(rank, options.sockets[rank], options.memory, writers[rank], peers, *settings, compiling, prepare)
 
 
-def _watch(pids: dict[int, int], report: Callable[[int, str, int], object], requests: socket.socket) -> None:
+def _report(reports: int, rank: int, word: str, number: int) -> None:
+    # A launcher that was killed reads no reports; its workers end by themselves.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(reports, f"{rank} {word} {number}\n".encode("ascii"))
+
+
+def _watch(pids: dict[int, int], report: Report, requests: socket.socket, reports: int) -> None:
     """Report each worker that is stopped, continues or ends, until all have ended; meanwhile fork compilers."""
     changes, wake_up = os.pipe()
     for end in (changes, wake_up):
@@ -121,11 +131,11 @@ def _watch(pids: dict[int, int], report: Callable[[int, str, int], object], requ
         ready, _, _ = select.select(waiting, [], [])
         if changes in ready:
             os.read(changes, WAKE_UPS)
-        if requests in ready and not _fork_compiler(requests, changes, wake_up):
+        if requests in ready and not _fork_compiler(requests, changes, wake_up, reports):
             waiting.remove(requests)
 
 
-def _report_changes(pids: dict[int, int], left: set[int], report: Callable[[int, str, int], object]) -> bool:
+def _report_changes(pids: dict[int, int], left: set[int], report: Report) -> bool:
     """Report all changes of children since the last call; return whether workers are left."""
     while left:
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -159,7 +169,9 @@ def _fork_compiler(requests: socket.socket, *own: int) -> bool:
         gc.enable()
         background.run_job(job)
 
-    _fork(work)
+    # Where no process can be made, the worker compiles itself.
+    with contextlib.suppress(OSError):
+        _fork(work)
     job.close()
     return True
 

@@ -53,7 +53,7 @@ class Record:
 
     def encoded(self) -> dict[str, Any]:
         return {
-            "compile": self.compile,
+            "compile": dict(self.compile),
             "runs": self.runs,
             "compute": self.compute,
             "communicate": self.communicate,
@@ -78,8 +78,8 @@ class Program:
     ) -> None:
         """`note` is called with the index of each instruction before it runs. Raises Diagnostic for an invalid text.
 
-        With `recorded` runs are captured and replayed as CUDA graphs, where the device can. With `background` the first
-        run that is not op by op compiles the functions, which others should have done by then.
+        With `recorded` runs are captured and replayed as CUDA graphs, where the device can. With `background` runs are
+        op by op until `adopt`.
         """
         module = parse(text)
         self.mesh = module.mesh
@@ -103,8 +103,9 @@ class Program:
         symbols = symbols_of(module)
         self._instructions = _Instructions(self.main, mine, rank_context, functions, symbols, self.record)
         self._at: dict[bool, Callable[[tuple[int, ...]], list[Instruction]]] = {}
-        self._compiled = compiled
-        if compiled and not background:
+        self.loaded = time.monotonic()
+        self._is_compiled = compiled and not background
+        if self._is_compiled:
             self._at[True] = self._instructions.compiled(together=True)
         slots = {value: slot for slot, value in enumerate(self.main.values())}
         self._count = len(slots)
@@ -122,7 +123,7 @@ class Program:
         group = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
 
         def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-            return self._execute(self._made(compiled=self._compiled)(()), operands, wanted)
+            return self._execute(self._made(compiled=self._is_compiled)(()), operands, wanted)
 
         return GraphRecorder(self.main, self._context, group, execute) if is_possible else None
 
@@ -143,7 +144,7 @@ class Program:
         """
         operands = self._with_key(inputs, key)
         del inputs
-        instructions = self._made(compiled=self._compiled and not op_by_op)(tuple(sizes))
+        instructions = self._made(compiled=self._is_compiled and not op_by_op)(tuple(sizes))
         start = self._clock()
         if self._recorder is None or eager:
             results = self._execute(instructions, operands, wanted)
@@ -153,6 +154,20 @@ class Program:
         self.record.runs += 1
         self.record.last_run = self._clock() - start
         return results
+
+    def compile(self) -> None:
+        """Compile the functions, or load from the cache on disk what others have compiled; for `adopt`."""
+        if self.takes_part:
+            self._made(compiled=True)
+
+    def adopt(self) -> None:
+        """Run compiled from now on."""
+        self._is_compiled = True
+
+    @property
+    def functions(self) -> int:
+        """Number of functions that the ranks compile."""
+        return len(self._instructions.functions) if self.takes_part else 0
 
     def release_graph(self) -> None:
         """Release the CUDA graph and its memory."""
@@ -256,14 +271,14 @@ class _Instructions:
         self._main = main
         self._mine = replace(main, ops=tuple(mine))
         self._rank_context = rank_context
-        self._functions = functions
+        self.functions = functions
         self._symbols = symbols
         self._record = record
 
     def op_by_op(self) -> Callable[[tuple[int, ...]], list[Instruction]]:
         """From the sizes of a run to instructions that interpret their functions."""
         kernels = self._kernels()
-        kernels.prepare([self._functions[name] for name in self._functions if name in self._own], compiled=False)
+        kernels.prepare([self.functions[name] for name in self.functions if name in self._own], compiled=False)
         return lru_cache(SIZES_KEPT)(partial(self._with, kernels))
 
     def compiled(self, *, together: bool = False) -> Callable[[tuple[int, ...]], list[Instruction]]:
@@ -273,7 +288,7 @@ class _Instructions:
         then loaded from the cache on disk, which holds each as a whole.
         """
         mesh, rank = self._rank_context.mesh, self._rank_context.rank
-        parts, kernels = shares(self._functions, mesh.ranks), self._kernels()
+        parts, kernels = shares(self.functions, mesh.ranks), self._kernels()
         if together:
             if mine := parts.pop(rank):
                 self._compile(kernels, mine)
@@ -294,7 +309,7 @@ class _Instructions:
 
     def _compile(self, kernels: _Kernels, names: Sequence[str]) -> None:
         start = time.perf_counter()
-        kernels.prepare([self._functions[name] for name in names], compiled=True)
+        kernels.prepare([self.functions[name] for name in names], compiled=True)
         self._record.compiled(names, time.perf_counter() - start)
 
     def _with(self, kernels: _Kernels, sizes: tuple[int, ...]) -> list[Instruction]:
@@ -302,7 +317,7 @@ class _Instructions:
         at = Specializer(numbers)
         slots = {at.value(value): slot for slot, value in enumerate(self._main.values())}
         made = kernels.at(numbers)
-        return list(instructions(at.function(self._mine), self._rank_context, self._functions, made, slots))
+        return list(instructions(at.function(self._mine), self._rank_context, self.functions, made, slots))
 
 
 class _Kernels:

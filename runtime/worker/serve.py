@@ -67,7 +67,7 @@ def work(
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, backend)
         background = BackgroundCompiler(compiling, rank, mailbox)
-        worker = Worker(WorkerContext(rank, backend, transport), mailbox, background, partial(_raised, connection))
+        worker = Worker(WorkerContext(rank, backend, transport), mailbox, background, partial(_report, connection))
         serve(worker, mailbox, connection)
     except Closed:
         end()
@@ -117,8 +117,8 @@ def _send_failure(failure: list[Any], mailbox: Mailbox, connection: Connection) 
     connection.send([NO_REQUEST, AnswerCode.FAILED, *failure])
 
 
-def _raised(connection: Connection, failure: list[Any]) -> None:
-    connection.send([NO_REQUEST, AnswerCode.RAISED, *failure])
+def _report(connection: Connection, code: AnswerCode, data: list[Any]) -> None:
+    connection.send([NO_REQUEST, code, *data])
 
 
 def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:

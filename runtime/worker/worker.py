@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.boxes import Box, FileSource
 from moaic.runtime.protocol.commands import (
     CODES,
+    Adopt,
+    AnswerCode,
     Command,
     Define,
     DefineResharding,
@@ -38,6 +42,7 @@ from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.worker import checkpoint_io
+from moaic.runtime.worker.adoption import adopt
 from moaic.runtime.worker.agreement import Agreement
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.eager_op import EagerOp
@@ -74,18 +79,19 @@ class Worker:
         context: WorkerContext,
         mailbox: Mailbox,
         background: BackgroundCompiler,
-        raised: Callable[[list[Any]], None],
+        report: Callable[[AnswerCode, list[Any]], None],
     ) -> None:
-        """`raised` reports a failed command to the controller."""
+        """`report` sends an answer without a request to the controller."""
         self.context: Final = context
         self.table: Final[dict[int, Tensor]] = {}
         self.idle_bytes: Final = context.backend.private_bytes()
         self._mailbox: Final = mailbox
         self._background: Final = background
-        self._raised: Final = raised
+        self._report: Final = report
         self._operators: dict[int, EagerOp] = {}
         self._reshardings: dict[int, _DefinedResharding] = {}
         self._programs: dict[int, Program] = {}
+        self._marks: dict[int, str] = {}
         self._loads: dict[int, int] = {}
         """The number of the Load command of each program, which caused the error if the program is missing."""
         self._tracer: Final = Tracer(context.backend.synchronize)
@@ -106,6 +112,7 @@ class Worker:
             Reshard: self._reshard,
             Load: self._load,
             Run: self._run,
+            Adopt: self._adopt,
             Free: self._free,
             Forget: self._forget,
             Restore: self._restore,
@@ -203,7 +210,7 @@ class Worker:
         """The number of the command that caused an error; a new failure is reported to the controller."""
         if isinstance(error, Poisoned):
             return error.root
-        self._raised([self._number, *self.failure(error)])
+        self._report(AnswerCode.RAISED, [self._number, *self.failure(error)])
         return self._number
 
     def failure(self, error: BaseException) -> list[Any]:
@@ -302,7 +309,7 @@ class Worker:
         number, record = command.program, Record()
         self._loads[number] = self._number
         if command.background:
-            self._background.compile(command.text, record.compiled)
+            self._background.compile(command.text, record.compiled if self.context.rank < command.ranks else None)
         load = partial(
             Program,
             command.text,
@@ -315,6 +322,22 @@ class Worker:
         )
         ranks = range(command.ranks) if self.context.rank < command.ranks else ()
         self._programs[number] = self._agreement.run(ranks, load, carries=False)
+        self._marks[number] = command.mark
+        if command.compiled and not command.background and self.context.rank == 0:
+            _set_mark(command.mark)
+
+    def _adopt(self, command: Adopt) -> None:
+        programs = [self._programs[number] for number in command.programs if number in self._programs]
+        failed = adopt(programs, self.context)
+        if self.context.rank != 0 or not programs:
+            return
+        if not failed:
+            for number in command.programs:
+                _set_mark(self._marks[number])
+        runs = max(program.record.runs for program in programs)
+        functions = sum(program.functions for program in programs)
+        seconds = time.monotonic() - programs[0].loaded
+        self._report(AnswerCode.ADOPTED, [list(command.programs), functions, seconds, runs, failed])
 
     def _note(self, number: int, index: int) -> None:
         self._step = index
@@ -326,6 +349,7 @@ class Worker:
         program = self._programs.get(command.program)
         if program is None:
             raise Poisoned(self._loads[command.program])
+        self._background.ran()
         if not program.takes_part:
             return
         wanted = [buffer is not None for buffer in command.outputs]
@@ -334,7 +358,6 @@ class Worker:
         run = partial(program.run, given, command.key, wanted, command.sizes, **modes)
         del given
         results = self._agreement.run(range(program.mesh.ranks), run)
-        self._background.ran()
         if program.makes_gradients:
             self._finish_step(program)
         for buffer, tensor in zip(command.outputs, results, strict=True):
@@ -352,6 +375,14 @@ def _subject(command: Command) -> int:
     if isinstance(command, (Operate, Reshard)):
         return command.number
     return command.program if isinstance(command, (Run, Load)) else -1
+
+
+def _set_mark(path: str) -> None:
+    """Make the file which says that the cache on disk has all functions of a program."""
+    if path:
+        with contextlib.suppress(OSError):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).touch()
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -13,8 +14,8 @@ import torch
 
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
-from moaic.runtime.controller.errors import WorkerError
 from moaic.runtime.controller.launch import launch
+from moaic.runtime.worker.background import PATIENCE_SECONDS
 from tests.runtime.worker.test_program import up
 
 TEXT = """// moai 1
@@ -56,7 +57,7 @@ def two(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
 def begun(accelerator: Accelerator) -> int:
     """A program whose compilation has begun, as it has run once."""
     program = accelerator.load(TEXT, background=True)
-    assert not accelerator.is_ready(program)
+    assert not accelerator.are_compiled([program])
     assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
     return program
 
@@ -95,7 +96,7 @@ def processes(cache: Path) -> list[int]:
 def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(two: Accelerator, cache: Path) -> None:
     program = begun(two)
     assert not files(cache)
-    wait_until(lambda: two.is_ready(program))
+    wait_until(lambda: two.are_compiled([program]))
     compiled = files(cache)
     # Each rank has compiled its share: one of the two functions.
     assert len(compiled) >= 2
@@ -108,25 +109,26 @@ def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(two: Acceler
 
 def test_what_was_compiled_before_is_compiled_from_the_first_run_on(two: Accelerator, cache: Path) -> None:
     program = begun(two)
-    wait_until(lambda: two.is_ready(program))
+    wait_until(lambda: two.are_compiled([program]))
+    two.synchronize()
     again = two.load(TEXT, background=True)
-    assert two.is_ready(again)
+    assert two.are_compiled([again])
     assert torch.allclose(ran(two, again, op_by_op=False), EXPECTED)
     for mark in (cache / "moaic").iterdir():
         mark.unlink()
-    assert not two.is_ready(two.load(TEXT, background=True))
+    assert not two.are_compiled([two.load(TEXT, background=True)])
 
 
 def test_programs_get_ready_in_their_order(two: Accelerator) -> None:
     first, failing = begun(two), two.load(TEXT.replace("[dp=2]", "[dp=1]"), background=True)
-    assert not two.is_ready(failing)
-    wait_until(lambda: two.is_ready(failing))
-    assert two.is_ready(first)
+    assert not two.are_compiled([failing])
+    wait_until(lambda: two.are_compiled([failing]))
+    assert two.are_compiled([first])
     assert torch.allclose(ran(two, failing, op_by_op=False), EXPECTED)
 
 
-def test_an_unusable_compiler_is_an_error_of_the_compiled_run(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     broken = tmp_path / "broken"
@@ -135,13 +137,26 @@ def test_an_unusable_compiler_is_an_error_of_the_compiled_run(
     accelerator = Accelerator(launch(2, {"MOAI_COMPILE": "1", "CXX": str(broken)}))
     try:
         program = begun(accelerator)
-        wait_until(lambda: accelerator.is_ready(program))
+        wait_until(lambda: accelerator.are_compiled([program]))
+        with caplog.at_level(logging.INFO, "moaic"):
+            assert torch.allclose(ran(accelerator, program, op_by_op=False), EXPECTED)
+        assert not accelerator.are_compiled([program])
+        (said,) = caplog.messages
+        assert said.startswith("A program runs op by op, as its functions could not be compiled: ")
         assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
-        with pytest.raises(WorkerError, match=r"(?s)compile"):
-            ran(accelerator, program, op_by_op=False)
-        assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
+        assert not list(cache.glob("moaic/*"))
     finally:
         accelerator.close()
+
+
+def test_the_log_says_once_that_a_program_is_compiled(two: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
+    program = begun(two)
+    wait_until(lambda: two.are_compiled([program]))
+    with caplog.at_level(logging.INFO, "moaic"):
+        assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+    (said,) = caplog.messages
+    assert said.startswith("A program is compiled now: 2 functions in the background, ")
+    assert said.endswith(" and after 1 run op by op.")
 
 
 def test_a_killed_compiler_is_replaced_by_the_worker(two: Accelerator, cache: Path) -> None:
@@ -151,7 +166,38 @@ def test_a_killed_compiler_is_replaced_by_the_worker(two: Accelerator, cache: Pa
     wait_until(lambda: set(processes(cache)) - known)
     for pid in set(processes(cache)) - known:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: two.is_ready(program))
+    wait_until(lambda: two.are_compiled([program]))
+    assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+    assert len(list(cache.glob("moaic/*"))) == 1
+
+
+ONE_RANK = TEXT.replace("[dp=2]", "[dp=1]")
+
+
+def test_workers_without_a_part_keep_nobody_waiting(two: Accelerator) -> None:
+    programs = [two.load(ONE_RANK.replace("16", width), background=True) for width in ("16", "32")]
+    ran(two, programs[0], op_by_op=True)
+    for program in programs:
+        wait_until(lambda program=program: two.are_compiled([program]), PATIENCE_SECONDS / 2)
+
+
+def test_a_program_that_waited_for_the_compiler_is_marked_too(two: Accelerator, cache: Path) -> None:
+    assert torch.allclose(ran(two, two.load(TEXT), op_by_op=False), EXPECTED)
+    assert len(list(cache.glob("moaic/*"))) == 1
+    assert two.are_compiled([two.load(TEXT, background=True)])
+
+
+def test_programs_that_belong_together_change_together(two: Accelerator) -> None:
+    first, second = begun(two), two.load(ONE_RANK, background=True)
+    assert not two.are_compiled([first, second])
+    wait_until(lambda: two.are_compiled([first, second]))
+    assert torch.allclose(ran(two, first, op_by_op=False), EXPECTED)
+    assert torch.allclose(ran(two, second, op_by_op=False), EXPECTED)
+
+
+def test_what_does_not_fit_op_by_op_waits(two: Accelerator) -> None:
+    program = begun(two)
+    assert two.are_compiled([program], at_once=True)
     assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
 
 
@@ -160,6 +206,6 @@ def test_compilers_end_with_their_workers(two: Accelerator, cache: Path) -> None
     known = set(processes(cache))
     program = begun(two)
     wait_until(lambda: set(processes(cache)) - known)
-    assert not two.is_ready(program)
+    assert not two.are_compiled([program])
     two.close()
     wait_until(lambda: not processes(cache), 2.0)

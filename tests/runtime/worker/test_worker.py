@@ -13,7 +13,7 @@ from moaic.runtime.comm.device_backend import CpuBackend
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.worker_context import WorkerContext
-from moaic.runtime.protocol.commands import Command, Fetch, Fill, Free, List, Put, Request
+from moaic.runtime.protocol.commands import AnswerCode, Command, Fetch, Fill, Free, List, Put, Request
 from moaic.runtime.protocol.shared_memory import create_memory
 from moaic.runtime.protocol.wire import as_block
 from moaic.runtime.worker.background import BackgroundCompiler, request_sockets
@@ -31,8 +31,8 @@ def worker() -> Worker:
     return Worker(WorkerContext(0, CpuBackend(), SharedMemoryTransport(mailbox)), mailbox, background, _unexpected)
 
 
-def _unexpected(failure: list[Any]) -> None:
-    raise AssertionError(failure)
+def _unexpected(code: AnswerCode, data: list[Any]) -> None:
+    raise AssertionError(code, data)
 
 
 def test_every_command_has_one_handler(worker: Worker) -> None:
