@@ -121,7 +121,7 @@ def prepare() -> None:
     excepthook.install()
     environment.check(os.environ)
     logging_setup.install(os.environ)
-    session.accelerator().while_waiting(progress.waiting)
+    session.accelerator().while_waiting(progress.Waits())
     _pool()
 
 

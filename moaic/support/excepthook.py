@@ -1,32 +1,59 @@
-"""An excepthook that ends a program after a user's mistake with the user's line and the message, without a trace."""
+"""An excepthook that shows the user's lines of an error.
+
+After a user's mistake it prints the user's line and the message, without a trace; for any other error the trace without
+moaic's frames but the last. MOAI_TRACEBACK=full prints everything.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller.errors import OutOfMemory
 from moaic.runtime.controller.source_lines import raised_at
+from moaic.runtime.host.env_flags import FULL, TRACEBACK_VARIABLE
 
 USER_ERRORS: Final = (Diagnostic, OutOfMemory)
 """Errors whose message tells the user all that is useful."""
 
+_PACKAGE: Final = Path(__file__).absolute().parents[1]
+
 
 @cache
 def install() -> None:
-    """Installs the hook; other errors go to the hook that was installed before."""
+    """Installs the hook; errors without a frame of moaic go to the hook that was installed before."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # Dynamo wraps the error of a backend in an error of its own.
         told = getattr(error, "inner_exception", error)
-        if not isinstance(told, USER_ERRORS):
+        if os.environ.get(TRACEBACK_VARIABLE) == FULL:
             previous(kind, error, trace)
-            return
-        line = raised_at(trace)
-        sys.stderr.write(f"{told}\n" if line is None else f"{line}: {told}\n")
+        elif isinstance(told, USER_ERRORS):
+            line = raised_at(trace)
+            sys.stderr.write(f"{told}\n" if line is None else f"{line}: {told}\n")
+        elif (folded := fold(shown := traceback.TracebackException.from_exception(error))) > 1:
+            sys.stderr.write("".join(shown.format()))
+            sys.stderr.write(f"({folded} frames of moaic are left out; {TRACEBACK_VARIABLE}={FULL} shows them)\n")
+        else:
+            previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def fold(shown: traceback.TracebackException) -> int:
+    """Leaves out moaic's frames of an error and its causes, but the last of each; returns their number."""
+    folded = 0
+    error: traceback.TracebackException | None = shown
+    while error is not None:
+        ours = [frame for frame in error.stack if Path(frame.filename).is_relative_to(_PACKAGE)]
+        error.stack = traceback.StackSummary.from_list(frame for frame in error.stack if frame not in ours[:-1])
+        folded += len(ours[:-1])
+        error = error.__cause__ or error.__context__
+    return folded

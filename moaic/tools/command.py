@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.env_flags import FULL, TRACEBACK_VARIABLE
 from moaic.runtime.host.version import VERSION
 
 MISTAKE: Final = 2
 INTERRUPTED: Final = 130
-
-TRACEBACK_VARIABLE: Final = "MOAI_TRACEBACK"
-FULL: Final = "full"
-"""The value of MOAI_TRACEBACK with which the cause of a mistake is printed with its whole trace."""
 
 
 class CommandParser(argparse.ArgumentParser):

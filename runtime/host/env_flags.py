@@ -15,6 +15,10 @@ COMPILE_VARIABLE: Final = "MOAI_COMPILE"
 GRAPHS_VARIABLE: Final = "MOAI_CUDA_GRAPHS"
 
 
+TRACEBACK_VARIABLE: Final = "MOAI_TRACEBACK"
+FULL: Final = "full"
+"""The value of MOAI_TRACEBACK with which errors are printed with their whole trace."""
+
 WAIT: Final = "wait"
 
 
