@@ -17,6 +17,7 @@ from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
+from moaic.runtime.host.selection import current_flavor
 from moaic.support.cache_folder import cache_folder
 from moaic.text.files import write_whole
 
@@ -158,6 +159,8 @@ def _machine(path: str | None) -> Machine:
     if path is None:
         from moaic.support.this_machine import this_machine
 
+        # A machine that was measured before in this process is not asked for the flavor again.
+        current_flavor(os.environ)
         return this_machine()
     from moaic.passes.perf.machine import from_text
     from moaic.runtime.host.gpu_specs import TARGETS

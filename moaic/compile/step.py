@@ -89,7 +89,9 @@ class Variant:
     def is_compiled(self, names: Sequence[str], sizes: tuple[int, ...]) -> bool:
         """Whether these programs, which belong together, run compiled in a call of these sizes; loads them."""
         numbers = [self.load(name) for name in names if name != "backward" or self.programs.backward is not None]
-        return self.accelerator.are_compiled(numbers, at_once=not self.fits_op_by_op(sizes))
+        if self.accelerator.are_compiled(numbers):
+            return True
+        return not self.fits_op_by_op(sizes) and self.accelerator.are_compiled(numbers, at_once=True)
 
     def _checked(self, name: str) -> Module:
         """A program that is well formed; raises OpenSizesError for one that is not for open sizes."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final, TextIO
 
 from moaic.runtime.host.status import IDLE
-from moaic.runtime.protocol.commands import CODES, Load, Put, Restore, Store
+from moaic.runtime.protocol.commands import CODES, Adopt, Load, Put, Restore, Store
 
 CLEAR: Final = "\r\x1b[2K"
 
@@ -28,6 +28,7 @@ LOGGER = logging.getLogger("moaic")
 WAITS: Final[Mapping[int, str]] = {
     IDLE.code: "Starting",
     CODES[Load]: "Compiling",
+    CODES[Adopt]: "Compiling",
     CODES[Put]: "Loading",
     CODES[Restore]: "Loading",
     CODES[Store]: "Saving",
