@@ -238,7 +238,9 @@ def fits_op_by_op(plan: Plan, symbols: Symbols, sizes: tuple[int, ...] = ()) -> 
 
     `sizes` are the numbers of the symbols; without, those of the example.
     """
-    at = plan.at(symbols.numbers(sizes)) if sizes else plan
+    numbers = symbols.numbers(sizes) if sizes else symbols.example_numbers()
+    # Of numbers, as each comparison of open sizes is a condition of the program.
+    at = plan.at(numbers) if numbers else plan
     return memory_of(at, localized_functions(op_by_op)).peak <= this_machine().memory
 
 

@@ -50,13 +50,14 @@ def planned() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("asked", ["dp2", "use", "tp2", "pp2"])
 def test_many_shapes_train_as_on_the_host(asked: str, planned: list[str]) -> None:
-    train(PLANS[asked], SHAPES, compiled_functions=False)
+    train(PLANS[asked], SHAPES, when=False)
     # For one shape, for lengths, for rows too, and twice more: what needs even rows cannot serve odd ones.
     assert len(planned) <= 5
 
 
-def test_they_do_by_compiled_functions_too(planned: list[str]) -> None:
-    train(PLANS["dp2"], SHAPES[:8], compiled_functions=True)
+@pytest.mark.parametrize("when", ["wait", True])
+def test_they_do_by_compiled_functions_too(planned: list[str], when: object) -> None:
+    train(PLANS["dp2"], SHAPES[:8], when=when)
     assert len(planned) <= 4
 
 
@@ -65,16 +66,16 @@ def test_the_log_says_why_sizes_need_another_program(
 ) -> None:
     monkeypatch.setattr("moaic.support.logging_setup.install", print)
     with caplog.at_level(logging.INFO, "moaic"):
-        train(PLANS["dp2"], [(8, 6), (6, 6), (5, 6)], compiled_functions=False)
+        train(PLANS["dp2"], [(8, 6), (6, 6), (5, 6)], when=False)
     (line,) = [text for text in caplog.messages if text.startswith("Sizes ")]
     assert line == "Sizes s0 = 5 get a program of their own: the last one is for sizes where s0 is a multiple of 2."
 
 
-def train(asked: Asked, shapes: Sequence[tuple[int, int]], *, compiled_functions: bool) -> None:
+def train(asked: Asked, shapes: Sequence[tuple[int, int]], *, when: object) -> None:
     torch.compiler.reset()
     data = batches(shapes)
     host, model = TINY.model(), TINY.model().to("moai")
-    found = trained(model, compiled(model, asked, compile="wait" if compiled_functions else False), data)
+    found = trained(model, compiled(model, asked, compile=when), data)
     same(found, trained(host, host, data), 1e-4)
 
 
