@@ -39,8 +39,9 @@ def install() -> None:
             line = raised_at(trace)
             sys.stderr.write(f"{told}\n" if line is None else f"{line}: {told}\n")
         elif (folded := fold(shown := traceback.TracebackException.from_exception(error))) > 1:
-            sys.stderr.write("".join(shown.format()))
+            # The error stays the last line, where people and programs look for it.
             sys.stderr.write(f"({folded} frames of moaic are left out; {TRACEBACK_VARIABLE}={FULL} shows them)\n")
+            sys.stderr.write("".join(shown.format()))
         else:
             previous(kind, error, trace)
 

@@ -95,8 +95,11 @@ def test_workers_end_when_the_program_is_killed(script: Script, number: signal.S
     time.sleep(0.3)
     assert script.process is not None
     script.process.send_signal(number)
-    script.process.wait(5)
+    began = time.monotonic()
+    printed, _ = script.process.communicate(timeout=5)
+    assert time.monotonic() - began < 2
     assert gone(pids)
+    assert number is signal.SIGINT or not printed, printed
 
 
 FORK = """
