@@ -46,6 +46,9 @@ from moaic.runtime.rounding import rounding_by_shape
 from tests.exact.models import Batch
 from tests.models.zoo import LENGTH, MODELS, ROWS
 
+# Bloom makes its activation as an object of an autograd function.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
 EXAMPLE = (8, 6)
 """Rows and length of the batch for which the program is captured."""
 
