@@ -9,21 +9,18 @@ With eight-bit floats, linear layers compute in these and all else as under auto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
-from typing import Any, Final, TypeVar
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import nn
 
+from moaic.capture.compile_hooks import Backend, Compile, hooked
 from moaic.device import torch_private
 from moaic.precision import PRECISION, precision_of
-
-_MARK: Final = "takes_precision"
-
-Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -37,31 +34,12 @@ def narrowed(dtype: torch.dtype | None, devices: Iterable[str]) -> Generator[Non
 
 def takes_precision(backend: Backend) -> Backend:
     """`backend`, marked: calls of its models run under autocast if `torch.compile` was given the option."""
-    setattr(backend, _MARK, True)
-    _install()
-    return backend
+    return hooked(backend, _narrowing)
 
 
-@cache
-def _install() -> None:
-    torch_private.dynamo_optimize().patch(_optimize)
-
-
-def _optimize(real: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(real)
-    def optimize(backend: Any = "inductor", *args: Any, **kwargs: Any) -> Any:
-        dtype: torch.dtype | None = _asked_of(backend)
-        context: Callable[[Any], Any] = real(backend, *args, **kwargs)
-        return Narrow(context, dtype) if dtype else context
-
-    return optimize
-
-
-def _asked_of(backend: Any) -> torch.dtype | None:
-    """The type given to `torch.compile`, if its backend takes the option."""
-    if not hasattr(getattr(backend, "compiler_fn", None), _MARK):
-        return None
-    return precision_of(backend.kwargs.get("options", {}).get(PRECISION))
+def _narrowing(settings: Mapping[str, Any], compile_: Compile) -> Compile:
+    dtype = precision_of(settings.get("options", {}).get(PRECISION))
+    return Narrow(compile_, dtype) if dtype else compile_
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
+from moaic.capture.compile_hooks import checks_options
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
-from moaic.capture.options_check import checks_options
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
 from moaic.options import check_backend_options
@@ -119,7 +119,7 @@ def take_call(
     except TorchDynamoException as error:
         if isinstance(inner := getattr(error, "inner_exception", None), Diagnostic):
             raise inner from None
-        reason = str(error).strip().split("\n")[0]
+        reason = _first_line(error)
         raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {reason}") from error
     raise AssertionError("a compiled model ran without its backend")
 

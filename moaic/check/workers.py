@@ -20,7 +20,7 @@ from moaic.passes.lowering.plan import Plan
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.launch import launch
-from moaic.runtime.host.env_flags import Compiling
+from moaic.runtime.host.env_flags import CompileMode
 from moaic.runtime.interpreter import run_function
 
 TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ class WorkerProof:
     def __init__(self, step: CapturedStep, *, compiled: bool) -> None:
         self._exact = with_tangent_of_loss_alone(step)
         self._step = self._exact.cast("f32")
-        self._compiling = Compiling.BEFOREHAND if compiled else Compiling.NEVER
+        self._compiling = CompileMode.BEFOREHAND if compiled else CompileMode.NEVER
         self._expected = run_function(self._exact.module, self._exact.module.main.name, self._exact.inputs)
         self._builders: dict[str, Builder] = {}
 

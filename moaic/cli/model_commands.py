@@ -19,7 +19,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.runtime.host.selection import current_flavor
 from moaic.support.cache_folder import cache_folder
-from moaic.text.files import write_whole
+from moaic.support.output import write_output
 
 if TYPE_CHECKING:
     from moaic.capture.trace_only import ModelSource, Sample
@@ -40,15 +40,8 @@ def capture(chosen: argparse.Namespace) -> int:
     if chosen.output is None:
         print(text, end="")
     else:
-        _write(chosen.output, text)
+        write_output(chosen.output, text)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise Diagnostic(f"cannot write {path}: {error.strerror}") from None
 
 
 def check(chosen: argparse.Namespace) -> int:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
+from moaic.capture.compile_hooks import checks_options
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
-from moaic.capture.options_check import checks_options
 from moaic.capture.pieces import Piece, piece_of
 from moaic.compile.planning import (
     Planning,
@@ -39,7 +39,7 @@ from moaic.runtime.controller import session
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major, whole
 from moaic.runtime.dtypes import DTYPE_NAMES
-from moaic.runtime.host.env_flags import Compiling
+from moaic.runtime.host.env_flags import CompileMode
 from moaic.support import progress
 from moaic.support.report import Report
 
@@ -92,7 +92,7 @@ class GraphEngine:
         request: Request,
         piece: Piece | None = None,
         *,
-        compiling: Compiling = Compiling.BEFOREHAND,
+        compiling: CompileMode = CompileMode.BEFOREHAND,
         recorded: bool = False,
     ) -> None:
         self._program = program

@@ -38,7 +38,7 @@ from moaic.runtime.controller import session
 from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.host import env_flags
 from moaic.runtime.host.cores import cores
-from moaic.runtime.host.env_flags import Compiling
+from moaic.runtime.host.env_flags import CompileMode
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE
@@ -56,7 +56,7 @@ REDUCE_OVERHEAD = "reduce-overhead"
 """The mode of `torch.compile` that captures CUDA graphs and replays them."""
 
 
-def when_to_compile(options: Mapping[str, object]) -> Compiling:
+def when_to_compile(options: Mapping[str, object]) -> CompileMode:
     """When programs are compiled, by an option whose default is MOAI_COMPILE.
 
     The time at which programs change over from op by op to compiled decides last bits, so where PyTorch is asked for
@@ -65,8 +65,8 @@ def when_to_compile(options: Mapping[str, object]) -> Compiling:
     usual = os.environ.get(env_flags.COMPILE_VARIABLE) or True
     asked = options.get(COMPILE)
     when = env_flags.says_when(COMPILE, usual if asked is None else asked)
-    is_timed = when is Compiling.BACKGROUND and torch.are_deterministic_algorithms_enabled()
-    return Compiling.BEFOREHAND if is_timed else when
+    is_timed = when is CompileMode.BACKGROUND and torch.are_deterministic_algorithms_enabled()
+    return CompileMode.BEFOREHAND if is_timed else when
 
 
 def records(options: Mapping[str, object], mode: str | None = None) -> bool:

@@ -29,7 +29,7 @@ from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
-from moaic.runtime.host.env_flags import Compiling
+from moaic.runtime.host.env_flags import CompileMode
 from moaic.runtime.protocol.placement import Placement
 
 HALVES: Final = ("forward", "backward")
@@ -50,7 +50,7 @@ class Variant:
 
     programs: Programs
     accelerator: Accelerator
-    compiling: Compiling
+    compiling: CompileMode
     recorded: bool
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
     fits_op_by_op: Callable[[tuple[int, ...]], bool] = lambda sizes: True
@@ -79,9 +79,9 @@ class Variant:
             text = render(program)
             self._numbers[name] = self.accelerator.load(
                 text,
-                compiled=self.compiling is not Compiling.NEVER,
+                compiled=self.compiling is not CompileMode.NEVER,
                 recorded=self.recorded,
-                background=self.compiling is Compiling.BACKGROUND and not self.recorded,
+                background=self.compiling is CompileMode.BACKGROUND and not self.recorded,
                 module=program,
             )
         return self._numbers[name]
@@ -157,7 +157,7 @@ class Step:
         accelerator: Accelerator,
         plan: Planner,
         *,
-        compiling: Compiling = Compiling.BEFOREHAND,
+        compiling: CompileMode = CompileMode.BEFOREHAND,
         recorded: bool = False,
         symbols: Symbols | None = None,
         elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
@@ -356,8 +356,8 @@ class Step:
         def fits(sizes: tuple[int, ...]) -> bool:
             return fits_op_by_op(plan, self._symbols, sizes)
 
-        waits = self.compiling is Compiling.BACKGROUND and not fits(())
-        compiling = Compiling.BEFOREHAND if waits else self.compiling
+        waits = self.compiling is CompileMode.BACKGROUND and not fits(())
+        compiling = CompileMode.BEFOREHAND if waits else self.compiling
         return Variant(programs, self.accelerator, compiling, self.recorded, fits_op_by_op=fits)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:

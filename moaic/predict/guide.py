@@ -24,7 +24,7 @@ from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import called_in
 from moaic.runtime.host.flavors import Host
-from moaic.text.files import write_whole
+from moaic.support.output import write_output
 from moaic.text.tables import markdown_head, markdown_row
 from moaic.text.units import duration, gib
 
@@ -99,7 +99,7 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
     except Diagnostic as error:
         return Estimate(machine.workers, batch, reason=error.message)
     if question.folder is not None:
-        _write(question.folder / f"batch-{batch}-on-{machine.workers}.moai", selection.plan.module)
+        write_output(question.folder / f"batch-{batch}-on-{machine.workers}.moai", render(selection.plan.module))
     chosen = selection.search_result.of(selection.search_result.selected)
     assert chosen.prediction is not None
     assert chosen.memory is not None
@@ -125,13 +125,6 @@ def _selected(step: Module, machine: Machine, question: Question, pool: Compiler
         selection = search(step, known, question.request, pool=pool)
         if not question.kernels.make(selection.plan.programs.joint):
             return selection
-
-
-def _write(path: Path, plan: Module) -> None:
-    try:
-        write_whole(path, render(plan))
-    except OSError as error:
-        raise Diagnostic(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def row(answer: Estimate, question: Question) -> str:

@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _show(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    current(environment)
+    current(environment)  # raises for a wrong MOAI_ACCELERATOR, which the tables would not show
     if chosen.reset:
         return _reset(environment, is_sure=chosen.yes)
     if chosen.watch is not None:

@@ -21,7 +21,7 @@ from moaic.runtime.protocol.commands import Adopt, Load, Run
 from moaic.runtime.protocol.placement import Placement, alike
 
 
-class Compilation(Enum):
+class CompileState(Enum):
     """How far the compilation of a program in the background is."""
 
     RUNNING = 0
@@ -39,7 +39,7 @@ class Loaded:
     mesh: Mesh
     symbols: Symbols | None
     has_key: bool
-    compilation: Compilation
+    compilation: CompileState
     number: int
     """Of the compilation in the background: workers do one after the other, and count them from 1."""
 
@@ -76,7 +76,7 @@ class LoadedPrograms:
         mark = mark_of(text, pool.size) if compiled else None
         background = background and pool.compiles_in_background and mark is not None and not mark.exists()
         self._compilations += background
-        compilation = Compilation.RUNNING if background else Compilation.ADOPTED
+        compilation = CompileState.RUNNING if background else CompileState.ADOPTED
         self._loaded.append(Loaded(main, mesh, symbols_of(module), has_key, compilation, self._compilations))
         number = len(self._loaded) - 1
         line = self._buffers.lines.here()
@@ -91,23 +91,23 @@ class LoadedPrograms:
         """
         loaded = [self._loaded[program] for program in programs]
         states = {each.compilation for each in loaded}
-        if Compilation.FAILED in states:
+        if CompileState.FAILED in states:
             return False
-        if Compilation.RUNNING in states:
+        if CompileState.RUNNING in states:
             latest = max(each.number for each in loaded)
             if not at_once and not self._buffers.pool.has_compiled(latest):
                 return False
             self._buffers.pool.push(Adopt(self._buffers.lines.here(), list(programs)))
-            self._set(programs, Compilation.ADOPTED)
+            self._set(programs, CompileState.ADOPTED)
         return True
 
-    def _set(self, programs: Sequence[int], compilation: Compilation) -> None:
+    def _set(self, programs: Sequence[int], compilation: CompileState) -> None:
         for program in programs:
             self._loaded[program] = replace(self._loaded[program], compilation=compilation)
 
     def _adopted(self, programs: Sequence[int], functions: int, seconds: float, runs: int, failed: str) -> None:
         if failed:
-            self._set(programs, Compilation.FAILED)
+            self._set(programs, CompileState.FAILED)
             compile_log.not_compiled(failed)
         else:
             compile_log.compiled(functions, seconds, runs)

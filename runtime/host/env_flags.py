@@ -22,7 +22,7 @@ FULL: Final = "full"
 WAIT: Final = "wait"
 
 
-class Compiling(Enum):
+class CompileMode(Enum):
     """When the functions of programs are compiled, and how the first steps run."""
 
     NEVER = "false"
@@ -32,12 +32,12 @@ class Compiling(Enum):
     """Before the first step."""
 
 
-def says_when(name: str, value: object) -> Compiling:
+def says_when(name: str, value: object) -> CompileMode:
     """The value of an option about compiling; raises Diagnostic for any other word."""
     word = str(value).lower()
     if word not in (*YES, *NO, WAIT):
         raise Diagnostic(f"invalid value `{value}` for {name}", hint="choose True, False or wait")
-    return Compiling.BEFOREHAND if word == WAIT else Compiling.BACKGROUND if word in YES else Compiling.NEVER
+    return CompileMode.BEFOREHAND if word == WAIT else CompileMode.BACKGROUND if word in YES else CompileMode.NEVER
 
 
 def says_yes(name: str, value: object) -> bool:

@@ -32,7 +32,7 @@ def compile_share(text: str, rank: int) -> list[str]:
     """Compiles the share of `rank` of a program into the cache on disk; returns the names of its functions."""
     program = parse(text)
     functions = called_functions(program)
-    mine = shares(functions, program.mesh.ranks)[rank] if rank < program.mesh.ranks else []
+    mine = shares(functions, program.mesh.ranks)[rank]
     if mine:
         prepare_functions([functions[name] for name in mine], symbols_of(program), compiled=True)
     return mine

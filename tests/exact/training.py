@@ -18,7 +18,7 @@ from moaic.capture.fx.program import FxProgram
 from moaic.compile.backend import GraphEngine
 from moaic.compile.planning import prepare, request_of
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.env_flags import Compiling
+from moaic.runtime.host.env_flags import CompileMode
 from tests.exact.models import Batch, Example
 
 GRADIENT_TOLERANCE = 1e-5
@@ -210,7 +210,7 @@ class Switch:
 
     def _engine(self, plan: str) -> GraphEngine:
         if plan not in self.engines:
-            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiling=Compiling.NEVER)
+            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiling=CompileMode.NEVER)
         return self.engines[plan]
 
     def backward(self, instance: Instance, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:

@@ -1,0 +1,16 @@
+"""Files that the user asked a command to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moaic.ir.errors import Diagnostic
+from moaic.text.files import write_whole
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes a file, and the folder that it lies in. Raises Diagnostic."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise Diagnostic(f"cannot write {path}: {error.strerror or error}") from None
