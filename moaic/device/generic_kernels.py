@@ -203,7 +203,7 @@ def _strides_on_host(
     Ops of linear algebra resize to column-major strides, but not on meta tensors.
     """
     fill = torch.ones if "pointwise" in signature.tags else _identity
-    named = {name: _filled(value, fill) for name, value in kwargs.items()}
+    named = {name: _filled(value, fill) for name, value in kwargs.items() if name not in small}
     named |= {name: torch.empty(0, dtype=result.dtype, device="cpu") for name, result in small.items()}
     try:
         signature.overload(*(_filled(value, fill) for value in args), **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final
@@ -40,6 +41,7 @@ def install_in_use() -> None:
         point.patch(guard.raise_held)
     torch_private.PIN.patch(_pin)
     torch_private.PRINT.patch(_print)
+    torch_private.PRINT_ELEMENTS.patch(_print_elements)
     torch_private.COMPILE_BY_DEFAULT.patch(_compile_by_default)
 
 
@@ -72,6 +74,19 @@ def _pin(real: Any) -> Any:
 
 
 def _print(real: Any) -> Any:
+    """Release PyTorch's frames on an error: kept alive by a traceback, they make `torch.func.grad` give zeros."""
+
+    def text(self: Any, **options: Any) -> str:
+        try:
+            return real(self, **options)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    return text
+
+
+def _print_elements(real: Any) -> Any:
     """Fetch a tensor once to print it, instead of once per element."""
 
     def tensor_str(self: Any, indent: int) -> str:

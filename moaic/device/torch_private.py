@@ -286,7 +286,10 @@ RUN_BACKWARD: Final = (
 
 PIN: Final = PatchPoint(torch.Tensor, "pin_memory")
 
-PRINT: Final = PatchPoint(_torch._tensor_str, "_tensor_str")
+PRINT: Final = PatchPoint(_torch._tensor_str, "_str")
+"""Called by `repr` of a tensor; its frame holds a guard that turns `torch.func` off."""
+
+PRINT_ELEMENTS: Final = PatchPoint(_torch._tensor_str, "_tensor_str")
 """Reads a tensor element by element."""
 
 COMPILE_BY_DEFAULT: Final = PatchPoint(_torch._TorchCompileInductorWrapper, "__call__")

@@ -132,6 +132,21 @@ def test_sparse_tensors_are_refused_in_a_line(make: Callable[[], Any]) -> None:
     assert str(refused.value).count("\n") < 3
 
 
+def test_functorch_works_after_a_tensor_that_cannot_be_printed() -> None:
+    with pytest.raises(NotImplementedError, match="dense tensors only"):
+        repr(TORCH.eye(3).to_sparse_csr().to(MOAI))
+    for device in ("cpu", MOAI):
+        assert TORCH.func.grad(torch.sum)(torch.ones(3, device=device)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_results_in_a_list_resize_an_expanded_tensor() -> None:
+    values = torch.ones((), device=MOAI).expand(2)
+    torch.max(torch.tensor([3.0, 4.0], device=MOAI), 0, out=(values, torch.empty(0, dtype=torch.int64, device=MOAI)))
+    assert values.shape == ()
+    assert values.item() == 4
+
+
 REFUSED: list[Callable[[str], Any]] = [
     lambda d: torch.ones(3, device=d) & torch.ones(3, dtype=torch.int32, device=d),
     lambda d: torch.ones(3, device=d).bitwise_or_(torch.ones(3, dtype=torch.int32, device=d)),
