@@ -33,9 +33,13 @@ CUT = "// -----\n"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Steps that change over to compiled functions at a time of their own have other last bits in every run.
 os.environ.setdefault("MOAI_COMPILE", "wait")
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try new examples in the long proofs only: a change must not fail for what it has not touched."""
+    settings.load_profile("new" if config.option.markexpr == "exact" else "same")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
