@@ -11,14 +11,15 @@ from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Request
 from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
-from moaic.runtime.host.env_flags import says_when, says_yes
+from moaic.runtime.host.env_flags import says_count, says_when, says_yes
 
 COMPILE: Final = "compile"
 CUDA_GRAPHS: Final = "cuda_graphs"
+EXPECTED_STEPS: Final = "expected_steps"
 PIPELINE: Final = "pipeline_parallel"
 
-NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, PRECISION)
-"""Options of the backend that are no decisions of the plan: compilation, CUDA graphs, precision."""
+NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, PRECISION)
+"""Options of the backend that are no decisions of the plan."""
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "num_stages": "pp",
@@ -55,7 +56,7 @@ def choices_from(options: Mapping[str, object]) -> Choices:
             precision_of(value, name)
         backend[own] = value
     _apply_pipeline(backend, options.get(PIPELINE))
-    request_from({name: value for name, value in backend.items() if name not in NO_DECISIONS})
+    check_backend_options(backend)
     return Choices(backend)
 
 
@@ -64,6 +65,7 @@ def check_backend_options(options: Mapping[str, object]) -> None:
     request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
     says_when(COMPILE, options.get(COMPILE, True))
     says_yes(CUDA_GRAPHS, options.get(CUDA_GRAPHS, False))
+    says_count(EXPECTED_STEPS, options.get(EXPECTED_STEPS, 1))
     precision_of(options.get(PRECISION))
 
 

@@ -18,6 +18,8 @@ class Model:
 
     has_followed: bool = False
     """Whether the plan of some graph followed all decisions of the user: then the request itself is valid."""
+    is_planned: bool = False
+    """Whether a graph of it has a plan: the log is brief on the others."""
     said: set[str] = field(default_factory=set[str])
     """The messages logged for this model, each of which is logged once."""
 

@@ -15,11 +15,12 @@ from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
-from moaic.capture.pieces import Piece, piece_of
+from moaic.capture.pieces import piece_of
 from moaic.compile.planning import (
     Planning,
     check_float8,
     check_options,
+    expected_steps,
     measure,
     prepare,
     records,
@@ -32,7 +33,6 @@ from moaic.device.host_tensor_cache import cached_buffer, uploaded
 from moaic.device.lifecycle import LIFECYCLE
 from moaic.device.registration import register
 from moaic.ir.errors import Diagnostic
-from moaic.passes.config import Request
 from moaic.planner import log
 from moaic.precision import PRECISION, float8_recipe
 from moaic.runtime.controller import session
@@ -60,13 +60,15 @@ def moai(
       layers compute in eight-bit floats, too.
     * `compile=False`, or MOAI_COMPILE=0: workers run ops one by one instead of compiled functions. By default they do
       so until the functions are compiled, in the background; `compile="wait"` waits for the compiler instead.
+    * `expected_steps=50`, or MOAI_EXPECTED_STEPS: plans that take long to compile must pay off in that many steps;
+      1,000 by default, or what a `Trainer` is going to run.
     * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them.
 
     Raises Diagnostic if no plan can meet the options.
     """
     given = options or {}
     request, when, recorded = request_of(given), when_to_compile(given), records(given, mode)
-    piece = piece_of(graph_module)
+    piece, steps = piece_of(graph_module), expected_steps(given)
     register()
     LIFECYCLE.ensure_started()  # a graph without operands creates the first device tensors of the program
     prepare()
@@ -77,7 +79,7 @@ def moai(
         run = capture_backend(
             graph_module,
             examples,
-            lambda program: GraphEngine(program, request, piece, compiling=when, recorded=recorded),
+            lambda program: GraphEngine(program, Planning(request, piece, steps), compiling=when, recorded=recorded),
         )
     measure()
     return run
@@ -89,14 +91,13 @@ class GraphEngine:
     def __init__(
         self,
         program: FxProgram,
-        request: Request,
-        piece: Piece | None = None,
+        planning: Planning,
         *,
         compiling: CompileMode = CompileMode.BEFOREHAND,
         recorded: bool = False,
     ) -> None:
         self._program = program
-        self._planning = Planning(request, piece or Piece())
+        self._planning = planning
         self._compiling = compiling
         self._recorded = recorded
         self._steps: dict[Captured, Step] = {}

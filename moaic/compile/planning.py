@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,14 +12,16 @@ from pathlib import Path
 import torch
 
 from moaic.capture.pieces import Piece
+from moaic.compile import training_loop
 from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.specialize import in_example, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
-from moaic.options import COMPILE, CUDA_GRAPHS, NO_DECISIONS, check_backend_options
+from moaic.options import COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
+from moaic.passes.estimate import step_time
 from moaic.passes.estimate.memory import fused_functions, localized_functions, memory_of
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.fusion import op_by_op
@@ -87,6 +90,14 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
     )
 
 
+def expected_steps(options: Mapping[str, object]) -> int:
+    """The steps over which the time to compile is spread: of the option, MOAI_EXPECTED_STEPS, or the training loop."""
+    asked = options.get(EXPECTED_STEPS) or os.environ.get(env_flags.STEPS_VARIABLE)
+    if asked:
+        return env_flags.says_count(EXPECTED_STEPS, asked)
+    return training_loop.planned_steps() or step_time.EXPECTED_STEPS
+
+
 def check_float8() -> None:
     """Raises Diagnostic where a GPU cannot multiply eight-bit floats; CPUs can, slowly."""
     flavor = session.SESSION.flavor()
@@ -137,9 +148,10 @@ class OpenSizesError(Exception):
 class Planning:
     """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
 
-    def __init__(self, request: Request, piece: Piece) -> None:
+    def __init__(self, request: Request, piece: Piece, steps: int = step_time.EXPECTED_STEPS) -> None:
         """A request that the first graph of a whole model cannot follow is an error; others relax it."""
         self.request = request
+        self._steps = steps
         self._piece = piece
         self._config: Config | None = None
 
@@ -148,13 +160,14 @@ class Planning:
         report = Report.current()
         symbols = symbols_of(step)
         try:
-            with report.timed("planning_s"):
+            with report.timed("planning_s"), log.brief() if self._piece.model.is_planned else nullcontext():
                 plan = self._first(step) if self._config is None else self._again(step, self._config)
         except (AssertionError, RuntimeError) as error:
             if symbols is None:
                 raise
             raise OpenSizesError from error
         self._config = self._config or plan.config
+        self._piece.model.is_planned = True
         if symbols is not None:
             symbols.check(_Fits(plan))
         report.plan = str(plan.config)
@@ -210,17 +223,21 @@ class Planning:
             kept = relax(step, machine, self.request)
             if kept == self.request:
                 raise
-            selection = _cached(step, machine, kept)
+            selection = self._cached(step, machine, kept)
             self._log_relaxed(
                 step, dropped_decisions(self.request, kept), selection.search_result.selected, reason.message
             )
             return selection, kept
 
     def _asked_for(self, step: Module, machine: Machine) -> Selection:
-        selection = _cached(step, machine, self.request)
+        selection = self._cached(step, machine, self.request)
         # An evaluation drops decisions about the batch by itself, which does not show whether training can follow them.
         self._piece.model.has_followed |= relaxed(step, self.request) == self.request
         return selection
+
+    def _cached(self, step: Module, machine: Machine, request: Request) -> Selection:
+        folder = cache_folder(os.environ)
+        return search_cached(step, machine, request, pool=_pool(), folder=folder, steps=self._steps)
 
     def _log_relaxed(self, step: Module, dropped: str, config: Config, reason: str) -> None:
         """Warns once for each graph of a model in pieces, else once for all batches that drop the same decisions."""
@@ -259,10 +276,6 @@ class _Fits:
         if fits:
             self._fitting.append(numbers)
         return fits
-
-
-def _cached(step: Module, machine: Machine, request: Request) -> Selection:
-    return search_cached(step, machine, request, pool=_pool(), folder=cache_folder(os.environ))
 
 
 def _place(step: Module) -> str:

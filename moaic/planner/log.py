@@ -31,12 +31,17 @@ While a step is planned (this file), in this order:
 The line before the last is that of `configuration`: it adds entries of moaic's own, and has "num_stages : 1" where the
 reference platform writes "No PP". Two lines of that platform have no counterpart: "Got DBs from backend for auto
 config." and "A newer version of Moreh AI Framework is available. ...".
+
+For a later graph of a model (`brief`) two lines replace all of these, which are still logged at level debug.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
 
 from moaic.ir.graph import Module
 from moaic.ir.ops import OPS
@@ -49,23 +54,55 @@ from moaic.text.units import MIB
 
 LOGGER = logging.getLogger("moaic")
 
+PARTS: Final = {
+    "heavy": "products and attention",
+    "light": "elementwise kernels and reductions",
+    "launch": "kernel launches",
+    "collective": "collectives",
+    "send": "sends between stages",
+    "move": "local moves",
+    "overhead": "calls of functions",
+    "bubble": "waiting for other stages",
+    "optimizer": "optimizer",
+}
+"""The parts of a predicted step, in words."""
+
+SMALL: Final = 0.03
+"""Share of a step below which a part is not logged."""
+
+_PHASES: ContextVar[int] = ContextVar("level of the phases of planning", default=logging.INFO)
+
+
+@contextmanager
+def brief() -> Generator[None]:
+    """Log two lines for each step planned in this block, instead of every phase."""
+    before = _PHASES.set(logging.DEBUG)
+    try:
+        yield
+    finally:
+        _PHASES.reset(before)
+
+
+def _phase(text: str, *numbers: object) -> None:
+    LOGGER.log(_PHASES.get(), text, *numbers)
+
 
 def in_float8(count: int, layers: int, recipe: str) -> None:
     LOGGER.info("Linear layers in eight-bit floats: %d of %d (%s)", count, layers, recipe)
 
 
 def candidates_counted(count: int) -> None:
-    LOGGER.info("The number of candidates is %d.", count)
+    _phase("The number of candidates is %d.", count)
 
 
 def compiling() -> None:
-    LOGGER.info("Parallel Graph Compile start...")
+    _phase("Parallel Graph Compile start...")
 
 
 def compiled(seconds: float, possible: int) -> None:
-    LOGGER.info("Elapsed Time to compile all candidates = %d [ms]", milliseconds(seconds))
-    LOGGER.info("Parallel Graph Compile finished.")
-    LOGGER.info("The number of possible candidates is %d.", possible)
+    _phase("Elapsed Time to compile all candidates = %d [ms]", milliseconds(seconds))
+    _phase("Parallel Graph Compile finished.")
+    _phase("The number of possible candidates is %d.", possible)
 
 
 def dropped(config: Config, reason: str) -> None:
@@ -78,12 +115,12 @@ def crashed(configs: Sequence[Config], trace: str) -> None:
 
 
 def selecting() -> None:
-    LOGGER.info("SelectBestGraphFromCandidates start...")
+    _phase("SelectBestGraphFromCandidates start...")
 
 
 def costed(seconds: float) -> None:
-    LOGGER.info("Elapsed Time to compute cost for survived candidates = %d [ms]", milliseconds(seconds))
-    LOGGER.info("SelectBestGraphFromCandidates finished.")
+    _phase("Elapsed Time to compute cost for survived candidates = %d [ms]", milliseconds(seconds))
+    _phase("SelectBestGraphFromCandidates finished.")
 
 
 def interrupted() -> None:
@@ -91,13 +128,15 @@ def interrupted() -> None:
 
 
 def found_again() -> None:
-    LOGGER.info("This step was planned before for this machine: its plan is taken from the cache.")
+    _phase("This step was planned before for this machine: its plan is taken from the cache.")
 
 
 def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
-    LOGGER.info("Configuration for parallelism is selected.")
-    LOGGER.info("%s", configuration(step, config))
-    LOGGER.info("train: %s", "true" if step.main.gradients else "false")
+    if _PHASES.get() == logging.DEBUG:
+        LOGGER.info("Another graph of this model (train: %s) is planned: %s", _train(step), configuration(step, config))
+    _phase("Configuration for parallelism is selected.")
+    _phase("%s", configuration(step, config))
+    _phase("train: %s", _train(step))
     LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
     LOGGER.info(
         "Predicted for a step: %d [ms], %d [MiB] per worker (%s).",
@@ -106,11 +145,47 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
         prediction.seconds.source,
     )
     if memory.optimizer:
-        LOGGER.info(
+        _phase(
             "Optimizer state is assumed: %d values per trainable parameter element, of its type, %d [MiB] per worker.",
             optimizer.STATES,
             memory.optimizer / MIB,
         )
+
+
+def _train(step: Module) -> str:
+    return "true" if step.main.gradients else "false"
+
+
+def spent(prediction: Prediction) -> None:
+    """What a step of the selected plan is predicted to spend its time on, the most first."""
+    whole = prediction.seconds.value
+    shares = {PARTS[part]: number.value / whole for part, number in prediction.parts.items() if whole}
+    large = sorted(((share, part) for part, share in shares.items() if share >= SMALL), reverse=True)
+    _phase("It spends: %s.", ", ".join(f"{share:.0%} on {part}" for share, part in large))
+
+
+def next_best(best: Prediction, other: Config, theirs: Prediction, ratio: float | None) -> None:
+    """Why the second of the possible candidates is not selected: `ratio` of prices, None for equal ones."""
+    if ratio is None:
+        _phase("Next best: %s, equal within the error of the prediction, and less simple.", other)
+    else:
+        _phase("Next best: %s, %.2f x as long: %s.", other, ratio, _difference(best, theirs))
+
+
+def _difference(best: Prediction, theirs: Prediction) -> str:
+    """The parts of a step that take longer in the prediction `theirs`, the most first; else the time to compile."""
+    more = [(_seconds(theirs, part) - _seconds(best, part), words) for part, words in PARTS.items()]
+    large = sorted((each for each in more if each[0] > SMALL * best.seconds.value), reverse=True)
+    named = [f"{_short(1000 * seconds)} [ms] more on {words}" for seconds, words in large]
+    return ", ".join(named) or f"{theirs.compiling:.0f} [s] to compile instead of {best.compiling:.0f}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def _seconds(prediction: Prediction, part: str) -> float:
+    return prediction.parts[part].value if part in prediction.parts else 0.0
 
 
 def split_does_not_fit(nbytes: int, limit: int) -> None:

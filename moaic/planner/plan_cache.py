@@ -15,6 +15,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Request
 from moaic.passes.estimate.memory import Memory
+from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.perf import machine
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
@@ -24,24 +25,30 @@ from moaic.text.files import write_whole
 
 
 def search_cached(
-    step: Module, where: Machine, request: Request, *, pool: CompilerPool, folder: Path | None
+    step: Module,
+    where: Machine,
+    request: Request,
+    *,
+    pool: CompilerPool,
+    folder: Path | None,
+    steps: int = EXPECTED_STEPS,
 ) -> Selection:
     """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
-    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request)}.json"
+    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps)}.json"
     known = None if path is None else _read(path)
     if known is not None:
         log.found_again()
         return again(step, where, known)
-    found = search(step, where, request, pool=pool)
+    found = search(step, where, request, pool=pool, steps=steps)
     # A candidate that crashed is dropped because of a bug, and may succeed next time.
     if path is not None and not any(candidate.crash for candidate in found.search_result.candidates):
         _write(path, to_text(found.search_result))
     return found
 
 
-def fingerprint(step: Module, where: Machine, request: Request) -> str:
-    """A hash of the graph, the machine, the request and the planner's sources."""
-    facts = [render(step), machine.to_text(where), sorted(asdict(request).items()), planner_version()]
+def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS) -> str:
+    """A hash of the graph, the machine, the request, the expected steps and the planner's sources."""
+    facts = [render(step), machine.to_text(where), sorted(asdict(request).items()), steps, planner_version()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
@@ -64,14 +71,14 @@ def sources_hash(*folders: Path) -> str:
 def to_text(search_result: SearchResult) -> str:
     """JSON of the selected configuration, its memory in other uses, and one object per candidate."""
     rows = [_candidate_out(candidate) for candidate in search_result.candidates]
-    needs = {"apart": search_result.apart, "held": search_result.held}
+    needs = {"apart": search_result.apart, "held": search_result.held, "steps": search_result.steps}
     return json.dumps({"selected": config_out(search_result.selected), **needs, "candidates": rows}, indent=1)
 
 
 def from_text(text: str) -> SearchResult:
     data = json.loads(text)
     candidates = tuple(_candidate_in(row) for row in data["candidates"])
-    return SearchResult(candidates, config_in(data["selected"]), data["apart"], data["held"])
+    return SearchResult(candidates, config_in(data["selected"]), data["apart"], data["held"], data["steps"])
 
 
 def _candidate_out(candidate: Candidate) -> dict[str, Any]:

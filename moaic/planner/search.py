@@ -20,7 +20,7 @@ from moaic.passes.build import build
 from moaic.passes.config import Config, Request, simplicity
 from moaic.passes.estimate.lower_bound import Alone, Bounds, alone
 from moaic.passes.estimate.memory import Memory, fused_functions, held_peak, split_peak
-from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import check_programs
 from moaic.passes.perf.machine import Machine
@@ -63,6 +63,8 @@ class SearchResult:
     """Peak bytes per worker of the selected plan if forward and backward run as two programs."""
     held: int = 0
     """Peak bytes per worker if they run as one program while the user holds all outputs."""
+    steps: int = EXPECTED_STEPS
+    """Steps over which the time to compile was spread."""
 
     def of(self, config: Config) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.config == config)
@@ -71,7 +73,7 @@ class SearchResult:
     def ranked(self) -> list[Candidate]:
         """Possible candidates, the selected one first, then by price."""
         possible = [candidate for candidate in self.candidates if candidate.prediction is not None]
-        return sorted(possible, key=lambda each: (each.config != self.selected, _price(each)))
+        return sorted(possible, key=lambda each: (each.config != self.selected, _price(each, self.steps)))
 
 
 class NoPlanFits(Diagnostic):
@@ -92,8 +94,10 @@ class Selection:
     machine: Machine
 
 
-def search(step: Module, machine: Machine, request: Request, *, pool: CompilerPool) -> Selection:
-    """The best plan for `step` on `machine` that keeps to `request`.
+def search(
+    step: Module, machine: Machine, request: Request, *, pool: CompilerPool, steps: int = EXPECTED_STEPS
+) -> Selection:
+    """The best plan for `steps` runs of `step` on `machine` that keeps to `request`.
 
     Raises Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none
     fits.
@@ -107,10 +111,10 @@ def search(step: Module, machine: Machine, request: Request, *, pool: CompilerPo
     compilers = pool if len(configs) > 1 else InProcessPool()
     malformed: dict[Config, Candidate] = {}
     while True:
-        found = _evaluated(step, [config for config in configs if config not in malformed], compilers, machine)
+        found = _evaluated(step, [config for config in configs if config not in malformed], compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *malformed.values()], machine, wanted)
-        search_result = _select(found)
+        search_result = _select(found, steps)
         plan = build(step, search_result.selected, coefficients_of(machine))
         if not (crash := _malformed(plan)):
             return _finish(step, machine, replace(search_result, candidates=(*found, *malformed.values())), plan)
@@ -128,10 +132,12 @@ def _malformed(plan: Plan) -> str:
     return ""
 
 
-def _evaluated(step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> list[Candidate]:
+def _evaluated(
+    step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine, steps: int
+) -> list[Candidate]:
     """Every candidate with its outcome; logs the phases."""
     log.compiling()
-    work = _Search(step, configs, pool, machine)
+    work = _Search(step, configs, pool, machine, steps)
     found = work.run()
     log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
     _log_crashes(found)
@@ -163,6 +169,11 @@ def _logged(step: Module, selection: Selection) -> Selection:
     assert chosen.memory is not None
     assert chosen.prediction is not None
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
+    log.spent(chosen.prediction)
+    for other in search_result.ranked[1:2]:
+        assert other.prediction is not None
+        ratio = _price(other, search_result.steps) / _price(chosen, search_result.steps)
+        log.next_best(chosen.prediction, other.config, other.prediction, ratio if ratio > 1 + TIE else None)
     if search_result.apart > memory:
         log.split_does_not_fit(search_result.apart, memory)
     if search_result.held > memory:
@@ -173,8 +184,11 @@ def _logged(step: Module, selection: Selection) -> Selection:
 class _Search:
     """Compiles candidates in the order of their lower bounds, and leaves out those that cannot be the best."""
 
-    def __init__(self, step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine) -> None:
+    def __init__(
+        self, step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine, steps: int
+    ) -> None:
         self.step = step
+        self.steps = steps
         self.configs = configs
         self.pool = pool
         self.machine = machine
@@ -246,7 +260,7 @@ class _Search:
         costs = self._costs([config for config, candidate in made.items() if not candidate.dropped])
         self.found.update((config, replace(each, prediction=costs.get(config))) for config, each in made.items())
         self.too_large.update(config for config, each in made.items() if each.dropped and each.memory is not None)
-        self.best = min([self.best, *(cost.price for cost in costs.values())])
+        self.best = min([self.best, *(cost.price(self.steps) for cost in costs.values())])
 
     def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:
         start = time.perf_counter()
@@ -308,16 +322,17 @@ def _log_crashes(found: Sequence[Candidate]) -> None:
         log.crashed(configs, trace)
 
 
-def _select(found: Sequence[Candidate]) -> SearchResult:
+def _select(found: Sequence[Candidate], steps: int) -> SearchResult:
     possible = [candidate for candidate in found if candidate.prediction is not None]
-    best = min(map(_price, possible))
-    equal = [candidate.config for candidate in possible if _price(candidate) <= best * (1 + TIE)]
-    return SearchResult(tuple(found), min(equal, key=simplicity))
+    prices = {candidate.config: _price(candidate, steps) for candidate in possible}
+    best = min(prices.values())
+    equal = [config for config, price in prices.items() if price <= best * (1 + TIE)]
+    return SearchResult(tuple(found), min(equal, key=simplicity), steps=steps)
 
 
-def _price(candidate: Candidate) -> float:
+def _price(candidate: Candidate, steps: int) -> float:
     assert candidate.prediction is not None
-    return candidate.prediction.price
+    return candidate.prediction.price(steps)
 
 
 def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) -> Diagnostic:

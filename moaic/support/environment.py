@@ -9,7 +9,14 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.planner.request import parse_request
-from moaic.runtime.host.env_flags import COMPILE_VARIABLE, GRAPHS_VARIABLE, says_when, says_yes
+from moaic.runtime.host.env_flags import (
+    COMPILE_VARIABLE,
+    GRAPHS_VARIABLE,
+    STEPS_VARIABLE,
+    says_count,
+    says_when,
+    says_yes,
+)
 from moaic.support.logging_setup import LOG_VARIABLE, level_of
 
 
@@ -54,6 +61,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "MOAI_CACHE": _check_cache,
     COMPILE_VARIABLE: lambda word: says_when("compiling", word),
     GRAPHS_VARIABLE: lambda word: says_yes("CUDA graphs", word),
+    STEPS_VARIABLE: lambda word: says_count(STEPS_VARIABLE, word),
     "MOAI_DEVICE": _check_device,
     "MOAI_DUMP": _check_folder,
     "MOAI_PLAN": parse_request,

@@ -37,7 +37,7 @@ FunctionSeconds = Callable[[Function, Mesh], Mapping[str, Number]]
 
 
 EXPECTED_STEPS: Final = 1000
-"""Steps over which the time to compile is spread when plans are compared."""
+"""Steps over which the time to compile is spread when plans are compared, if the user does not say."""
 
 SECONDS_PER_OP: Final = 0.024
 """Of compiling a function: 8.1 s for 338 ops of a BERT with dropout, on one core of a Zen CPU."""
@@ -59,10 +59,9 @@ class Prediction:
     def seconds(self) -> Number:
         return total(self.parts.values())
 
-    @property
-    def price(self) -> float:
-        """Seconds of a step with its share of the time to compile."""
-        return self.seconds.value + self.compiling / EXPECTED_STEPS
+    def price(self, steps: int) -> float:
+        """Seconds of one of `steps` steps, with its share of the time to compile."""
+        return self.seconds.value + self.compiling / steps
 
 
 def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds:

@@ -13,7 +13,7 @@ NO: Final = ("false", "0", "no", "none")
 
 COMPILE_VARIABLE: Final = "MOAI_COMPILE"
 GRAPHS_VARIABLE: Final = "MOAI_CUDA_GRAPHS"
-
+STEPS_VARIABLE: Final = "MOAI_EXPECTED_STEPS"
 
 TRACEBACK_VARIABLE: Final = "MOAI_TRACEBACK"
 FULL: Final = "full"
@@ -46,6 +46,14 @@ def says_yes(name: str, value: object) -> bool:
     if word not in (*YES, *NO):
         raise Diagnostic(f"invalid value `{value}` for {name}", hint="choose True or False")
     return word in YES
+
+
+def says_count(name: str, value: object) -> int:
+    """The value as a positive number; raises Diagnostic for anything else."""
+    text = str(value)
+    if not text.isdecimal() or int(text) < 1:
+        raise Diagnostic(f"{name}={value} is not a positive whole number")
+    return int(text)
 
 
 def may_compile(environment: Mapping[str, str]) -> bool:

@@ -15,8 +15,9 @@ from moaic.capture.autocast import takes_precision
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.fx.captured import Instance
 from moaic.capture.fx.program import FxProgram
+from moaic.capture.pieces import Piece
 from moaic.compile.backend import GraphEngine
-from moaic.compile.planning import prepare, request_of
+from moaic.compile.planning import Planning, prepare, request_of
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.env_flags import CompileMode
 from tests.exact.models import Batch, Example
@@ -210,7 +211,9 @@ class Switch:
 
     def _engine(self, plan: str) -> GraphEngine:
         if plan not in self.engines:
-            self.engines[plan] = GraphEngine(self.program, request_of(PLANS[plan]), compiling=CompileMode.NEVER)
+            self.engines[plan] = GraphEngine(
+                self.program, Planning(request_of(PLANS[plan]), Piece()), compiling=CompileMode.NEVER
+            )
         return self.engines[plan]
 
     def backward(self, instance: Instance, call: Any, tangents: list[Tensor]) -> Sequence[Tensor]:

@@ -26,7 +26,7 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import Machine, Number
 from moaic.passes.sharding.solver.costs import CostCoefficients
-from moaic.planner import plan_cache, search
+from moaic.planner import log, plan_cache, search
 from moaic.planner.dump import dump
 from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import Compiled, InProcessPool, serve
@@ -81,6 +81,36 @@ def test_what_takes_long_to_compile_must_be_faster_by_its_share() -> None:
         assert search.search(dense(), machine(), SMALL, pool=pool).plan.config == chosen
 
 
+def test_what_compiles_fast_is_for_few_steps(tmp_path: Path) -> None:
+    fast, soon = Config(tp=2), Config(dp=2)
+    pool = Scripted({fast: 0.9, soon: 1.0}, compiling={fast: 50.0, soon: 1.0})
+    for steps, chosen in ((1000, fast), (100, soon), (1000, fast)):
+        found = plan_cache.search_cached(dense(), machine(), SMALL, pool=pool, folder=tmp_path, steps=steps)
+        assert found.plan.config == found.search_result.ranked[0].config == chosen
+
+
+def test_the_log_says_why_a_plan_is_selected(caplog: pytest.LogCaptureFixture) -> None:
+    best, second = Config(tp=2), Config(dp=2)
+    for seconds, compiling, why in (
+        (1.5, 0.0, "Next best: dp=2, 1.50 x as long: 500 [ms] more on products and attention."),
+        (1.0, 0.0, "Next best: tp=2, equal within the error of the prediction, and less simple."),
+        (1.0, 200.0, "Next best: dp=2, 1.20 x as long: 200 [s] to compile instead of 0."),
+    ):
+        caplog.clear()
+        pool = Scripted({best: 1.0, second: seconds}, compiling={second: compiling})
+        with caplog.at_level(logging.INFO, "moaic"):
+            search.search(dense(), machine(), SMALL, pool=pool)
+        assert caplog.messages[-2:] == ["It spends: 100% on products and attention.", why]
+
+
+def test_later_graphs_of_a_model_take_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "moaic"), log.brief():
+        search.search(dense(), machine(), SMALL, pool=InProcessPool())
+    first, second = caplog.messages
+    assert first.startswith("Another graph of this model (train: true) is planned: num_stages : 1, ")
+    assert second.startswith("Predicted for a step: ")
+
+
 def test_a_planner_is_known_by_every_file_of_it(tmp_path: Path) -> None:
     """Also by those in folders within: plans of another planner are not found again."""
     (tmp_path / "inner").mkdir()
@@ -97,7 +127,7 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
         search.search(dense(), machine(), SMALL, pool=InProcessPool())
     lines = [record.getMessage() for record in caplog.records]
     numbers = [line for line in lines if line.startswith("Elapsed")]
-    assert [line for line in lines if not line.startswith(("Elapsed", "Predicted", "Optimizer"))] == [
+    assert [line for line in lines if not line.startswith(("Elapsed", "Predicted", "Optimizer", "It ", "Next"))] == [
         "The number of candidates is 29.",
         "Parallel Graph Compile start...",
         "Parallel Graph Compile finished.",
