@@ -23,6 +23,9 @@ from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.placement import Placement
 from moaic.runtime.protocol.tensor_parts import cut
 
+Conversion = Callable[[Tensor | None], Tensor | None]
+"""Maps a rank's part of a value before a resharding to that after it; None where the rank has no part."""
+
 LocalMove = Callable[[Tensor], Tensor]
 """Maps a rank's local tensor before a move to that after it, which may share memory with it."""
 
@@ -87,17 +90,17 @@ def _all_reduce(rank_context: RankContext, axis: str, in_place: bool) -> LocalMo
 
 
 def _reduce_scatter(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
-    group, sub_axis = rank_context.group(axis), _sub_axis(after, axis, rank_context.mesh)
+    group, sub_axis = rank_context.group(axis), sub_axis_of(after, axis, rank_context.mesh)
     return lambda tensor: rank_context.transport.reduce_scatter(tensor, group, sub_axis)
 
 
 def _all_gather(rank_context: RankContext, axis: str, before: Layout) -> LocalMove:
-    group, sub_axis = rank_context.group(axis), _sub_axis(before, axis, rank_context.mesh)
+    group, sub_axis = rank_context.group(axis), sub_axis_of(before, axis, rank_context.mesh)
     return lambda tensor: rank_context.transport.all_gather(tensor, group, sub_axis)
 
 
 def _shard(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
-    sub_axis = _sub_axis(after, axis, rank_context.mesh)
+    sub_axis = sub_axis_of(after, axis, rank_context.mesh)
     count, index = rank_context.mesh.size(axis), rank_context.index(axis)
     return lambda tensor: cut(tensor, *sub_axis, count, index)
 
@@ -122,7 +125,8 @@ def _all_to_all(rank_context: RankContext, axis: str, before: Layout, after: Lay
     return lambda tensor: rank_context.transport.all_to_all(tensor, group, given, taken)
 
 
-def _sub_axis(layout: Layout, axis: str, mesh: Mesh) -> SubAxis:
+def sub_axis_of(layout: Layout, axis: str, mesh: Mesh) -> SubAxis:
+    """The sub-axis of the local tensor along which `axis` splits it."""
     split, stride = _split(layout, axis, mesh)
     return SubAxis(split.dim, stride)
 
@@ -161,7 +165,7 @@ def owned(tensor: Tensor, free: bool) -> Tensor:
     return tensor if free and not is_shared(tensor) else own(tensor)
 
 
-def convert(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:
+def convert(conversion: Resharding, context: WorkerContext) -> Conversion:
     """The resharding on one worker: maps its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
     if before.mesh == after.mesh and before.layout.owner == after.layout.owner:
@@ -179,11 +183,17 @@ def convert(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor 
     return run
 
 
-def meeting(conversion: Resharding, rank: int) -> tuple[int, ...]:
-    """The ranks that communicate in a conversion, `rank` among them; empty if this rank sends and receives nothing."""
-    had, gets = set(conversion.before.holders), set(conversion.after.holders)
-    is_local = conversion.before.is_uncut and gets <= had
-    return () if is_local or rank not in had | gets else tuple(sorted(had | gets))
+def gathered_axis(conversion: Resharding) -> str | None:
+    """The axis over which a conversion gathers a value, if it does nothing else."""
+    before, after = conversion.before, conversion.after
+    if before.mesh != after.mesh or before.layout.owner != after.layout.owner:
+        return None
+    sizes = dict(before.mesh.axes)
+    changing = [
+        axis for axis, size in sizes.items() if size > 1 and before.layout.state(axis) != after.layout.state(axis)
+    ]
+    gathers = len(changing) == 1 and before.layout.split_of(changing[0]) is not None
+    return changing[0] if gathers and after.layout.state(changing[0]) == REPLICATED else None
 
 
 def _spread(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor | None], Tensor | None]:

@@ -48,6 +48,7 @@ class Buffer:
         "id",
         "place",
         "promise",
+        "rests",
         "shape",
         "strides",
     )
@@ -63,6 +64,8 @@ class Buffer:
         self.host: Tensor | None = None
         self.fill: bool | int | float | None = None
         self.promise: DeferredForward | None = None
+        self.rests = False
+        """Whether it is a parameter or buffer of a model in training, which stays in the layout of its programs."""
         self._release = release
 
     def __del__(self) -> None:

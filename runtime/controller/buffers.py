@@ -86,7 +86,11 @@ class Buffers:
         """Queue the resharding of `buffer` to `place`; the result becomes the buffer of id `target`."""
         assert buffer.place is not None
         number = self.resharding(Resharding(buffer.dtype, buffer.shape, buffer.place, place))
-        self.pool.push(Reshard(self.lines.here(), number, buffer.id, target))
+        self.pool.push(Reshard(self.lines.here(), [(number, buffer.id, target)]))
+
+    def reshard_in_place(self, buffer: Buffer, place: Placement) -> None:
+        self.reshard(buffer, buffer.id, place)
+        buffer.place = self.interned(place)
 
     def resharding(self, resharding: Resharding) -> int:
         """The number of a resharding, after defining it on the workers if it is new."""

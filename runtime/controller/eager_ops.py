@@ -22,16 +22,22 @@ MOST_PREPARED: Final = 10_000
 """Eager ops that are remembered; one more clears them all."""
 
 
+Together = tuple[tuple[int, int], ...]
+"""Index of the operand and number of each resharding of one command, which the same ranks run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """An eager op with its decided placements, defined on the workers."""
 
     number: int
     outputs: tuple[Placement, ...]
-    moved: tuple[tuple[int, int], ...]
-    """Index and resharding number of each operand that is resharded before the op."""
-    returned: tuple[tuple[int, int], ...]
-    """Index and resharding number of each written operand whose new value is resharded back after the op."""
+    moved: tuple[Together, ...]
+    """Operands that are resharded before the op."""
+    returned: tuple[Together, ...]
+    """Written operands whose new values are resharded back after the op."""
+    settling: tuple[tuple[int, Placement], ...]
+    """Index and needed placement of replicated operands that the op overwrites by shards, and that may stay sharded."""
     places: tuple[Placement | None, ...]
     """The operands' placements: the cache key holds their ids, which stay unique while the placements live."""
 
@@ -51,6 +57,23 @@ class EagerOps:
         return next((operation.op for operation, known in self._operations.items() if known == number), "an op")
 
     def launch(self, call: EagerCall, outputs: Sequence[Buffer]) -> None:
+        prepared = self._prepared_for(call)
+        if prepared.settling and self._settle(call, prepared):
+            prepared = self._prepared_for(call)
+        ids = [buffer.id for buffer in call.buffers]
+        line = self._lines.here()
+        temporary = self._gather(ids, prepared, line) if prepared.moved else ()
+        self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
+        for together in prepared.returned:
+            moves = [(resharding, ids[index], call.buffers[index].id) for index, resharding in together]
+            self._pool.push(Reshard(line, moves))
+        if temporary:
+            self._pool.push(Free(line, temporary))
+        for buffer, place in zip(outputs, prepared.outputs, strict=False):
+            buffer.place, buffer.host, buffer.fill = place, None, None
+
+    def _prepared_for(self, call: EagerCall) -> Prepared:
+        """The op for the placements that the operands have now; operands that no worker holds yet get one."""
         places = [id(buffer.place) for buffer in call.buffers]
         if _NOWHERE in places:
             self._materialize_all(call)
@@ -60,16 +83,7 @@ class EagerOps:
         if prepared is None:
             self._forget_if_many()
             prepared = self._prepared[key] = self._prepare(call)
-        ids = [buffer.id for buffer in call.buffers]
-        line = self._lines.here()
-        temporary = self._gather(ids, prepared, line) if prepared.moved else ()
-        self._pool.push(Operate(line, prepared.number, ids, call.scalars, [buffer.id for buffer in outputs]))
-        for index, resharding in prepared.returned:
-            self._pool.push(Reshard(line, resharding, ids[index], call.buffers[index].id))
-        if temporary:
-            self._pool.push(Free(line, temporary))
-        for buffer, place in zip(outputs, prepared.outputs, strict=False):
-            buffer.place, buffer.host, buffer.fill = place, None, None
+        return prepared
 
     def _forget_if_many(self) -> None:
         """Forget all eager ops once there are too many: a loop over slices makes a new one at each iteration."""
@@ -81,14 +95,31 @@ class EagerOps:
     def _gather(self, ids: list[int], prepared: Prepared, line: int) -> list[int]:
         """Reshard operands into temporary buffers, one per buffer and resharding; return the ids of these."""
         temporary: dict[tuple[int, int], int] = {}
-        for index, resharding in prepared.moved:
-            source = ids[index]
-            target = temporary.get((source, resharding))
-            if target is None:
-                target = temporary[source, resharding] = self._buffers.new_id()
-                self._pool.push(Reshard(line, resharding, source, target))
-            ids[index] = target
+        for together in prepared.moved:
+            moves: list[tuple[int, int, int]] = []
+            for index, resharding in together:
+                source = ids[index]
+                target = temporary.get((source, resharding))
+                if target is None:
+                    target = temporary[source, resharding] = self._buffers.new_id()
+                    moves.append((resharding, source, target))
+                ids[index] = target
+            if moves:
+                self._pool.push(Reshard(line, moves))
         return list(temporary.values())
+
+    def _settle(self, call: EagerCall, prepared: Prepared) -> bool:
+        """Shard the operands that the op overwrites by shards, unless their programs need them whole; True if any.
+
+        Optimizer state begins as zeros, whole on every worker, and meets the first sharded gradient in such an op.
+        """
+        settled = False
+        for index, place in prepared.settling:
+            buffer = call.buffers[index]
+            if not buffer.rests and buffer.place is prepared.places[index]:
+                self._buffers.reshard_in_place(buffer, place)
+                settled = True
+        return settled
 
     def _materialize_all(self, call: EagerCall) -> None:
         """Place the operands that no worker holds yet as the op needs them."""
@@ -100,27 +131,28 @@ class EagerOps:
     def _prepare(self, call: EagerCall) -> Prepared:
         form, given = call.form, operands(call)
         decision = decide(form, given, self._pool.size)
-        moved: list[tuple[int, int]] = []
-        returned: list[tuple[int, int]] = []
+        moved = _Groups(self._buffers)
+        returned = _Groups(self._buffers)
+        settling: list[tuple[int, Placement]] = []
         for index, (operand, needed) in enumerate(zip(given, decision.required, strict=True)):
             place = operand.place
             assert place is not None
             is_readable = serves(place, needed)
             if not is_readable:
-                moved.append((index, self._resharding(operand, place, needed)))
+                moved.add(index, operand, place, needed)
             # The op writes a temporary copy, or not all replicas: the new value goes back to the buffer's placement.
             if operand.written and not (is_readable and set(needed.holders) == set(place.holders)):
-                returned.append((index, self._resharding(operand, needed, place)))
+                returned.add(index, operand, needed, place)
+                if operand.geometry is None and place.is_uncut and not is_readable:
+                    settling.append((index, needed))
         geometries = tuple(operand.geometry for operand in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
         kwargs = (*form.kwargs, *decision.kwargs)
         number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
         outputs = tuple(self._buffers.interned(place) for place in decision.outputs)
-        return Prepared(number, outputs, tuple(moved), tuple(returned), tuple(operand.place for operand in given))
-
-    def _resharding(self, operand: PlacedOperand, before: Placement, after: Placement) -> int:
-        return self._buffers.resharding(Resharding(operand.dtype, operand.buffer_shape, before, after))
+        places = tuple(operand.place for operand in given)
+        return Prepared(number, outputs, moved.all(), returned.all(), tuple(settling), places)
 
     def _defined(self, operation: Operation) -> int:
         number = self._operations.get(operation)
@@ -128,3 +160,19 @@ class EagerOps:
             number = self._operations[operation] = len(self._operations)
             self._pool.push(Define(self._lines.here(), number, operation.encoded()))
         return number
+
+
+class _Groups:
+    """Reshardings by the ranks that run them together, so that one command has all of a group."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+
+    def add(self, index: int, operand: PlacedOperand, before: Placement, after: Placement) -> None:
+        resharding = Resharding(operand.dtype, operand.buffer_shape, before, after)
+        number = self._buffers.resharding(resharding)
+        self._groups.setdefault(resharding.participants, []).append((index, number))
+
+    def all(self) -> tuple[Together, ...]:
+        return tuple(tuple(group) for group in self._groups.values())

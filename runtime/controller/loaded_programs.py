@@ -167,7 +167,7 @@ class LoadedPrograms:
 
     def _input(self, buffer: Buffer, place: Placement, persistent: Collection[Buffer], temporary: list[Buffer]) -> int:
         """The id of a buffer with the value of `buffer` and the placement `place`."""
-        if buffer.place is place:
+        if buffer.place is place and (buffer.rests or buffer not in persistent):
             return buffer.id
         if buffer.place is None:
             self._buffers.materialize(buffer, place)
@@ -175,8 +175,8 @@ class LoadedPrograms:
             if buffer not in persistent:
                 temporary.append(self._buffers.resharded(buffer, place))
                 return temporary[-1].id
-            self._buffers.reshard(buffer, buffer.id, place)
-            buffer.place = place
+            self._buffers.reshard_in_place(buffer, place)
+        buffer.rests = buffer.rests or buffer in persistent
         return buffer.id
 
 

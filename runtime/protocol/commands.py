@@ -66,12 +66,11 @@ class DefineResharding(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Reshard a value to another placement; `target` may be the source itself."""
+    """Reshard values, all of which the same ranks exchange; a target may be the source itself."""
 
     line: int
-    number: int
-    source: int
-    target: int
+    moves: Sequence[tuple[int, int, int]]
+    """Number of the resharding, source and target of each."""
 
 
 class Load(NamedTuple):

@@ -18,6 +18,12 @@ class Resharding:
     before: Placement
     after: Placement
 
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that exchange data; none if every holder of the result has a part that it is cut from."""
+        had, gets = set(self.before.holders), set(self.after.holders)
+        return () if self.before.is_uncut and gets <= had else tuple(sorted(had | gets))
+
     def encoded(self) -> list[Any]:
         return [self.dtype, list(self.shape), _encode(self.before), _encode(self.after)]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.reshard import convert, meeting
+from moaic.runtime.comm.bundle import LocalResharding, local_resharding, reshard_all
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
@@ -57,7 +57,7 @@ class _DefinedResharding(NamedTuple):
     """A resharding, and the ranks that run it together."""
 
     name: str
-    run: Callable[[Tensor | None], Tensor | None]
+    local: LocalResharding
     together: Sequence[int]
     gives: bool
     """Whether this worker holds a part of the result."""
@@ -183,7 +183,7 @@ class Worker:
             case Operate() if command.number in self._operators:
                 written = self._operators[command.number].written(command.operands)
                 return _Effects(command.operands, command.outputs, [each for each in written if each in self.table])
-            case Reshard() if command.number in self._reshardings:
+            case Reshard() if all(number in self._reshardings for number, _, _ in command.moves):
                 return self._effects_of_resharding(command)
             case Run():
                 return _Effects(command.inputs, [each for each in command.outputs if each is not None])
@@ -191,9 +191,13 @@ class Worker:
                 return _Effects()
 
     def _effects_of_resharding(self, command: Reshard) -> _Effects:
-        source, target = command.source, command.target
+        each = [self._effects_of_move(*move) for move in command.moves]
+        reads, makes, writes = ([buffer for kind in kinds for buffer in kind] for kinds in zip(*each, strict=True))
+        return _Effects(reads, makes, writes)
+
+    def _effects_of_move(self, number: int, source: int, target: int) -> _Effects:
         if source != target:
-            gives = self._reshardings[command.number].gives
+            gives = self._reshardings[number].gives
             return self._giving((source,), target) if gives else _Effects((source,))
         # Resharding in place changes no value, so it runs even while writes are withheld.
         return _Effects((source,) if self._failures.is_poisoned(source) else (), (target,))
@@ -228,8 +232,10 @@ class Worker:
         match command:
             case Operate() if command.number in self._operators:
                 return self._operators[command.number].name
-            case Reshard() if command.number in self._reshardings:
-                return f"moving a value from {self._reshardings[command.number].name}"
+            case Reshard() if command.moves[0][0] in self._reshardings:
+                number, count = command.moves[0][0], len(command.moves)
+                values = "a value" if count == 1 else f"{count} values"
+                return f"moving {values} from {self._reshardings[number].name}"
             case Run() if command.program in self._programs:
                 return f"{self._programs[command.program].describe(self._step)} of program {command.program}"
             case Load():
@@ -267,23 +273,31 @@ class Worker:
 
     def _define_resharding(self, command: DefineResharding) -> None:
         decoded = Resharding.decoded(command.resharding)
-        rank = self.context.rank
+        rank, participants = self.context.rank, decoded.participants
         self._reshardings[command.number] = _DefinedResharding(
             name=f"{decoded.before.mesh} to {decoded.after.mesh}",
-            run=convert(decoded, self.context),
-            together=meeting(decoded, rank),
+            local=local_resharding(decoded, self.context),
+            together=participants if rank in participants else (),
             gives=rank in decoded.after.holders,
         )
 
     def _reshard(self, command: Reshard) -> None:
-        old, resharding = self.table.get(command.source), self._reshardings[command.number]
-        new = self._agreement.run(resharding.together, lambda: resharding.run(old))
+        reshardings = [self._reshardings[number] for number, _, _ in command.moves]
+        before = [self.table.get(source) for _, source, _ in command.moves]
+        local = [resharding.local for resharding in reshardings]
+        run = partial(reshard_all, local, before, self.context)
+        after = self._agreement.run(reshardings[0].together, run)
+        for (_, source, target), old, new in zip(command.moves, before, after, strict=True):
+            self._resharded(source, target, old, new)
+
+    def _resharded(self, source: int, target: int, old: Tensor | None, new: Tensor | None) -> None:
+        """Give a buffer its part after a resharding, which may share memory with the part before."""
         if new is None:
-            self.table.pop(command.target, None)
+            self.table.pop(target, None)
         elif old is None or not _same_memory(new, old):
-            self.table[command.target] = new
-        elif new is not old or command.source != command.target:
-            self.table[command.target] = new.clone()
+            self.table[target] = new
+        elif new is not old or source != target:
+            self.table[target] = new.clone()
 
     # Eager ops.
 
@@ -372,8 +386,10 @@ class Worker:
 
 def _subject(command: Command) -> int:
     """The operation, resharding or program that a command names; -1 for none."""
-    if isinstance(command, (Operate, Reshard)):
+    if isinstance(command, Operate):
         return command.number
+    if isinstance(command, Reshard):
+        return command.moves[0][0]
     return command.program if isinstance(command, (Run, Load)) else -1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
+from moaic.device.handles import view_of
+from moaic.runtime.controller import session
 from tests.exact.training import Call, Trainee
 from tests.loops.compare import PLANS, Found, same, weights
 from tests.loops.tiny import TINY
@@ -103,10 +106,49 @@ def expected() -> dict[str, Found]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, "optimizer"])
 def test_it_trains_as_in_pytorch(trainee: Trainee, plan: str, optimizer: str, expected: dict[str, Found]) -> None:
     if optimizer not in expected:
         host = TINY.model()
         expected[optimizer] = train(host, host, OPTIMIZERS[optimizer])
     trainee.use(plan)
     same(train(trainee.model, trainee.call, OPTIMIZERS[optimizer]), expected[optimizer], 1e-4)
+
+
+COMMANDS = {
+    **dict.fromkeys(
+        ("adamw_foreach", "adamw_fused", "adamw_amsgrad", "rmsprop", "adagrad", "nadam", "adamax", "sgd"), 20
+    ),
+    "two_groups": 30,
+}
+"""Most commands of a training step: of an optimizer's ops on lists, not of its parameters, of which there are eight."""
+
+
+@pytest.mark.parametrize("optimizer", COMMANDS)
+def test_a_step_has_as_many_commands_as_lists(trainee: Trainee, optimizer: str) -> None:
+    """Under sharded gradients and state every parameter is cut before its update, and gathered after."""
+    trainee.use("optimizer")
+    made = OPTIMIZERS[optimizer](list(trainee.model.parameters()))
+    sent: list[int] = []
+    for step in range(4):
+        trainee.call(**TINY.batch(step)).loss.backward()
+        made.step()
+        trainee.model.zero_grad()
+        sent.append(session.accelerator().stats().commands)
+    assert sent[3] - sent[2] == sent[2] - sent[1] <= COMMANDS[optimizer]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_foreach", "adagrad", "rmsprop"])
+def test_the_state_is_sharded_as_the_gradients_are(trainee: Trainee, optimizer: str) -> None:
+    trainee.use("optimizer")
+    made = OPTIMIZERS[optimizer](list(trainee.model.parameters()))
+    for step in range(2):
+        trainee.call(**TINY.batch(step)).loss.backward()
+        made.step()
+        trainee.model.zero_grad()
+    state = [tensor for entry in made.state.values() for tensor in entry.values() if tensor.numel() > 1]
+    assert len(state) >= 8
+    for tensor in state:
+        parts = session.accelerator().parts(view_of(tensor).buffer)
+        held = sum(len(part.ranks) * prod(box.sizes) for part in parts for box in part.boxes)
+        assert held == tensor.numel(), parts

@@ -97,7 +97,7 @@ def test_two_operands_lying_anyhow(device: Device, one: Placement | None, other:
     assert torch.equal(device.down(out), x + 2 * y)
     device.launch("aten.mm", (a, view(b, Tensor.t)), [product])
     torch.testing.assert_close(device.down(product), x @ y.t())
-    rest = a.place
+    rest, a.rests = a.place, True
     device.launch("aten.mul_.Tensor", (a, b))
     assert torch.equal(device.down(a), x * y)
     assert a.place == rest
