@@ -18,6 +18,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.specialize import in_example, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
+from moaic.ir.types import HALF
 from moaic.options import COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
@@ -54,6 +55,8 @@ from moaic.text.units import mib
 
 CAUTION = 0.7
 """Share of a worker's memory that advice counts on after a plan ran out of memory although it was predicted to fit."""
+
+PRODUCTS = frozenset({"aten.mm", "aten.bmm"})
 
 REDUCE_OVERHEAD = "reduce-overhead"
 """The mode of `torch.compile` that captures CUDA graphs and replays them."""
@@ -177,6 +180,7 @@ class Planning:
     def _first(self, step: Module) -> Plan:
         """Searches for a plan; threads take turns, as they share the planner's processes."""
         with _pool().turn:
+            self._warn_of_precision(step)
             return self._search(step)
 
     def _again(self, step: Module, config: Config) -> Plan:
@@ -187,6 +191,16 @@ class Planning:
             return self._first(step)
         symbols = symbols_of(step)
         return plan if symbols is None or _Fits(plan)(symbols.example_numbers()) else self._first(step)
+
+    def _warn_of_precision(self, step: Module) -> None:
+        """Warns once of each 16-bit type in which this machine multiplies more slowly than in float32."""
+        said, machine = self._piece.model.said, this_machine()
+        types = {op.results[0].type.dtype for function in step.functions for op in function.ops if op.name in PRODUCTS}
+        for dtype in sorted(types & HALF - said):
+            factor = machine.slowdown(dtype)
+            if factor > 1:
+                said.add(dtype)
+                log.narrow_is_slower(dtype, factor)
 
     def _search(self, step: Module) -> Plan:
         try:

@@ -145,6 +145,10 @@ class Machine:
             )
         return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], MeasureSource.ASSUMED)
 
+    def slowdown(self, dtype: str) -> float:
+        """The time of a matrix product in this type, relative to that in float32."""
+        return self.rate("mm", "f32").value / self.rate("mm", dtype).value
+
     def _matmul(self, dtype: str) -> Number:
         """The rate of matrix products; an unmeasured dtype is as fast as float32, and slower where it is wider."""
         wide, known = self.flops["mm.f32"], "f8" if dtype in FLOAT8 else dtype

@@ -29,6 +29,7 @@ from moaic.runtime.codegen.lower_attention import sdpa, sdpa_backward
 from moaic.runtime.codegen.lower_float8 import scaled_mm
 from moaic.runtime.codegen.lower_random import fold_key, rand, teach_inductor
 from moaic.runtime.codegen.memory_order import ordered
+from moaic.runtime.codegen.narrow_on_cpu import PRODUCTS, wide_operands
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol import aten_schema
 
@@ -39,11 +40,22 @@ Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | tuple[Tensor, ..
 
 CPU: Final = torch.device("cpu")
 
+_PRODUCTS: Final = frozenset({*(f"aten.{packet}" for packet in PRODUCTS), GROUPED_MM, GROUPED_OUTER})
+"""The kernels of attention keep their sums in float32 by themselves."""
+
 _INTEGERS: Final = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def run_op(op: Op, operands: Sequence[Any], device: torch.device = CPU) -> tuple[Tensor, ...]:
     """The results of a compute op on tensors (None for an absent operand, lists for tensor lists)."""
+    wide = wide_operands(operands) if device.type == "cpu" and op.name in _PRODUCTS else None
+    if wide is not None:
+        results = _run_op(op, wide, device)
+        return tuple(value.to(DTYPES[made.type.dtype]) for value, made in zip(results, op.results, strict=True))
+    return _run_op(op, operands, device)
+
+
+def _run_op(op: Op, operands: Sequence[Any], device: torch.device) -> tuple[Tensor, ...]:
     lowering = LOWERINGS.get(op.name)
     results = _run_aten(op, operands, device) if lowering is None else lowering(op, operands, device)
     if isinstance(results, Tensor):

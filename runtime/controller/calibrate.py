@@ -34,7 +34,7 @@ from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.text.files import write_whole
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the probes and the format; a new one invalidates saved measurements."""
 
 AXIS: Final = "w"
@@ -180,7 +180,7 @@ def _arithmetic(scale: int, has_float8: bool) -> list[Probe]:
     return [
         *(
             _product(dtype, scale * size, repeats)
-            for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f64", 512, 1))
+            for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f16", 1024, 1), ("f64", 512, 1))
         ),
         *([_narrow_product(scale * 1024)] if has_float8 else []),
         *_attention("f32", scale),

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.codegen.memory_order import ordered
+from moaic.runtime.codegen.narrow_on_cpu import widened
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.gpus import CPU
 from moaic.runtime.protocol.aten_schema import signature
 from moaic.runtime.protocol.operation import ArgSpec, Operation, ViewGeometry, positions, read_as
 from moaic.runtime.worker.reduction import Combiner
@@ -24,7 +26,7 @@ class EagerOp:
         plan = operation.combination
         self._combiner = None if plan is None else Combiner(plan, context)
         called = signature(operation.op)
-        self._call = ordered(called.overload)
+        self._call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
         self._device = context.device
         self._made_on = {"device": context.device} if called.nullary and called.takes_device else {}
         self._present = [context.rank in ranks for ranks in operation.ranks]

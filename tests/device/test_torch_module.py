@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from moaic.ir.errors import Diagnostic
+from moaic.passes.perf.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("accelerator")
 
@@ -101,9 +102,21 @@ def test_there_is_one_stream() -> None:
     assert stream.query()
 
 
+@pytest.mark.parametrize(("factor", "is_fast"), [(0.2, True), (1.0, True), (1.3, False)])
+def test_bfloat16_is_supported_where_it_is_no_slower(
+    factor: float, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowdown(self: Machine, dtype: str) -> float:
+        return factor
+
+    monkeypatch.setattr(Machine, "slowdown", slowdown)
+    assert moai.is_bf16_supported() is is_fast
+    assert moai.is_bf16_supported(including_emulation=True)
+
+
 def test_what_it_says_of_mixed_precision_is_so() -> None:
     assert moai.is_autocast_available()
-    assert moai.is_bf16_supported()
+    assert moai.is_bf16_supported(including_emulation=True)
     x = torch.ones(2, 2, device=MOAI)
     for dtype in moai.get_amp_supported_dtype():
         with torch.autocast(MOAI, dtype=dtype):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +14,9 @@ from moaic.ir.graph import Location, Module
 from moaic.passes.config import Config
 from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request
-from moaic.planner.worker import InProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
+
+pytestmark = pytest.mark.usefixtures("no_accelerator")
 
 
 @pytest.mark.parametrize(
@@ -46,31 +44,6 @@ def test_what_is_possible_is_kept(step: Module, asked: str, kept: str) -> None:
 def test_what_is_dropped_is_said_as_it_was_asked_for() -> None:
     asked = parse_request("micro_batches=2,dp=2,distribute_low_prec_param=true")
     assert dropped_decisions(asked, parse_request("dp=2")) == "micro_batches=2,distribute_low_prec_param=true"
-
-
-class Alone(InProcessPool):
-    """The planner's processes, of which there are none."""
-
-    turn = nullcontext()
-    progress: Callable[[int, int], None] | None = None
-
-    def rest(self) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    def passed(*_: object) -> None:
-        pass
-
-    face = SimpleNamespace(explain_shortage=passed)
-    pool = Alone()
-    monkeypatch.setattr(planning, "_pool", lambda: pool)
-    monkeypatch.setattr(planning, "this_machine", machine)
-    monkeypatch.setattr(planning, "cache_folder", passed)
-    monkeypatch.setattr(
-        planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=passed), accelerator=lambda: face)
-    )
 
 
 def planned(step: Module, asked: str, piece: Piece) -> Config:
