@@ -75,7 +75,7 @@ def moai(
     if recipe := float8_recipe(given.get(PRECISION)):
         check_float8()
         in_float8(graph_module, recipe)
-    with Report.current().timed("capture_s"), progress.shown("Capturing"):
+    with Report.current().timed("capture_s"), session.SESSION.phase("capturing"), progress.shown("Capturing"):
         run = capture_backend(
             graph_module,
             examples,

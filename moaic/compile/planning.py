@@ -141,7 +141,8 @@ def prepare() -> None:
 
 def measure() -> None:
     """Measure this machine now: measuring runs all deferred work, so there must not be any yet."""
-    this_machine()
+    with session.SESSION.phase("measuring"):
+        this_machine()
 
 
 class OpenSizesError(Exception):
@@ -204,7 +205,7 @@ class Planning:
 
     def _search(self, step: Module) -> Plan:
         try:
-            with progress.shown("Planning") as line:
+            with session.SESSION.phase("planning"), progress.shown("Planning") as line:
                 _pool().progress = None if line is None else line.show
                 selection, request = self._selected(step, this_machine())
         except NoPlanFits as error:

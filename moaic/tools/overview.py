@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from moaic.ir.layout import Mesh
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.flavors import flavors, named
 from moaic.runtime.host.jobs import JobEntry, jobs, status_of
 from moaic.runtime.host.selection import choice
+from moaic.runtime.host.status import IDLE, Status
+from moaic.runtime.protocol.commands import CODES, Adopt, Load
 from moaic.tools.usage import cpu_shares, memory, temperature
+
+_COMPILING: Final = frozenset({CODES[Load], CODES[Adopt]})
+"""Commands in which workers compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class JobView:
     pid: int
     command: str
     plan: str
+    state: str
+    """What it does: `starting`, `capturing`, `measuring`, `planning`, `compiling`, `training`, `running`, `idle` …"""
     workers: tuple[WorkerView, ...]
 
     @property
@@ -107,6 +115,23 @@ def _job(entry: JobEntry, shares: Mapping[int, float]) -> JobView:
                 status.step_seconds(rank) if status is not None and steps else None,
             )
         )
+    state = _state(entry, status)
     if status is not None:
         status.close()
-    return JobView(entry.job, entry.pid, entry.command, entry.plan, tuple(workers))
+    return JobView(entry.job, entry.pid, entry.command, entry.plan, state, tuple(workers))
+
+
+def _state(entry: JobEntry, status: Status | None) -> str:
+    """What a job does; programs that its workers compile beside it are counted."""
+    if entry.phase or not (entry.workers and all(entry.workers)):
+        return entry.phase or "starting"
+    if status is None:
+        return "ending"
+    ranks = range(len(entry.workers))
+    codes = {status.activity(rank).code for rank in ranks}
+    if codes & _COMPILING:
+        return "compiling"
+    has_trained = any(status.steps(rank) for rank in ranks)
+    state = "training" if has_trained else "idle" if codes == {IDLE.code} else "running"
+    done, asked = min(map(status.compiled, ranks)), max(map(status.compiling, ranks))
+    return f"{state}, {done} of {asked} programs compiled" if done < asked else state

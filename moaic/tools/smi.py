@@ -108,7 +108,7 @@ def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False)
     if running and with_workers:
         rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
         parts += ["", "Workers:", bordered_table(WORKERS, rows)]
-        parts += [f"Job {job.number}: {job.plan}" for _, job in running if job.plan]
+    parts += [f"Job {job.number}: {job.state}{f' ({job.plan})' if job.plan else ''}" for _, job in running]
     return "\n".join(parts)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.host.status import BEAT, COMPILED, DEVICE_BYTES, FAILED, STEP_TIME, STEPS, WORDS
+from moaic.runtime.host.status import BEAT, COMPILED, COMPILING, DEVICE_BYTES, FAILED, STEP_TIME, STEPS, WORDS
 from moaic.runtime.protocol.shared_memory import (
     AHEAD,
     ASLEEP,
@@ -103,6 +103,10 @@ class Mailbox:
         at = self.rank * WORDS
         self._words[at + STEPS] += 1
         self._words[at + STEP_TIME] = int(1e6 * seconds)
+
+    def begin_compiling(self) -> None:
+        """Count a program that is to be compiled in the background."""
+        self._words[self.rank * WORDS + COMPILING] += 1
 
     def finish_compiling(self) -> None:
         """Count a program whose compilation in the background has ended."""

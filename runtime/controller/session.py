@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
@@ -30,6 +32,7 @@ class Session:
         self._flavor: Flavor | None = None
         self._job: Job | None = None
         self._is_forked = False
+        self._phase = ""
 
     def accelerator(self) -> Accelerator:
         """The accelerator; workers start with the first call. Raises Diagnostic in a forked child."""
@@ -65,6 +68,21 @@ class Session:
         """Publish the plan of the last planned model to moai-smi."""
         if self._job is not None:
             self._job.planned(plan, mesh.axes)
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Publish to moai-smi what the program does in this block; phases may be nested."""
+        before, self._phase = self._phase, name
+        self._publish_phase()
+        try:
+            yield
+        finally:
+            self._phase = before
+            self._publish_phase()
+
+    def _publish_phase(self) -> None:
+        if self._job is not None:
+            self._job.entered(self._phase)
 
     def close(self) -> None:
         """End the workers, if there are any; tensors of the device are lost."""

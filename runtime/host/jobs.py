@@ -46,6 +46,8 @@ class JobEntry:
     plan: str = ""
     mesh: tuple[tuple[str, int], ...] = ()
     """Axes of the selected plan and their sizes, outermost first."""
+    phase: str = ""
+    """What the program does before its workers can begin, such as `planning`; empty while it does not."""
 
 
 class Job:
@@ -75,6 +77,10 @@ class Job:
     def planned(self, plan: str, mesh: tuple[tuple[str, int], ...]) -> None:
         """Set the plan of the last planned model."""
         self._update(plan=plan, mesh=mesh)
+
+    def entered(self, phase: str) -> None:
+        """Set the phase; empty at its end."""
+        self._update(phase=phase)
 
     def close(self) -> None:
         """Remove the entry."""

@@ -50,6 +50,9 @@ DEVICE_BYTES: Final = 8
 COMPILED: Final = 9
 """Word of a status line: the number of programs whose compilation in the background has ended, in order of Load."""
 
+COMPILING: Final = 10
+"""Word of a status line: the number of programs to be compiled in the background so far, ended ones among them."""
+
 
 class Status:
     """Reads the status lines by the descriptor of the workers' shared memory."""
@@ -83,6 +86,10 @@ class Status:
     def compiled(self, rank: int) -> int:
         """The number of programs that `rank` has finished compiling in the background."""
         return self._words[rank * WORDS + COMPILED]
+
+    def compiling(self, rank: int) -> int:
+        """The number of programs that `rank` was to compile in the background so far."""
+        return self._words[rank * WORDS + COMPILING]
 
     def close(self) -> None:
         self._words.release()

@@ -53,6 +53,7 @@ class BackgroundCompiler:
         None is for a rank that has no share. A program is counted in any case: whether its functions are in the cache
         shows when they are looked up.
         """
+        self._mailbox.begin_compiling()
         self._jobs.put((text, done))
 
     def ran(self) -> None:

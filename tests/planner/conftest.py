@@ -39,5 +39,7 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "this_machine", machine)
     monkeypatch.setattr(planning, "cache_folder", passed)
     monkeypatch.setattr(
-        planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=passed), accelerator=lambda: face)
+        planning,
+        "session",
+        SimpleNamespace(SESSION=SimpleNamespace(planned=passed, phase=nullcontext), accelerator=lambda: face),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,9 @@ def test_steps_planned_in_threads_get_the_plans_that_they_get_alone(monkeypatch:
     monkeypatch.setattr(planning, "this_machine", machine)
     monkeypatch.setattr(planning, "cache_folder", _taken)
     monkeypatch.setattr(
-        planning, "session", SimpleNamespace(SESSION=SimpleNamespace(planned=_taken), accelerator=lambda: face)
+        planning,
+        "session",
+        SimpleNamespace(SESSION=SimpleNamespace(planned=_taken, phase=nullcontext), accelerator=lambda: face),
     )
     steps = [dense(), dense(256, 256, 256), dense(rows=4096, width=64), dense(rows=16)]
     alone = [search.search(step, machine(), REQUEST, pool=InProcessPool()).plan for step in steps]

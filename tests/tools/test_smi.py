@@ -18,6 +18,7 @@ import pytest
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.jobs import begin, jobs
+from moaic.runtime.protocol.commands import CODES, Load, Run
 from moaic.runtime.protocol.shared_memory import create_memory
 from moaic.text.tables import Column, bordered_table
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
@@ -69,7 +70,7 @@ def test_a_table_is_aligned() -> None:
 def test_the_page_is_as_people_know_it() -> None:
     """Columns and borders of the tables that the tutorials print; the names and numbers are another product's."""
     worker = WorkerView(0, 11, 0, "", 1739561 << 20, 0.5, None, 3, 0.25)
-    job = JobView(977890, 2219280, "python tutorial/train_baichuan2.py", "dp=2", (worker,))
+    job = JobView(977890, 2219280, "python tutorial/train_baichuan2.py", "dp=2", "training", (worker,))
     shown = page([AcceleratorView(0, True, "4xLarge.2048GB", 2096640 << 20, (job,))])
     rule, width = "-", 103
     lines = shown.splitlines()
@@ -102,6 +103,7 @@ def test_a_training_is_shown_truly_and_gone_when_it_ends(person: Person) -> None
     assert [worker["pid"] for worker in job["workers"]] == pids
     assert [worker["coordinates"] for worker in job["workers"]] == ["dp=0", "dp=1"]
     assert [worker["steps"] for worker in job["workers"]] == [3, 3]
+    assert job["state"] == "training"
     assert all(0 < worker["step_seconds"] < 60 for worker in job["workers"])
     assert sum(worker["memory"] for worker in job["workers"]) == pytest.approx(pss, rel=0.4)
     shown = person.ask("smi", "-p").stdout
@@ -142,6 +144,46 @@ def test_memory_of_a_worker_on_a_gpu_is_the_gpus(person: Person) -> None:
     (accelerator,) = overview(person.environment)
     here, there = accelerator.jobs[0].workers
     assert here.memory == 3 << 30 != there.memory > 0
+    job.close()
+    os.close(memory)
+
+
+def test_a_job_says_what_it_does(person: Person) -> None:
+    memory = create_memory(2)
+    boxes = [Mailbox(memory, rank, 2, []) for rank in range(2)]
+    job = begin(person.environment, 0, flavors(person.environment)[0])
+
+    def state() -> str:
+        (accelerator,) = overview(person.environment)
+        return accelerator.jobs[0].state
+
+    assert state() == "starting"
+    job.started([os.getpid(), 0], memory)
+    assert state() == "starting"
+    job.started([os.getpid()] * 2, memory)
+    boxes[0].begin(-1, -1, -1)
+    boxes[1].begin(-1, -1, -1)
+    assert state() == "idle"
+    job.entered("planning")
+    assert state() == "planning"
+    job.entered("")
+    boxes[1].begin(1, CODES[Load], 0)
+    assert state() == "compiling"
+    boxes[1].begin(1, CODES[Run], 0)
+    for box in boxes:
+        box.begin_compiling()
+        box.begin_compiling()
+    assert state() == "running, 0 of 2 programs compiled"
+    boxes[0].finish_compiling()
+    assert state() == "running, 0 of 2 programs compiled"
+    boxes[1].finish_compiling()
+    boxes[1].finish_step(0.1)
+    assert state() == "training, 1 of 2 programs compiled"
+    for box in boxes:
+        box.finish_compiling()
+    assert state() == "training"
+    job.planned("dp=2", (("dp", 2),))
+    assert page(overview(person.environment)).endswith("\nJob 1: training (dp=2)")
     job.close()
     os.close(memory)
 
