@@ -80,6 +80,15 @@ def test_entry_points_lead_somewhere() -> None:
             assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, target
 
 
+def test_a_class_name_means_one_thing() -> None:
+    names: dict[str, list[str]] = {}
+    for path in (path for folder in FOLDERS for path in sources(folder)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}
+
+
 def test_layers() -> None:
     run(sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())")
 

@@ -41,13 +41,13 @@ def _grid_sampler_backward(dims: int) -> RuleMaker:
 
 OPS = (
     OpDecl("aten.max_pool2d_with_indices", _pool(), exact=True),
-    OpDecl("aten.adaptive_max_pool2d", _pool()),
+    OpDecl("aten.adaptive_max_pool2d", _pool(), exact=True),
     *each(
         "max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward adaptive_max_pool2d_backward "
         "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward replication_pad2d_backward reflection_pad2d_backward",
         OpDecl("aten.*", _pool((0,))),
     ),
-    *each("max_pool3d_with_indices adaptive_max_pool3d", OpDecl("aten.*", _pool(dims=3))),
+    *each("max_pool3d_with_indices adaptive_max_pool3d", OpDecl("aten.*", _pool(dims=3), exact=True)),
     *each(
         "max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward adaptive_max_pool3d_backward "
         "_adaptive_avg_pool3d _adaptive_avg_pool3d_backward replication_pad3d_backward reflection_pad3d_backward",

@@ -78,7 +78,7 @@ def _interpreted_at(function: Function, device: torch.device, numbers: Numbers) 
     return _interpreted(Specializer(numbers).function(function), device)
 
 
-def _built(make: Sequence[Callable[[], Kernel]]) -> list[Kernel]:
+def _built(make: Sequence[Callable[[], InductorFunction]]) -> list[InductorFunction]:
     from moaic.runtime.codegen.inductor_cpp import Batch
 
     batch = Batch()
@@ -89,7 +89,7 @@ def _built(make: Sequence[Callable[[], Kernel]]) -> list[Kernel]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class InductorFunction:
     """A function that Inductor has compiled."""
 
     run: Callable[[list[Any]], Sequence[Tensor]]
@@ -213,7 +213,7 @@ def _with_kernels(function: Function, device: torch.device) -> Function:
     return with_measured_kernels(function, target_of(device)) if device.type == "cuda" else function
 
 
-def _inductor(function: Function, device: torch.device, numbering: Numbering | None = None) -> Kernel:
+def _inductor(function: Function, device: torch.device, numbering: Numbering | None = None) -> InductorFunction:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -236,7 +236,11 @@ def _inductor(function: Function, device: torch.device, numbering: Numbering | N
             output.meta["user_visible_output_idxs"] = list(range(len(function.results)))
             examples = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
             compiled = compile_fx_inner(graph_module, examples, is_inference=True)
-        return Kernel(compiled, _guard(fake_mode.shape_env, examples)) if numbering else Kernel(compiled)
+        return (
+            InductorFunction(compiled, _guard(fake_mode.shape_env, examples))
+            if numbering
+            else InductorFunction(compiled)
+        )
 
 
 def _guard(shape_env: Any, examples: Sequence[Any]) -> Callable[[Sequence[int]], bool]:

@@ -90,7 +90,7 @@ def _send_job(requests: socket.socket, job: bytes, writer: int) -> None:
         socket.send_fds(requests, [PACKET], [file, writer])
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """The fork server's descriptors of a job: its file and its pipe."""
 
     file: int
@@ -106,13 +106,13 @@ def request_sockets() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def receive_job(requests: socket.socket) -> Job | None:
+def receive_job(requests: socket.socket) -> CompileJob | None:
     """The next job; None after the last worker has ended."""
     _, descriptors, _, _ = socket.recv_fds(requests, len(PACKET), DESCRIPTORS)
-    return Job(*descriptors) if len(descriptors) == DESCRIPTORS else None
+    return CompileJob(*descriptors) if len(descriptors) == DESCRIPTORS else None
 
 
-def run_job(job: Job) -> None:
+def run_job(job: CompileJob) -> None:
     """Do a job, in a process of its own, and end the process with all its children."""
     os.setsid()
     _silence()
