@@ -50,7 +50,10 @@ PASSES: Mapping[str, type[Pass]] = {each.name: each for each in _IN_ORDER}
 def run_passes(module: Module, names: str) -> Module:
     """`module` after the passes in `names`, verified before the first and after each."""
     verify(module)
-    for word in filter(None, names.split(",")):
+    words = [word for word in names.split(",") if word.strip()]
+    if names and not words:
+        raise Diagnostic(f"`{names}` names no pass", hint=f"passes are {', '.join(PASSES)}")
+    for word in words:
         name, _, options = word.partition("=")
         if name not in PASSES:
             raise Diagnostic(f"there is no pass `{name}`", hint=f"passes are {', '.join(PASSES)}")

@@ -15,7 +15,10 @@ from moaic.passes.schedules import SCHEDULES, is_schedule_name, is_schedule_text
 def parse_request(text: str) -> Request:
     """The Request in `dp=2,micro_batches=4`. Raises Diagnostic for an unknown name or value."""
     given: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if text and not parts:
+        raise Diagnostic(f"`{text}` has no plan option", hint="for example dp=2,micro_batches=4")
+    for part in parts:
         name, sign, value = part.partition("=")
         if not sign:
             raise Diagnostic(
