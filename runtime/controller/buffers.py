@@ -75,22 +75,28 @@ class Buffers:
             parts[rank] = as_block(local_part(host, place.mesh, place.layout, rank)) if whole is None else whole
         return parts
 
-    def resharded(self, buffer: Buffer, place: Placement) -> Buffer:
-        """A temporary copy of a buffer with the placement `place`."""
-        copy = self.make(buffer.dtype, buffer.shape, buffer.strides)
-        self.reshard(buffer, copy.id, place)
-        copy.place = self.interned(place)
-        return copy
-
-    def reshard(self, buffer: Buffer, target: int, place: Placement) -> None:
-        """Queue the resharding of `buffer` to `place`; the result becomes the buffer of id `target`."""
-        assert buffer.place is not None
-        number = self.resharding(Resharding(buffer.dtype, buffer.shape, buffer.place, place))
-        self.pool.push(Reshard(self.lines.here(), [(number, buffer.id, target)]))
+    def resharded(self, buffers: Sequence[tuple[Buffer, Placement]]) -> list[Buffer]:
+        """Temporary copies of buffers with these placements; those that the same ranks exchange go together."""
+        copies: list[Buffer] = []
+        moves: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+        for buffer, place in buffers:
+            copy = self.make(buffer.dtype, buffer.shape, buffer.strides)
+            copy.place = self.interned(place)
+            resharding = self._change(buffer, place)
+            moves.setdefault(resharding.participants, []).append((self.resharding(resharding), buffer.id, copy.id))
+            copies.append(copy)
+        for together in moves.values():
+            self.pool.push(Reshard(self.lines.here(), together))
+        return copies
 
     def reshard_in_place(self, buffer: Buffer, place: Placement) -> None:
-        self.reshard(buffer, buffer.id, place)
+        number = self.resharding(self._change(buffer, place))
+        self.pool.push(Reshard(self.lines.here(), [(number, buffer.id, buffer.id)]))
         buffer.place = self.interned(place)
+
+    def _change(self, buffer: Buffer, place: Placement) -> Resharding:
+        assert buffer.place is not None
+        return Resharding(buffer.dtype, buffer.shape, buffer.place, place)
 
     def resharding(self, resharding: Resharding) -> int:
         """The number of a resharding, after defining it on the workers if it is new."""
@@ -108,7 +114,7 @@ class Buffers:
         place = buffer.place
         if place.layout.partial:
             place = place.whole()
-            buffer = self.resharded(buffer, place)
+            (buffer,) = self.resharded([(buffer, place)])
         return self._fetched(view, buffer, place)
 
     def _fetched(self, view: View, buffer: Buffer, place: Placement) -> Tensor:

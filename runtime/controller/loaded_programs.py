@@ -154,30 +154,32 @@ class LoadedPrograms:
         places = self._placed(program, sizes)
         # Dead buffers are freed before the run, whose gradients may then use the same memory.
         self._buffers.free_dead()
-        temporary: list[Buffer] = []
-        pairs = zip(inputs, places.inputs, strict=True)
-        ids = [self._input(buffer, place, persistent, temporary) for buffer, place in pairs]
+        pairs = list(zip(inputs, places.inputs, strict=True))
+        moved = [index for index, pair in enumerate(pairs) if not self._settle(*pair, persistent)]
+        copies = self._buffers.resharded([pairs[index] for index in moved])
+        ids = [buffer.id for buffer in inputs]
+        for index, copy in zip(moved, copies, strict=True):
+            ids[index] = copy.id
         names = [None if buffer is None else buffer.id for buffer in outputs]
         self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key, sizes, op_by_op))
         for buffer, place in zip(outputs, places.outputs, strict=True):
             if buffer is not None:
                 buffer.place, buffer.host, buffer.fill = place, None, None
-        del temporary
+        del copies
         self._buffers.flush()
 
-    def _input(self, buffer: Buffer, place: Placement, persistent: Collection[Buffer], temporary: list[Buffer]) -> int:
-        """The id of a buffer with the value of `buffer` and the placement `place`."""
+    def _settle(self, buffer: Buffer, place: Placement, persistent: Collection[Buffer]) -> bool:
+        """Whether a buffer has the placement, once it has been sent or resharded if it may be; else it needs a copy."""
         if buffer.place is place and (buffer.rests or buffer not in persistent):
-            return buffer.id
+            return True
         if buffer.place is None:
             self._buffers.materialize(buffer, place)
         elif not alike(buffer.place, place):
             if buffer not in persistent:
-                temporary.append(self._buffers.resharded(buffer, place))
-                return temporary[-1].id
+                return False
             self._buffers.reshard_in_place(buffer, place)
         buffer.rests = buffer.rests or buffer in persistent
-        return buffer.id
+        return True
 
 
 def _check_arity(
