@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,10 +16,10 @@ from moaic.runtime.controller.eager_placement import geometry_of
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.protocol.commands import DefineResharding, Fetch, Fill, Free, Put, Request, Reshard
+from moaic.runtime.protocol.commands import Command, DefineResharding, Fetch, Fill, Free, Put, Request, Reshard
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import read_as
-from moaic.runtime.protocol.placement import Placement, owners
+from moaic.runtime.protocol.placement import Placement, alone, owners
 from moaic.runtime.protocol.tensor_parts import assemble, local_part
 from moaic.runtime.protocol.wire import as_block
 
@@ -33,6 +34,7 @@ class Buffers:
         self._reshardings: dict[Resharding, int] = {}
         self._dead: deque[int] = deque()
         self._last_id = 0
+        pool.mended = self._mended
 
     def make(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Buffer:
         """Make a buffer without a value; it is row-major if no strides are given."""
@@ -127,6 +129,18 @@ class Buffers:
         parts = self.pool.ask(Fetch(line, buffer.id, None, ranks), ranks)
         value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
         return value if view.is_whole else _seen(value, view)
+
+    def _mended(self, latest: Mapping[int, int]) -> dict[int, Command]:
+        """By id of the buffers that are replicated: the command that copies the value of a rank to all holders."""
+        # Buffers are not listed by id, which would cost every op: errors are rare.
+        living = [each for each in gc.get_objects() if type(each) is Buffer and each.id in latest]
+        commands: dict[int, Command] = {}
+        for buffer in living:
+            if buffer.place is not None and buffer.place.is_uncut:
+                before = alone(latest[buffer.id], self.pool.size)
+                number = self.resharding(Resharding(buffer.dtype, buffer.shape, before, buffer.place))
+                commands[buffer.id] = Reshard(-1, [(number, buffer.id, buffer.id)])
+        return commands
 
     def free_dead(self) -> None:
         """Queue the release of buffers without references."""

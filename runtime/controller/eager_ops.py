@@ -9,7 +9,14 @@ from typing import Any, Final
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.eager_call import EagerCall
-from moaic.runtime.controller.eager_placement import PlacedOperand, decide, initial_placements, operands, serves
+from moaic.runtime.controller.eager_placement import (
+    PlacedOperand,
+    decide,
+    fewer_replicas,
+    initial_placements,
+    operands,
+    serves,
+)
 from moaic.runtime.protocol.commands import Define, Forget, Free, Operate, Reshard
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
@@ -37,7 +44,7 @@ class Prepared:
     returned: tuple[Together, ...]
     """Written operands whose new values are resharded back after the op."""
     settling: tuple[tuple[int, Placement], ...]
-    """Index and needed placement of replicated operands that the op overwrites by shards, and that may stay sharded."""
+    """Index and placement of replicated operands that the op may overwrite by shards, or on fewer ranks, for good."""
     places: tuple[Placement | None, ...]
     """The operands' placements: the cache key holds their ids, which stay unique while the placements live."""
 
@@ -109,9 +116,10 @@ class EagerOps:
         return list(temporary.values())
 
     def _settle(self, call: EagerCall, prepared: Prepared) -> bool:
-        """Shard the operands that the op overwrites by shards, unless their programs need them whole; True if any.
+        """Place operands that the op overwrites as the others are, unless programs need them where they are.
 
-        Optimizer state begins as zeros, whole on every worker, and meets the first sharded gradient in such an op.
+        Optimizer state begins as zeros, whole on every worker, and meets the first gradient in such an op: a sharded
+        one, or one of a plan that uses fewer workers. True if any operand has a new placement.
         """
         settled = False
         for index, place in prepared.settling:
@@ -145,6 +153,8 @@ class EagerOps:
                 returned.add(index, operand, needed, place)
                 if operand.geometry is None and place.is_uncut and not is_readable:
                     settling.append((index, needed))
+            elif operand.written and (fewer := fewer_replicas(operand, given)) is not None:
+                settling.append((index, fewer))
         geometries = tuple(operand.geometry for operand in given)
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners

@@ -154,12 +154,17 @@ def _decide(
 
 
 def _replicated_place(placed: Sequence[PlacedOperand], workers: int) -> Placement:
-    """The placement of an op on unsharded values: the one that all operands share, else replicated everywhere."""
+    """The placement of an op on unsharded values: the one that all operands share, else replicated everywhere.
+
+    An op runs on every holder of what it writes, so that a failed one leaves all replicas alike.
+    """
     places = {each.place for each in placed if each.place is not None}
     if len(places) == 1 and next(iter(places)).is_uncut:
         return next(iter(places))
-    is_spread = any(not place.is_whole for place in places)
-    return everywhere(workers if is_spread else min((place.mesh.ranks for place in places), default=workers))
+    if any(not place.is_whole for place in places):
+        return everywhere(workers)
+    written = max((each.place.mesh.ranks for each in placed if each.written and each.place), default=0)
+    return everywhere(max(written, min((place.mesh.ranks for place in places), default=workers)))
 
 
 def _sharded(given: Sequence[PlacedOperand], outputs: Sequence[tuple[int, ...] | None]) -> EagerPlacement | None:
@@ -266,6 +271,16 @@ def _one_per_part(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[in
             if rank < len(held) and held[rank] is not None:
                 first.setdefault((number, held[rank]), rank)
     return tuple(sorted(first.values()))
+
+
+def fewer_replicas(written: PlacedOperand, given: Sequence[PlacedOperand]) -> Placement | None:
+    """The placement of an operand on fewer of the holders of a replicated one that the op writes, if there is one."""
+    places = [each.place for each in given if each.place is not None]
+    assert written.place is not None
+    if not all(place.is_uncut for place in places):
+        return None
+    fewest = min(places, key=lambda place: len(place.holders))
+    return fewest if set(fewest.holders) < set(written.place.holders) else None
 
 
 def serves(place: Placement, needed: Placement) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -27,7 +27,7 @@ from moaic.runtime.protocol.wire import (
     readable,
     uninterrupted,
 )
-from moaic.runtime.protocol.withheld_writes import differing_replicas
+from moaic.runtime.protocol.withheld_writes import furthest_replicas, unpacked
 
 LONG_QUEUE: Final = 500
 """Number of queued commands at which the queue is sent without a request."""
@@ -99,6 +99,8 @@ class WorkerPool:
         self._recorder: CommandRecorder | None = None
         self.waiting: Callable[[Sequence[int]], None] = _say_nothing
         """Called every second of a wait with the code of each worker's current command, and at its end with []."""
+        self.mended: Callable[[Mapping[int, int]], Mapping[int, Command]] = _not_mended
+        """Called with the rank of each buffer's latest value; returns commands that copy it to the other replicas."""
         self.adopted: Callable[[Sequence[int], int, float, int, str], None] = _ignore
         """Called with the data of an ADOPTED answer."""
         self.advice: Callable[[Shortage], str] | None = None
@@ -187,8 +189,12 @@ class WorkerPool:
 
     def _raise_failed(self, root: int) -> NoReturn:
         """Raise the exception of a failed command, after telling the workers to accept writes again."""
-        reports = self._asked(ListWithheld(-1), range(self.size))
-        self.push(ResumeWrites(-1, root, differing_replicas(list(reports.values()))))
+        answers = self._asked(ListWithheld(-1), range(self.size))
+        furthest = furthest_replicas({rank: unpacked(answer) for rank, answer in answers.items()})
+        mended = self.mended({buffer_id: rank for buffer_id, rank in furthest.items() if rank is not None})
+        self.push(ResumeWrites(-1, root, [buffer_id for buffer_id in furthest if buffer_id not in mended]))
+        for command in mended.values():
+            self.push(command)
         self._unraised = None
         raise self._op_error(self._raised[root])
 
@@ -381,6 +387,10 @@ class WorkerPool:
 
 def _ignore(*data: object) -> None:
     pass
+
+
+def _not_mended(latest: Mapping[int, int]) -> Mapping[int, Command]:
+    return {}
 
 
 def _say_nothing(codes: Sequence[int]) -> None:

@@ -136,11 +136,12 @@ class Restore(NamedTuple):
 
 
 class ResumeWrites(NamedTuple):
-    """Stop withholding writes: the failure of command `root` was raised. Buffers `differing` have unequal replicas."""
+    """Stop withholding writes: the failure of command `root` was raised."""
 
     line: int
     root: int
-    differing: Sequence[int]
+    lost: Sequence[int]
+    """Buffers whose replicas differ, and which no holder's value can mend."""
 
 
 class Fetch(NamedTuple):

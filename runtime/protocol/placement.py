@@ -51,6 +51,13 @@ def everywhere(workers: int) -> Placement:
     return Placement(Mesh(((EVERYWHERE_AXIS, workers),)) if workers > 1 else Mesh())
 
 
+def alone(rank: int, workers: int) -> Placement:
+    """The placement of a whole value on one of some workers."""
+    if workers == 1:
+        return everywhere(1)
+    return Placement(Mesh(((EVERYWHERE_AXIS, workers),)), Layout(owner=((EVERYWHERE_AXIS, rank),)))
+
+
 def spread(shape: tuple[int, ...], workers: int) -> Placement:
     """The placement of a value that no plan has placed: sharded along its longest divisible dim, else replicated."""
     dims = [dim for dim, size in enumerate(shape) if size and size % workers == 0]

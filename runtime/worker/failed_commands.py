@@ -107,12 +107,12 @@ class FailedCommands:
         self._update()
 
     def report(self) -> list[Any]:
-        """The first withheld command by buffer, and the ids of all buffers of this worker."""
-        return [self._withheld, [*self._table, *self._poisoned]]
+        """The first withheld command by buffer, the ids of this worker's buffers, and of its poisoned ones."""
+        return [self._withheld, [*self._table], [*self._poisoned]]
 
-    def resume_writes(self, root: int, differing: Iterable[int]) -> None:
-        """Stop withholding writes after command `root` was raised; it poisons buffers whose replicas differ."""
-        for buffer_id in set(differing) & self._table.keys():
+    def resume_writes(self, root: int, lost: Iterable[int]) -> None:
+        """Stop withholding writes after command `root` was raised; it poisons buffers that cannot be mended."""
+        for buffer_id in set(lost) & self._table.keys():
             self._poison(buffer_id, root)
         self._withheld.clear()
         self._new.clear()

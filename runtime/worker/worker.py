@@ -269,7 +269,7 @@ class Worker:
             self._failures.freed(command.buffers)
 
     def _resume_writes(self, command: ResumeWrites) -> None:
-        self._failures.resume_writes(command.root, command.differing)
+        self._failures.resume_writes(command.root, command.lost)
 
     def _define_resharding(self, command: DefineResharding) -> None:
         decoded = Resharding.decoded(command.resharding)

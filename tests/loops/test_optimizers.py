@@ -14,6 +14,7 @@ from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
 from moaic.device.handles import view_of
 from moaic.runtime.controller import session
+from tests.exact.models import Batch
 from tests.exact.training import Call, Trainee
 from tests.loops.compare import PLANS, Found, same, weights
 from tests.loops.tiny import TINY
@@ -152,3 +153,31 @@ def test_the_state_is_sharded_as_the_gradients_are(trainee: Trainee, optimizer: 
         parts = session.accelerator().parts(view_of(tensor).buffer)
         held = sum(len(part.ranks) * prod(box.sizes) for part in parts for box in part.boxes)
         assert held == tensor.numel(), parts
+
+
+@pytest.mark.parametrize("plan", ["one", "dp2", "optimizer"])
+@pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused", "adamw_loop", "sgd"])
+def test_training_goes_on_after_a_batch_that_fails(trainee: Trainee, plan: str, optimizer: str) -> None:
+    """A plan may use one worker of two: the other one does not hear of the error, and holds replicas."""
+    trainee.use(plan)
+    made = OPTIMIZERS[optimizer](list(trainee.model.parameters()))
+
+    def step(batch: Batch) -> Tensor:
+        loss: Tensor = trainee.call(**batch).loss
+        loss.backward()
+        made.step()
+        trainee.model.zero_grad()
+        return loss.detach()
+
+    batch = TINY.batch(0)
+    losses = [step(batch) for _ in range(2)]
+    bad = {**batch, "ids": batch["ids"].clone().fill_(1_000)}
+    failed = step(bad)
+    with pytest.raises(IndexError):
+        failed.item()
+    losses += [step(batch) for _ in range(5)]
+    values = [float(loss) for loss in losses]
+    assert values == sorted(values, reverse=True)
+    before = weights(trainee.model)
+    step(batch)
+    assert all(not torch.equal(old, new) for old, new in zip(before, weights(trainee.model), strict=True))

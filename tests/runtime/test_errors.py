@@ -110,16 +110,33 @@ def test_workers_of_which_one_failed_meet_all_the_same(two: Accelerator) -> None
     assert two.download(whole(launched(two, "aten.sum", whole(x), dtype="i64", shape=()))).item() == 6
 
 
-def test_a_buffer_that_workers_hold_with_different_values_is_no_value(two: Accelerator) -> None:
-    x = up(two, torch.ones(4))
-    two.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+def test_replicas_of_which_some_were_written_on_get_the_latest_value(two: Accelerator) -> None:
+    """The worker that failed withholds writes, and the other hears of the failure when it is raised."""
+    x, unseen = up(two, torch.ones(4)), up(two, torch.ones(4))
+    for buffer in (x, unseen):
+        two.launch("aten.add_.Scalar", (whole(buffer), 1), {}, ())
     bad = failing_on_one_worker(two)
-    two.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+    for buffer in (x, x, unseen):
+        two.launch("aten.add_.Scalar", (whole(buffer), 1), {}, ())
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         two.download(whole(bad))
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        two.download(whole(x))
-    two.upload(x, torch.zeros(4))
+    two.launch("aten.mul_.Scalar", (whole(x), 2), {}, ())
+    assert two.download(whole(x)).tolist() == [8] * 4
+    assert two.download(whole(unseen)).tolist() == [3] * 4
+    here, there = ({row[0]: row for row in rows} for rows in two.contents().values())
+    assert here[x.id] == there[x.id]
+    assert here[unseen.id] == there[unseen.id]
+
+
+def test_sharded_values_of_which_some_parts_were_written_are_lost(two: Accelerator) -> None:
+    x = up(two, torch.ones(4, dtype=torch.int64))
+    two.run(two.load(SPLIT, compiled=False), [x], [None])
+    bad = failing_on_one_worker(two)
+    two.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+    for buffer in (bad, x):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            two.download(whole(buffer))
+    two.upload(x, torch.zeros(4, dtype=torch.int64))
     assert two.download(whole(x)).tolist() == [0] * 4
 
 
