@@ -56,6 +56,8 @@ def positive(text: str) -> int:
     """The type of an argument that counts something: a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number above 0")
+    if int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"`{text}` is not below {1 << 31}")
     return int(text)
 
 
