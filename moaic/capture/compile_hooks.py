@@ -7,6 +7,7 @@ from functools import cache, wraps
 from typing import Any, Final, TypeVar
 
 from moaic.device import torch_private
+from moaic.ir.errors import Diagnostic
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
 
@@ -49,6 +50,11 @@ def _optimize(real: Callable[..., Any]) -> Callable[..., Any]:
     def optimize(backend: Any = "inductor", *args: Any, **kwargs: Any) -> Any:
         compile_: Compile = real(backend, *args, **kwargs)
         hooks: tuple[Hook, ...] = getattr(getattr(backend, "compiler_fn", None), _HOOKS, ())
+        options: Any = getattr(backend, "kwargs", {}).get("options") if hooks else None
+        if options is not None and not isinstance(options, Mapping):
+            raise Diagnostic(
+                f"the options of torch.compile are {options!r}, which is no dict", hint='for example options={"dp": 2}'
+            )
         for hook in hooks:
             compile_ = hook(backend.kwargs, compile_)
         return compile_

@@ -99,6 +99,8 @@ def _walk(
             try:
                 buffer = value.untyped_storage().moai
             except AttributeError:
+                buffer = None
+            if buffer is None:  # outside of the handler, whose error would be printed with that of the operand
                 _walk_other_operand(value, key, scalars)
                 continue
             buffers.append(buffer)

@@ -104,10 +104,18 @@ def _module_apply(real: Any) -> Any:
 
         # TorchScript's own references to a parameter do not follow an exchange of its tensor.
         if isinstance(self, torch.jit.ScriptModule):
+            _name_parameters(self)
             return real(self, fn.convert if isinstance(fn, Move) else fn, recurse)
         return real(self, fn if isinstance(fn, Move) else Move(fn), recurse)
 
     return apply
+
+
+def _name_parameters(module: Any) -> None:
+    """Make the parameters of a TorchScript module that was loaded from a file `nn.Parameter`s again."""
+    for name, tensor in list(module._parameters.items()):
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+            module._parameters[name] = torch.nn.Parameter(tensor.detach(), tensor.requires_grad)
 
 
 def _generator_new(real: Any) -> Any:

@@ -298,6 +298,14 @@ COMPILE_BY_DEFAULT: Final = PatchPoint(_torch._TorchCompileInductorWrapper, "__c
 CURRENT_ACCELERATOR: Final = PatchPoint(_C, "_accelerator_getAccelerator")
 """Called by `torch.accelerator.current_accelerator()` and, in newer PyTorch, by `torch.get_device_module()`."""
 
+
+def tracing_error() -> type[Exception]:
+    """What Dynamo raises where an op does not take the operands that it is traced with."""
+    from torch._dynamo.exc import TorchRuntimeError
+
+    return TorchRuntimeError
+
+
 CALL_COMPILED: Final = PatchPoint(torch.nn.Module, "_compiled_call_impl")
 """The compiled call of a module, which replaces its own code; None if there is none."""
 

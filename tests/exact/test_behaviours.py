@@ -295,6 +295,7 @@ def test_steps_may_be_recorded_where_devices_can(asked: Mapping[str, Any], monke
         ({"options": {"dp": 99}}, "dp=99 needs 99 workers"),
         ({"options": {"dq": 2}}, "there is no plan option `dq`"),
         ({"options": {"precision": "int3"}}, "invalid value `int3` for precision"),
+        ({"options": "dp=2"}, "the options of torch.compile are 'dp=2', which is no dict"),
         ({"options": {"expected_steps": 0}}, "expected_steps=0 is not a positive whole number"),
         ({"options": {"cuda_graphs": "perhaps"}}, r"invalid value `perhaps` for cuda_graphs\n.*choose True or False"),
     ],

@@ -22,6 +22,13 @@ def _refuse(call: OpCall) -> Any:
     )
 
 
+def _refuse_sparse(call: OpCall) -> Any:
+    raise Diagnostic(
+        f"`{call.name}` makes a sparse gradient, and device moai holds dense tensors only{described(call.builder.loc)}",
+        hint="leave sparse=True out of nn.Embedding and nn.EmbeddingBag",
+    )
+
+
 REWRITES: Final[Mapping[str, Rewrite]] = {
     **SHAPE_REWRITES,
     **VALUE_REWRITES,
@@ -29,4 +36,5 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     **INDEX_REWRITES,
     **RANDOM_REWRITES,
     **each_of("aten.nonzero aten.masked_select aten._unique2 aten._local_scalar_dense aten.unique_dim", _refuse),
+    **each_of("aten._sparse_coo_tensor_with_dims_and_tensors aten._sparse_coo_tensor_unsafe", _refuse_sparse),
 }
