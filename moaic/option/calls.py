@@ -100,6 +100,7 @@ def _moves() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
     yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
     files = PatchPoint(torch.serialization, "default_restore_location")
+    yield _mapping(torch.jit, "torch.jit", "load", "`map_location`: `cuda` is the accelerator", _jit_load)
     yield Mapping("torch.load", "`map_location` and places in the file: `cuda` is the accelerator", files, _restore)
 
 
@@ -194,6 +195,18 @@ def _restore(real: Any) -> Any:
         return real(storage, str(translated(location)))
 
     return restore
+
+
+def _jit_load(real: Any) -> Any:
+    @wraps(real)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        there = translated(map_location)
+        if there is None or not is_moai(there):
+            return real(f, map_location, *args, **kwargs)
+        # The loader, in C++, knows no devices but PyTorch's own.
+        return real(f, "cpu", *args, **kwargs).to(there)
+
+    return load
 
 
 def _is_cuda(real: Any) -> Any:

@@ -7,6 +7,7 @@ and pickles are plain, as PyTorch leaves the compiled call out of them.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from torch import nn
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
 from moaic.options import Choices
+
+LOGGER: Final = logging.getLogger("moaic")
 
 
 class _Root(threading.local):
@@ -77,7 +80,14 @@ class CompiledCall:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
-            return self._compiled(*args, **kwargs)
+            try:
+                return self._compiled(*args, **kwargs)
+            except torch_private.tracing_error() as error:
+                reason = str(error).partition("\n")[0]
+            # An op refuses its operands, most often: called plainly, it says so at its line, without Dynamo's frames.
+            result = torch_private.call_of(self._module)(*args, **kwargs)
+        LOGGER.warning("A call of %s runs op by op, without a plan: %s", type(self._module).__name__, reason)
+        return result
 
 
 def _top_frame(module: nn.Module) -> Callable[..., Any]:

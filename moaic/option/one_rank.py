@@ -47,8 +47,14 @@ _ProcessGroup: Final[Any] = distributed.ProcessGroup
 class OneRank(_ProcessGroup):
     """The collectives of one rank. PyTorch calls these methods by name; some have another one before 2.13."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
         super().__init__(0, 1)
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        """The name by which PyTorch finds the group, which it sets for groups of its own alone."""
+        return self._name
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME
@@ -97,8 +103,8 @@ class OneRank(_ProcessGroup):
 
 @cache
 def register() -> None:
-    def create(*options: object) -> OneRank:
-        return OneRank()
+    def create(options: Any, *more: object) -> OneRank:
+        return OneRank(options.group_id)
 
     distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", NAME])
 

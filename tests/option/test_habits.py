@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_module_that_lies_there_is_traced() -> None:
     assert "moai" in str(traced(x).device)
 
 
+@pytest.mark.parametrize("there", ["cuda", torch.device("cuda"), None, "cpu"])
+def test_a_scripted_module_is_loaded_and_moves(there: Any, tmp_path: Path) -> None:
+    module = nn.Linear(3, 2)
+    expected = module(torch.ones(4, 3))
+    jit.save(jit.script(module), tmp_path / "module.pt")
+    loaded = jit.load(tmp_path / "module.pt", map_location=there)
+    assert all(parameter.is_cuda is (there not in (None, "cpu")) for parameter in loaded.parameters())
+    torch.testing.assert_close(loaded.to("cuda")(torch.ones(4, 3).cuda()).cpu(), expected)
+
+
 def test_scripted_optimizers_of_pytorch_can_be_imported() -> None:
     for name in [name for name in sys.modules if name.startswith("torch.distributed.optim")]:
         del sys.modules[name]
@@ -107,6 +118,28 @@ def test_a_script_for_torchrun_trains_as_one_process() -> None:
     with model.no_sync():
         model(torch.randn(8, 4).cuda()).sum().backward()
     assert model.module[0].weight.grad is not None
+
+
+@pytest.mark.usefixtures("group")
+def test_batch_norm_of_all_ranks_is_that_of_one() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    expected = copy.deepcopy(plain)(torch.eye(4))
+    norms: Any = nn.SyncBatchNorm
+    model = norms.convert_sync_batchnorm(plain)
+    wrapped = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0])
+    torch.testing.assert_close(wrapped(torch.eye(4).cuda()).cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "message"),
+    [(4, "cpu", "Expected all tensors to be on the same device"), (5, "cuda", "same reduction dim")],
+)
+def test_a_wrong_batch_is_said_as_without_a_compiler(width: int, there: str, message: str) -> None:
+    model = nn.Linear(4, 3).cuda()
+    with pytest.raises(RuntimeError, match=message) as raised:
+        model(torch.ones(2, width).to(there))
+    assert "dynamo" not in f"{type(raised.value).__module__} {raised.value}".lower()
+    assert model(torch.ones(2, 4).cuda()).shape == (2, 3)
 
 
 @pytest.mark.usefixtures("group")
