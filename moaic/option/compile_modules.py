@@ -75,18 +75,23 @@ class CompiledCall:
         self._module = module
         options: Any = dict(choices.backend)
         self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
+        self._is_plain = False
+        """Whether Dynamo could not trace a call that runs: the module is not compiled."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
+            if self._is_plain:
+                return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
             except torch_private.tracing_error() as error:
                 reason = str(error).partition("\n")[0]
             # An op refuses its operands, most often: called plainly, it says so at its line, without Dynamo's frames.
             result = torch_private.call_of(self._module)(*args, **kwargs)
-        LOGGER.warning("A call of %s runs op by op, without a plan: %s", type(self._module).__name__, reason)
+        self._is_plain = True
+        LOGGER.warning("%s runs op by op from now on, without a plan: %s", type(self._module).__name__, reason)
         return result
 
 

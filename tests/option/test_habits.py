@@ -142,6 +142,36 @@ def test_a_wrong_batch_is_said_as_without_a_compiler(width: int, there: str, mes
     assert model(torch.ones(2, 4).cuda()).shape == (2, 3)
 
 
+class Untraceable(nn.Module):
+    """A call that Dynamo refuses and PyTorch runs: an op of its own, whose shape function is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.habits.twice(self.linear(x))
+
+
+def test_a_model_that_cannot_be_traced_runs_plainly_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def shape_of(x: Tensor) -> Tensor:
+        raise RuntimeError("no shape")
+
+    def twice(x: Tensor) -> Tensor:
+        return 2 * x
+
+    library = torch.library.Library("habits", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", twice, "CompositeExplicitAutograd")
+    torch.library.register_fake("habits::twice", shape_of, lib=library)
+    model = Untraceable().cuda().requires_grad_(requires_grad=False)
+    x = torch.ones(2, 3).cuda()
+    for _ in range(2):
+        torch.testing.assert_close(model(x), 2 * model.linear(x))
+    (warning,) = [line for line in caplog.messages if "runs op by op from now on" in line]
+    assert warning.startswith("Untraceable runs op by op from now on, without a plan: ")
+
+
 @pytest.mark.usefixtures("group")
 def test_collectives_of_one_rank_give_its_value() -> None:
     value = torch.arange(3.0).cuda()
