@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +34,12 @@ def _of_transformers(loop: Any) -> int | None:
 def _of_lightning(loop: Any) -> int | None:
     """`Trainer.estimated_stepping_batches`, infinite for a training without an end."""
     trainer = getattr(loop, "trainer", None)
-    return (
-        _number(getattr(trainer, "estimated_stepping_batches", None)) if getattr(trainer, "training", False) else None
-    )
+    if not getattr(trainer, "training", False):
+        return None
+    # The property computes, and raises for schedules that it cannot count.
+    with contextlib.suppress(Exception):
+        return _number(getattr(trainer, "estimated_stepping_batches", None))
+    return None
 
 
 def _number(value: object) -> int | None:
