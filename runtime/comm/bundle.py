@@ -78,7 +78,7 @@ def reshard_all(
 
 
 def _bundles(reshardings: Sequence[LocalResharding], tensors: Sequence[Tensor | None]) -> Iterator[list[int]]:
-    """The indices of the reshardings that run together, in the order of their last ones: the same on all ranks."""
+    """The indices of the reshardings that run together: a full bundle at once, the others last; alike on all ranks."""
     open_: dict[tuple[Mesh, str, torch.dtype], list[int]] = {}
     filled: dict[tuple[Mesh, str, torch.dtype], int] = {}
     for index, (resharding, tensor) in enumerate(zip(reshardings, tensors, strict=True)):
