@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -40,7 +41,6 @@ class Buffer:
 
     __slots__ = (
         "__weakref__",
-        "_release",
         "dtype",
         "fill",
         "geometry",
@@ -53,8 +53,7 @@ class Buffer:
         "strides",
     )
 
-    def __init__(self, number: int, geometry: StorageGeometry, release: Callable[[int], None]) -> None:
-        """`release` is called with the id when the last reference is gone, from any thread."""
+    def __init__(self, number: int, geometry: StorageGeometry) -> None:
         self.id = number
         self.dtype = geometry.dtype
         self.shape = geometry.shape
@@ -66,15 +65,25 @@ class Buffer:
         self.promise: DeferredForward | None = None
         self.rests = False
         """Whether it is a parameter or buffer of a model in training, which stays in the layout of its programs."""
-        self._release = release
-
-    def __del__(self) -> None:
-        if self.place is not None:
-            self._release(self.id)
 
     def __repr__(self) -> str:
         shape = ", ".join(str(size) for size in self.shape)
         return f"Buffer({self.id}, {self.dtype}[{shape}])"
+
+
+class BufferReference(ref[Buffer]):
+    """A weak reference that knows its buffer's id, also when the buffer is gone. Made by `reference`."""
+
+    __slots__ = ("id",)
+
+    id: int
+
+
+def reference(buffer: Buffer, callback: Callable[[BufferReference], None]) -> BufferReference:
+    """A reference with a callback in C: in one of Python, or in a `__del__`, a KeyboardInterrupt would be lost."""
+    made = BufferReference(buffer, callback)
+    made.id = buffer.id
+    return made
 
 
 class View(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.layout import Layout, Mesh
-from moaic.runtime.controller.buffer import Buffer, View, row_major, storage_geometry
+from moaic.runtime.controller.buffer import Buffer, BufferReference, View, reference, row_major, storage_geometry
 from moaic.runtime.controller.eager_placement import geometry_of
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
@@ -32,7 +31,9 @@ class Buffers:
         self.lines: Final = lines
         self._places: dict[Placement, Placement] = {}
         self._reshardings: dict[Resharding, int] = {}
-        self._dead: deque[int] = deque()
+        self._living: dict[int, BufferReference] = {}
+        self._dead: deque[BufferReference] = deque()
+        """References to buffers that are gone, appended from any thread."""
         self._last_id = 0
         pool.mended = self._mended
 
@@ -41,7 +42,9 @@ class Buffers:
         sizes = tuple(shape)
         geometry = storage_geometry(dtype, sizes, row_major(sizes) if strides is None else tuple(strides))
         self._last_id += 1
-        return Buffer(self._last_id, geometry, self._dead.append)
+        buffer = Buffer(self._last_id, geometry)
+        self._living[buffer.id] = reference(buffer, self._dead.append)
+        return buffer
 
     def new_id(self) -> int:
         self._last_id += 1
@@ -132,12 +135,11 @@ class Buffers:
 
     def _mended(self, latest: Mapping[int, int]) -> dict[int, Command]:
         """By id of the buffers that are replicated: the command that copies the value of a rank to all holders."""
-        # Buffers are not listed by id, which would cost every op: errors are rare.
-        living = [each for each in gc.get_objects() if type(each) is Buffer and each.id in latest]
         commands: dict[int, Command] = {}
-        for buffer in living:
-            if buffer.place is not None and buffer.place.is_uncut:
-                before = alone(latest[buffer.id], self.pool.size)
+        for buffer_id, rank in latest.items():
+            buffer = self._living[buffer_id]() if buffer_id in self._living else None
+            if buffer is not None and buffer.place is not None and buffer.place.is_uncut:
+                before = alone(rank, self.pool.size)
                 number = self.resharding(Resharding(buffer.dtype, buffer.shape, before, buffer.place))
                 commands[buffer.id] = Reshard(-1, [(number, buffer.id, buffer.id)])
         return commands
@@ -145,7 +147,10 @@ class Buffers:
     def free_dead(self) -> None:
         """Queue the release of buffers without references."""
         if self._dead:
-            self.pool.push(Free(-1, [self._dead.popleft() for _ in range(len(self._dead))]))
+            dead = [self._dead.popleft().id for _ in range(len(self._dead))]
+            for buffer_id in dead:
+                self._living.pop(buffer_id, None)
+            self.pool.push(Free(-1, dead))
 
     def flush(self) -> None:
         self.free_dead()

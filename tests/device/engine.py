@@ -29,7 +29,7 @@ class Engine:
         self.launched: list[str] = []
 
     def buffer(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
-        return Buffer(next(self.numbers), storage_geometry(dtype, tuple(shape), tuple(strides)), lambda _: None)
+        return Buffer(next(self.numbers), storage_geometry(dtype, tuple(shape), tuple(strides)))
 
     def upload(self, buffer: Buffer, tensor: torch.Tensor) -> None:
         assert tensor.device.type == "cpu"
