@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 from collections.abc import Callable
 from operator import methodcaller
@@ -350,3 +352,18 @@ def test_backward_in_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_ctrl_c_in_a_backward_is_raised_after_it() -> None:
+    """Where the engine asks for the device's type, an exception would abort the process."""
+
+    def interrupt(grad: Tensor) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    x = torch.ones(3, device=MOAI, requires_grad=True)
+    y = x * 2
+    y.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
