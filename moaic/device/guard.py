@@ -8,15 +8,13 @@ holds the error, and the patched entry of the engine raises it.
 from __future__ import annotations
 
 import ctypes
-import signal
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any, Final, cast
 
 from moaic.device import torch_private
+from moaic.runtime.protocol.wire import uninterrupted
 
 _HELD: Final = threading.local()
 """`error`: the exception held on this thread."""
@@ -54,32 +52,6 @@ def _hold() -> None:
     _HELD.error = cast("BaseException", error).with_traceback(cast("Any", traceback))
 
 
-@contextmanager
-def _interrupted_late() -> Generator[None]:
-    """Hold one Ctrl-C back to the end of the block: raised in `Guard.type_`, it would abort the process.
-
-    The engine asks for the type where C++ allows no exception. A second Ctrl-C is not held back.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    held: list[FrameType | None] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        held.append(frame)
-        if len(held) > 1:
-            handler(number, frame)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(signal.SIGINT, held[-1])
-
-
 def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
     """The engine's entry, which raises the exception held while the engine ran."""
 
@@ -88,7 +60,8 @@ def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
         # At each call: the setting is per thread, and leaving inference mode restores an older one.
         torch_private.backward_on_calling_thread()
         try:
-            with _interrupted_late():
+            # A KeyboardInterrupt in `Guard.type_` would abort the process: C++ allows no exception there.
+            with uninterrupted(once=True):
                 return real(*args, **kwargs)
         except SystemError:
             # Python raises SystemError for a failure without an error set.

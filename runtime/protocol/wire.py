@@ -216,14 +216,20 @@ def readable(connections: Sequence[Connection], seconds: float | None = None) ->
 
 
 @contextmanager
-def uninterrupted() -> Generator[None]:
-    """Defer Python's handler of SIGINT, so that it does not interrupt the body of the context."""
+def uninterrupted(*, once: bool = False) -> Generator[None]:
+    """Defer Python's handler of SIGINT, so that it does not interrupt the body; with `once` a second signal does."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, at: caught.append((number, at)))
+
+    def defer(number: int, at: FrameType | None) -> None:
+        caught.append((number, at))
+        if once and len(caught) > 1:
+            handler(number, at)
+
+    signal.signal(signal.SIGINT, defer)
     try:
         yield
     finally:
