@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,17 +19,10 @@ from tests.passes.steps import dense, machine
 REQUEST = Request(recompute="saved")
 
 
+@pytest.mark.usefixtures("no_accelerator")
 def test_steps_planned_in_threads_get_the_plans_that_they_get_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ProcessPool(2)
-    face = SimpleNamespace(explain_shortage=_taken)
     monkeypatch.setattr(planning, "_pool", lambda: pool)
-    monkeypatch.setattr(planning, "this_machine", machine)
-    monkeypatch.setattr(planning, "cache_folder", _taken)
-    monkeypatch.setattr(
-        planning,
-        "session",
-        SimpleNamespace(SESSION=SimpleNamespace(planned=_taken, phase=nullcontext), accelerator=lambda: face),
-    )
     steps = [dense(), dense(256, 256, 256), dense(rows=4096, width=64), dense(rows=16)]
     alone = [search.search(step, machine(), REQUEST, pool=InProcessPool()).plan for step in steps]
     with ThreadPoolExecutor(len(steps)) as threads:
@@ -42,7 +33,3 @@ def test_steps_planned_in_threads_get_the_plans_that_they_get_alone(monkeypatch:
 
 def _planned(step: Module) -> str:
     return render(planning.Planning(REQUEST, Piece()).plan(step).programs.joint)
-
-
-def _taken(*plan: object) -> None:
-    pass
