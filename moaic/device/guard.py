@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Final, cast
 
 from moaic.device import torch_private
-from moaic.runtime.protocol.wire import uninterrupted
+from moaic.interrupts import uninterrupted
 
 _HELD: Final = threading.local()
 """`error`: the exception held on this thread."""

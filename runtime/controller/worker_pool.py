@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
+from moaic.interrupts import uninterrupted
 from moaic.runtime.controller.command_log import CommandRecorder
 from moaic.runtime.controller.errors import OP_ERRORS, OutOfMemory, WorkerError
 from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
@@ -17,16 +18,7 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
 from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
 from moaic.runtime.protocol.shortage import Shortage
-from moaic.runtime.protocol.wire import (
-    Connection,
-    Message,
-    encode,
-    frame,
-    from_block,
-    push_all,
-    readable,
-    uninterrupted,
-)
+from moaic.runtime.protocol.wire import Connection, Message, encode, frame, from_block, push_all, readable
 from moaic.runtime.protocol.withheld_writes import furthest_replicas, unpacked
 
 LONG_QUEUE: Final = 500

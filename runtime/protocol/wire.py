@@ -7,20 +7,18 @@ one), the body, the blocks. Each block is received into its own memory, so a ten
 from __future__ import annotations
 
 import select
-import signal
 import socket
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
+
+from moaic.interrupts import uninterrupted
 
 PREFIX: Final = struct.Struct("<II")
 GATHER: Final = 512
@@ -213,26 +211,3 @@ def readable(connections: Sequence[Connection], seconds: float | None = None) ->
         poll.register(connection, select.POLLIN)
     ready = {fd for fd, _ in poll.poll(None if seconds is None else seconds * 1000)}
     return [connection for connection in connections if connection.fileno() in ready]
-
-
-@contextmanager
-def uninterrupted(*, once: bool = False) -> Generator[None]:
-    """Defer Python's handler of SIGINT, so that it does not interrupt the body; with `once` a second signal does."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-
-    def defer(number: int, at: FrameType | None) -> None:
-        caught.append((number, at))
-        if once and len(caught) > 1:
-            handler(number, at)
-
-    signal.signal(signal.SIGINT, defer)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[-1])
