@@ -11,18 +11,18 @@ from moaic.passes.config import Config
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import lower
 from moaic.passes.pass_options import Pass
-from moaic.passes.pipeline.assign_stages import CutIntoStages
+from moaic.passes.pipeline.assign_stages import AssignStages
 from moaic.passes.pipeline.split_backward import SplitBackward
 from moaic.passes.schedules import schedule_of
-from moaic.passes.sharding.context_parallel import SplitSequence
-from moaic.passes.sharding.data_parallel import SplitInSpace, SplitInTime
-from moaic.passes.sharding.expert_parallel import SplitExperts
-from moaic.passes.sharding.fsdp import ShardParameters
-from moaic.passes.sharding.loss_chunks import ChunkLoss
+from moaic.passes.sharding.context_parallel import ContextParallel
+from moaic.passes.sharding.data_parallel import DataParallel, MicroBatches
+from moaic.passes.sharding.expert_parallel import ExpertParallel
+from moaic.passes.sharding.fsdp import FullyShardedDataParallel
+from moaic.passes.sharding.loss_chunks import LossChunks
 from moaic.passes.sharding.solver.costs import CostCoefficients
-from moaic.passes.sharding.tensor_parallel import SplitTensors
+from moaic.passes.sharding.tensor_parallel import TensorParallel
 from moaic.passes.transforms.outline import Outline
-from moaic.passes.transforms.recompute import ChooseSaved
+from moaic.passes.transforms.recompute import Recomputation
 
 
 def build(step: Module, config: Config, coefficients: CostCoefficients | None = None) -> Plan:
@@ -59,25 +59,25 @@ class Builder:
 
 def passes_of(config: Config, coefficients: CostCoefficients) -> Iterator[Pass]:
     """The passes that carry out the decisions of `config` on an outlined step, in the order of the registry."""
-    yield ChooseSaved(config.recompute)
+    yield Recomputation(config.recompute)
     if config.micro_batches > 1:
-        yield SplitInTime(config.micro_batches)
+        yield MicroBatches(config.micro_batches)
     if config.dp > 1:
-        yield SplitInSpace(config.dp)
+        yield DataParallel(config.dp)
     if config.ep > 1:
-        yield SplitExperts(config.ep, coefficients)
+        yield ExpertParallel(config.ep, coefficients)
     if config.cp > 1:
-        yield SplitSequence(config.cp, config.gather_keys, config.tp, coefficients)
+        yield ContextParallel(config.cp, config.gather_keys, config.tp, coefficients)
     if config.tp > 1:
-        yield SplitTensors(config.tp, coefficients)
-    yield ShardParameters(config.distribute_param, config.distribute_low_prec_param)
+        yield TensorParallel(config.tp, coefficients)
+    yield FullyShardedDataParallel(config.distribute_param, config.distribute_low_prec_param)
     if config.pp > 1:
         schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
         if config.micro_batches > 1 and schedule.splits_backward:
             yield SplitBackward()
-        yield CutIntoStages(config.pp, config.schedule)
+        yield AssignStages(config.pp, config.schedule)
     if config.loss_chunks > 1:
-        yield ChunkLoss(config.loss_chunks)
+        yield LossChunks(config.loss_chunks)
 
 
 def _outcome(before: Module, last: Pass) -> Module | Diagnostic:

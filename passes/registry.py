@@ -9,37 +9,37 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import check_made, verify
 from moaic.passes.lowering.programs import Lower
 from moaic.passes.pass_options import Pass, parse_pass
-from moaic.passes.pipeline.assign_stages import CutIntoStages
+from moaic.passes.pipeline.assign_stages import AssignStages
 from moaic.passes.pipeline.split_backward import SplitBackward
-from moaic.passes.sharding.context_parallel import SplitSequence
-from moaic.passes.sharding.data_parallel import SplitInSpace, SplitInTime
-from moaic.passes.sharding.expert_parallel import SplitExperts
-from moaic.passes.sharding.fsdp import ShardParameters
-from moaic.passes.sharding.loss_chunks import ChunkLoss
-from moaic.passes.sharding.tensor_parallel import SplitTensors
-from moaic.passes.transforms.dce import DropDead
+from moaic.passes.sharding.context_parallel import ContextParallel
+from moaic.passes.sharding.data_parallel import DataParallel, MicroBatches
+from moaic.passes.sharding.expert_parallel import ExpertParallel
+from moaic.passes.sharding.fsdp import FullyShardedDataParallel
+from moaic.passes.sharding.loss_chunks import LossChunks
+from moaic.passes.sharding.tensor_parallel import TensorParallel
+from moaic.passes.transforms.dce import DeadCodeElimination
 from moaic.passes.transforms.hoist_casts import HoistCasts
 from moaic.passes.transforms.outline import Outline
-from moaic.passes.transforms.recompute import ChooseSaved
-from moaic.passes.transforms.symbolic_zeros import DropZeros
-from moaic.passes.transforms.to_float64 import Promote
+from moaic.passes.transforms.recompute import Recomputation
+from moaic.passes.transforms.symbolic_zeros import SymbolicZeros
+from moaic.passes.transforms.to_float64 import ToFloat64
 
 _IN_ORDER: tuple[type[Pass], ...] = (
-    DropZeros,
+    SymbolicZeros,
     Outline,
-    ChooseSaved,
-    SplitInTime,
-    SplitInSpace,
-    SplitExperts,
-    SplitSequence,
-    SplitTensors,
+    Recomputation,
+    MicroBatches,
+    DataParallel,
+    ExpertParallel,
+    ContextParallel,
+    TensorParallel,
     HoistCasts,
-    ShardParameters,
+    FullyShardedDataParallel,
     SplitBackward,
-    CutIntoStages,
-    ChunkLoss,
-    DropDead,
-    Promote,
+    AssignStages,
+    LossChunks,
+    DeadCodeElimination,
+    ToFloat64,
     Lower,
 )
 

@@ -23,7 +23,7 @@ from moaic.passes.transforms.outline import inlined_call
 @dataclass(frozen=True, slots=True)
 class Lower:
     name: ClassVar[str] = "lower"
-    summary: ClassVar[str] = "the joint program: segments, instructions, micro-batches written out"
+    summary: ClassVar[str] = "lower to the joint program: segments, instructions, micro-batches unrolled"
 
     def apply(self, module: Module) -> Module:
         return lower(module, ()).joint

@@ -36,9 +36,9 @@ CLONE_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class CutIntoStages:
+class AssignStages:
     name: ClassVar[str] = AXIS
-    summary: ClassVar[str] = "cut into pipeline stages: a number of workers, then perhaps `:` and a schedule"
+    summary: ClassVar[str] = "assign layers to pipeline stages: the number of workers, then the schedule"
     workers: int = 2
     schedule: str = "1f1b"
 

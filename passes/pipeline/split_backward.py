@@ -27,7 +27,7 @@ from moaic.passes.transforms.outline import fresh
 @dataclass(frozen=True, slots=True)
 class SplitBackward:
     name: ClassVar[str] = "weights"
-    summary: ClassVar[str] = "split gradients of parameters off each layer's backward"
+    summary: ClassVar[str] = "split the gradients of parameters off each layer's backward"
 
     def apply(self, module: Module) -> Module:
         return split_weights(module)

@@ -36,9 +36,11 @@ from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
 
 @dataclass(frozen=True, slots=True)
-class SplitSequence:
+class ContextParallel:
     name: ClassVar[str] = "cp"
-    summary: ClassVar[str] = "split the sequence; keys may be gathered or not; ranks of tp that share its heads"
+    summary: ClassVar[str] = (
+        "shard the sequence; then whether keys may be gathered, and the ranks of tp that share its heads"
+    )
     ranks: int = 2
     gather_keys: bool = True
     tp: int = field(default=1, metadata={AT_LEAST: 1})

@@ -26,9 +26,9 @@ EARLY_LIMIT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class SplitInTime:
+class MicroBatches:
     name: ClassVar[str] = MICRO_BATCHES
-    summary: ClassVar[str] = "split the batch in time"
+    summary: ClassVar[str] = "run the batch as micro-batches, one after another"
     parts: int = 2
 
     def apply(self, module: Module) -> Module:
@@ -36,9 +36,9 @@ class SplitInTime:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitInSpace:
+class DataParallel:
     name: ClassVar[str] = "dp"
-    summary: ClassVar[str] = "split the batch in space"
+    summary: ClassVar[str] = "shard the batch"
     ranks: int = 2
 
     def apply(self, module: Module) -> Module:

@@ -33,9 +33,9 @@ from moaic.passes.sharding.tensor_parallel import alternatives, solved
 
 
 @dataclass(frozen=True, slots=True)
-class SplitExperts:
+class ExpertParallel:
     name: ClassVar[str] = "ep"
-    summary: ClassVar[str] = "split experts and the batch"
+    summary: ClassVar[str] = "shard the experts and the batch"
     ranks: int = 2
     coefficients: CostCoefficients = CostCoefficients()
 

@@ -24,9 +24,9 @@ AXIS = "dp"
 
 
 @dataclass(frozen=True, slots=True)
-class ShardParameters:
+class FullyShardedDataParallel:
     name: ClassVar[str] = "distribute"
-    summary: ClassVar[str] = "shard gradients and parameters over dp; gathered in low precision or not"
+    summary: ClassVar[str] = "shard gradients and parameters over dp; then whether they are gathered in low precision"
     level: Distribute = "optimizer"
     low_precision: bool = False
 

@@ -29,7 +29,7 @@ from moaic.passes.transforms.outline import fresh, inlined_call, shape_of
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkLoss:
+class LossChunks:
     name: ClassVar[str] = CHUNKS
     summary: ClassVar[str] = "compute the loss in chunks of tokens"
     parts: int = 2

@@ -27,9 +27,9 @@ from moaic.passes.sharding.split_reductions import decompose
 
 
 @dataclass(frozen=True, slots=True)
-class SplitTensors:
+class TensorParallel:
     name: ClassVar[str] = "tp"
-    summary: ClassVar[str] = "split tensors, by the solver"
+    summary: ClassVar[str] = "shard tensors along the dims that the solver selects"
     ranks: int = 2
     coefficients: CostCoefficients = CostCoefficients()
 

@@ -10,9 +10,9 @@ from moaic.ir.graph import Function, Module
 
 
 @dataclass(frozen=True, slots=True)
-class DropDead:
+class DeadCodeElimination:
     name: ClassVar[str] = "dead"
-    summary: ClassVar[str] = "drop what nobody reads"
+    summary: ClassVar[str] = "drop ops whose results are never read"
 
     def apply(self, module: Module) -> Module:
         return without_dead_ops(module)

@@ -18,7 +18,7 @@ CAST = "aten._to_copy"
 @dataclass(frozen=True, slots=True)
 class HoistCasts:
     name: ClassVar[str] = "hoist"
-    summary: ClassVar[str] = "cast parameters where they enter, not inside functions"
+    summary: ClassVar[str] = "cast parameters once where the program begins, not inside functions"
 
     def apply(self, module: Module) -> Module:
         return hoist_casts(module)

@@ -40,7 +40,7 @@ class LayerShape:
 @dataclass(frozen=True, slots=True)
 class Outline:
     name: ClassVar[str] = "outline"
-    summary: ClassVar[str] = "call repeated layers instead of spelling them out"
+    summary: ClassVar[str] = "turn repeated layers into calls of one function"
 
     def apply(self, module: Module) -> Module:
         return outline(module)

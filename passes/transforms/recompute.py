@@ -30,9 +30,9 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class ChooseSaved:
+class Recomputation:
     name: ClassVar[str] = "recompute"
-    summary: ClassVar[str] = "choose what a layer's backward finds saved"
+    summary: ClassVar[str] = "select what each layer's forward saves for its backward"
     mode: Recompute = "saved"
 
     def apply(self, module: Module) -> Module:

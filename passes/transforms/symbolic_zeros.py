@@ -16,9 +16,9 @@ from moaic.ir.ops import rule_of
 
 
 @dataclass(frozen=True, slots=True)
-class DropZeros:
+class SymbolicZeros:
     name: ClassVar[str] = "zero"
-    summary: ClassVar[str] = "drop tangents that are zero: all but scalars', or those named"
+    summary: ClassVar[str] = "drop tangents that are zero: all but those of scalars, or only those named"
     labels: str = ""
     """Labels of tangents, joined by `+`; if empty, all tangents but those of scalars."""
 

@@ -16,9 +16,9 @@ from moaic.ir.types import FLOATING, TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Promote:
+class ToFloat64:
     name: ClassVar[str] = "promote"
-    summary: ClassVar[str] = "every floating value in float64"
+    summary: ClassVar[str] = "compute every floating-point value in float64"
 
     def apply(self, module: Module) -> Module:
         return promote(module)
