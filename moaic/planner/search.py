@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.specialize import in_example
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request, simplicity
 from moaic.passes.estimate.lower_bound import Alone, Bounds, alone
@@ -99,8 +100,9 @@ def search(
 ) -> Selection:
     """The best plan for `steps` runs of `step` on `machine` that keeps to `request`.
 
-    Raises Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none
-    fits.
+    Candidates are compiled for the sizes of the example, in a third of the time that open sizes take; these only the
+    selected plan gets. Raises Diagnostic where the request is impossible and where no candidate can be compiled,
+    NoPlanFits where none fits.
     """
     wanted = relaxed(step, request)
     if wanted != request:
@@ -109,27 +111,32 @@ def search(
     configs = candidates(step, machine.workers, wanted)
     log.candidates_counted(len(configs))
     compilers = pool if len(configs) > 1 else InProcessPool()
-    malformed: dict[Config, Candidate] = {}
+    example = in_example(step)
+    rejected: dict[Config, Candidate] = {}
     while True:
-        found = _evaluated(step, [config for config in configs if config not in malformed], compilers, machine, steps)
+        found = _evaluated(example, [each for each in configs if each not in rejected], compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
-            raise _impossible([*found, *malformed.values()], machine, wanted)
+            raise _impossible([*found, *rejected.values()], machine, wanted)
         search_result = _select(found, steps)
-        plan = build(step, search_result.selected, coefficients_of(machine))
-        if not (crash := _malformed(plan)):
-            return _finish(step, machine, replace(search_result, candidates=(*found, *malformed.values())), plan)
+        plan = _well_formed(step, search_result.selected, machine)
+        if isinstance(plan, Plan):
+            return _finish(step, machine, replace(search_result, candidates=(*found, *rejected.values())), plan)
         # Search again without it: candidates that were dropped because this one is better may be selected now.
-        malformed[plan.config] = _crashed(plan.config, crash)
-        _log_crashes([malformed[plan.config]])
+        rejected[plan.config] = plan
+        _log_crashes([plan])
 
 
-def _malformed(plan: Plan) -> str:
-    """Trace of the check that the programs of a plan fail; empty if they are well formed."""
+def _well_formed(step: Module, config: Config, machine: Machine) -> Plan | Candidate:
+    """The plan of a configuration, or the candidate dropped because it cannot be built or a program is malformed."""
+    try:
+        plan = build(step, config, coefficients_of(machine))
+    except Diagnostic as error:  # of open sizes alone: for those of the example it was built before
+        return Candidate(config, dropped=error.message)
     try:
         check_programs(plan.programs)
     except RuntimeError:
-        return traceback.format_exc()
-    return ""
+        return _crashed(config, traceback.format_exc())
+    return plan
 
 
 def _evaluated(

@@ -109,11 +109,8 @@ class Compiler:
         return predict(plan, self._machine, self._seconds)
 
     def _build(self, config: Config) -> Plan:
-        """The plan, its joint program reordered if collectives of this machine overlap with compute.
-
-        Estimates are of the sizes of the example.
-        """
-        plan = self._builder.build(config).in_example()
+        """The plan, its joint program reordered if collectives of this machine overlap with compute."""
+        plan = self._builder.build(config)
         if not self._machine.overlaps:
             return plan
         return replace(plan, programs=replace(plan.programs, joint=overlap_schedule(plan.programs.joint)))

@@ -392,6 +392,20 @@ def test_a_plan_whose_programs_are_not_well_formed_is_never_taken(
     assert "which is a bug of moaic" in caplog.text
 
 
+def test_a_plan_that_open_sizes_forbid_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = search.build
+
+    def refused(step: Module, config: Config, prices: CostCoefficients) -> Plan:
+        if config != Config():
+            raise Diagnostic("a size is open")
+        return right(step, config, prices)
+
+    monkeypatch.setattr(search, "build", refused)
+    found = search.search(dense(), machine(), SMALL, pool=Scripted({Config(): 2.0, Config(dp=2): 1.0}))
+    assert found.plan.config == Config()
+    assert found.search_result.of(Config(dp=2)).dropped == "a size is open"
+
+
 def test_processes_end_with_whoever_started_them() -> None:
     code = """
 import os, sys
