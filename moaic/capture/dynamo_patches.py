@@ -5,6 +5,8 @@
   Dynamo cannot trace.
 * Experts of a mixture are traced in a form that indexes, for every token, the matrices of its experts. The forms of
   transformers loop or sort depending on values; all of them compute the same.
+* Where a second shape opens a size of an input, its first dim, mostly of the batch, is opened with it, and so are first
+  dims of the same size: the smaller last batch of an epoch needs no capture of its own.
 * After a graph break, the functions of the runtime and of `torch.moai` are skipped: Dynamo would look for graphs in
   them.
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch._dynamo import assume_constant_result, config, trace_rules, utils  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.comptime import ComptimeContext, comptime
@@ -50,6 +53,7 @@ def captures_whole(backend: Backend) -> Backend:
 def _patch(*started: Any) -> None:
     """Patch what is not patched yet; runs before each compilation, as a reset of Dynamo drops some patches."""
     _leave_out_log_calls()
+    _open_batches()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
     if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
         _install_hooks_during_tracing(recording)
@@ -63,6 +67,36 @@ def _leave_out_log_calls() -> None:
     own = {getattr(logging.Logger, name) for name in _LOG_CALLS}
     added = {method for method in vars(logging.Logger).values() if callable(method) and method.__module__ != "logging"}
     config.ignore_logging_functions |= own | added
+
+
+def _open_batches() -> None:
+    from torch._dynamo.variables import builder
+
+    dims: Any = builder
+    record = dims.record_automatic_dynamic
+    if hasattr(record, _MARK):
+        return
+
+    @wraps(record)
+    def record_with_batch(tx: Any, name: str, tensor: Any) -> Any:
+        entry = record(tx, name, tensor)
+        return _with_open_batch(entry, tx.output) if _captures_whole(tx) else entry
+
+    setattr(record_with_batch, _MARK, True)
+    dims.record_automatic_dynamic = record_with_batch
+
+
+def _with_open_batch(entry: Any, output: Any) -> Any:
+    """What Dynamo knows of an input's sizes in the trace `output`, of which the first may be opened."""
+    from torch._dynamo.pgo import auto_dynamic
+
+    batches = cast("set[int]", vars(output).setdefault("moai_batches", set[int]()))
+    sizes = cast("tuple[object, ...]", entry.size) if isinstance(entry.size, tuple) else ()
+    if not sizes or not isinstance(first := sizes[0], int):
+        return entry
+    if auto_dynamic in sizes:
+        batches.add(first)
+    return replace(entry, size=(auto_dynamic, *sizes[1:])) if first in batches else entry
 
 
 def _install_hooks_during_tracing(recording: Any) -> None:
@@ -114,7 +148,9 @@ def _is_traced_whole() -> bool:
     """Whether Dynamo is tracing for a backend that captures whole. Dynamo runs this function and does not trace it."""
     from torch._dynamo.symbolic_convert import InstructionTranslator, tls
 
-    if getattr(tls, "current_tx", None) is None:
-        return False
-    backend = InstructionTranslator.current_tx().output.compiler_fn
+    return getattr(tls, "current_tx", None) is not None and _captures_whole(InstructionTranslator.current_tx())
+
+
+def _captures_whole(tx: Any) -> bool:
+    backend = tx.output.compiler_fn
     return any(hasattr(each, _MARK) for each in (backend, getattr(backend, "compiler_fn", None)))
