@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def enable_advanced_parallelization(**options: object) -> None:
     """Makes "cuda" mean the virtual accelerator in this process, and compiles modules that are on it.
@@ -11,18 +13,22 @@ def enable_advanced_parallelization(**options: object) -> None:
     `cuda_graphs`, `expected_steps`), and by their other names `pipeline_parallel`, `num_stages`, `num_micro_batches`,
     `activation_recomputation`, `distribute_parameter` and `mixed_precision`; others are chosen by the planner. A
     second call replaces the options. Raises Diagnostic for an unknown option or value.
-    """
-    from moaic.option import mode
-    from moaic.options import choices_from
 
-    mode.MODE.enable(choices_from(options))
+    Workers start at once, beside what the program does before it uses them.
+    """
+    from moaic.runtime.controller.session import SESSION
+
+    _enable(options)
+    SESSION.expect()
 
 
 def disable_advanced_parallelization() -> None:
     """Restores every mapped call; without effect if nothing is mapped."""
     from moaic.option import mode
+    from moaic.runtime.controller.session import SESSION
 
     mode.MODE.disable()
+    SESSION.expect_nothing()
 
 
 def enable_by_environment(word: str) -> None:
@@ -32,4 +38,12 @@ def enable_by_environment(word: str) -> None:
             f"error: invalid value `{word}` for MOAI_ENABLE_ADVANCED_PARALLELIZATION\nhint: set 1, or leave it out"
         )
     if word == "1":
-        enable_advanced_parallelization()
+        # No workers yet: whatever imports torch in this environment comes here, PyTorch's compilers among others.
+        _enable({})
+
+
+def _enable(options: Mapping[str, object]) -> None:
+    from moaic.option import mode
+    from moaic.options import choices_from
+
+    mode.MODE.enable(choices_from(options))

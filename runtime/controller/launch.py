@@ -67,6 +67,10 @@ class ForkServer:
         """Wait for the workers to end after their sockets were closed; kill those that take too long."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill the fork server and all workers; one that has not been reported yet ends as its socket is closed."""
         self._listen()
         for rank in [rank for rank, word in self._reported if word == "pid" and (rank, "ended") not in self._reported]:
             self.kill(rank)
@@ -138,6 +142,12 @@ class LocalWorkers:
         """End the workers and wait until they have ended."""
         self.close_sockets()
         self.fork_server.close()
+        self.status.close()
+
+    def kill(self) -> None:
+        """End workers that have done nothing yet, without waiting for them to be ready for it."""
+        self.close_sockets()
+        self.fork_server.kill_all()
         self.status.close()
 
 

@@ -6,13 +6,14 @@ import atexit
 import os
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
 from moaic.runtime.controller import startup_log
 from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.early_workers import EarlyWorkers
 from moaic.runtime.controller.launch import launch
 from moaic.runtime.host.flavors import Flavor, asked_for
 from moaic.runtime.host.gpus import usable
@@ -33,6 +34,7 @@ class Session:
         self._job: Job | None = None
         self._is_forked = False
         self._phase = ""
+        self._early = EarlyWorkers()
 
     def accelerator(self) -> Accelerator:
         """The accelerator; workers start with the first call. Raises Diagnostic in a forked child."""
@@ -46,6 +48,17 @@ class Session:
                 self._start()
             assert self._accelerator is not None
             return self._accelerator
+
+    def expect(self) -> None:
+        """Start workers for an accelerator that is likely to be used; a flavor that is none is an error at its use."""
+        with self._lock, suppress(Diagnostic):
+            if self._accelerator is None:
+                self._early.start(self.flavor())
+
+    def expect_nothing(self) -> None:
+        """End the workers that `expect` started and nobody has used."""
+        with self._lock:
+            self._early.discard()
 
     def is_running(self) -> bool:
         return self._accelerator is not None
@@ -63,6 +76,8 @@ class Session:
                 hint="call torch.moai.set_flavor before the device is first used, or set MOAI_FLAVOR",
             )
         self._flavor = wanted
+        if self._early.is_started():
+            self.expect()
 
     def planned(self, plan: str, mesh: Mesh) -> None:
         """Publish the plan of the last planned model to moai-smi."""
@@ -97,7 +112,7 @@ class Session:
             startup_log.without_effect(variable, os.environ[variable])
         flavor = self._flavor = self.flavor()
         self._job = _begun(flavor)
-        workers = launch(flavor.workers, devices=flavor.devices)
+        workers = self._early.take(flavor) or launch(flavor.workers, devices=flavor.devices)
         startup_log.initializing()
         accelerator = self._accelerator = Accelerator(workers)
         atexit.register(self.close)

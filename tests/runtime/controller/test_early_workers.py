@@ -1,0 +1,127 @@
+"""Workers that start before they are asked for: taken if they suit, ended if not, and left to the parent by a fork."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moaic.runtime.controller import early_workers
+from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import whole
+from moaic.runtime.controller.early_workers import EarlyWorkers
+from moaic.runtime.host.flavors import asked_for
+from tests.runtime.conftest import Script
+
+TWO = asked_for("2", os.environ)
+
+
+@pytest.fixture
+def early() -> Iterator[EarlyWorkers]:
+    workers = EarlyWorkers()
+    workers.start(TWO)
+    yield workers
+    workers.discard()
+
+
+def fork_servers() -> set[str]:
+    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text(encoding="ascii").split()}
+
+
+def test_they_are_the_workers_of_the_accelerator(early: EarlyWorkers) -> None:
+    started = fork_servers()
+    early.start(TWO)
+    assert fork_servers() == started
+    workers = early.take(TWO)
+    assert workers is not None
+    assert not early.is_started()
+    accelerator = Accelerator(workers)
+    buffer = accelerator.buffer("f32", (2,))
+    accelerator.upload(buffer, torch.tensor([1.0, 2.0]))
+    assert accelerator.download(whole(buffer)).tolist() == [1.0, 2.0]
+    accelerator.close()
+
+
+def test_those_of_another_flavor_are_ended(early: EarlyWorkers) -> None:
+    started = fork_servers()
+    assert early.take(replace(TWO, workers=3)) is None
+    assert not started & fork_servers()
+
+
+@pytest.mark.parametrize(("name", "suits"), [("OMP_WAIT_POLICY", False), ("MOAI_COMPILE", False), ("TOKENIZERS", True)])
+def test_a_variable_that_workers_read_must_be_what_it_was(
+    early: EarlyWorkers, monkeypatch: pytest.MonkeyPatch, name: str, suits: bool
+) -> None:
+    monkeypatch.setenv(name, "passive")
+    workers = early.take(TWO)
+    assert (workers is not None) == suits
+    if workers is not None:
+        workers.kill()
+
+
+def test_a_forked_child_leaves_them_to_its_parent(early: EarlyWorkers) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(early.take(TWO) is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    workers = early.take(TWO)
+    assert workers is not None
+    accelerator = Accelerator(workers)
+    accelerator.synchronize()
+    accelerator.close()
+
+
+def test_a_spawned_process_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_workers, "parent_process", multiprocessing.current_process)
+    workers = EarlyWorkers()
+    workers.start(TWO)
+    assert not workers.is_started()
+
+
+SCRIPT = """
+import pathlib, torch
+
+def children():
+    return pathlib.Path("/proc/thread-self/children").read_text().split()
+
+torch.moai.option.enable_advanced_parallelization()
+before = children()
+print(len(before), flush=True)
+"""
+
+
+def test_the_one_line_starts_them_and_the_first_tensor_takes_them(script: Script) -> None:
+    begin(script, "print(torch.ones(2).cuda().sum().item(), children() == before)")
+    assert script.line().split() == ["2.0", "True"]
+
+
+def test_a_flavor_that_is_set_after_it_starts_others(script: Script) -> None:
+    begin(script, "torch.moai.set_flavor(3)\nprint(len(children()), children() == before)")
+    assert script.line().split() == ["1", "False"]
+
+
+def test_they_end_with_the_mode(script: Script) -> None:
+    begin(script, "torch.moai.option.disable_advanced_parallelization()\nprint(len(children()))")
+    assert script.line().split() == ["0"]
+
+
+def test_they_end_with_a_program_that_does_not_use_them(script: Script) -> None:
+    begin(script, "print(*before)")
+    server = script.line().strip()
+    script.finish()
+    assert not Path(f"/proc/{server}").exists()
+
+
+def test_the_variable_starts_none(script: Script) -> None:
+    without = SCRIPT.replace("torch.moai.option.enable", "#")
+    assert script.start(without, MOAI_ENABLE_ADVANCED_PARALLELIZATION="1") == ["0"]
+
+
+def begin(script: Script, rest: str) -> None:
+    assert script.start(SCRIPT + rest, MOAI_LOG="error") == ["1"]
