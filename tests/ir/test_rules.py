@@ -1,8 +1,9 @@
+"""What rules say of ops, the strategies that follow from them, and the factors of views."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import pytest
 import torch
@@ -10,14 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Op, Value
+from moaic.ir.graph import Op
 from moaic.ir.layout import PARTIAL, REPLICATED, Layout, Mesh, Sharded, State
-from moaic.ir.ops import OPS, Kind, check_known, flops_of, kind_of, rule_of
+from moaic.ir.ops import flops_of, rule_of
 from moaic.ir.parser import parse
 from moaic.ir.rules import Dims, Rule, Strategy, fits, refine, rule_from_text
 from moaic.ir.types import TensorType
-from moaic.runtime.protocol.aten_schema import op_name
 from moaic.runtime.protocol.tensor_parts import assemble, cut, local_part
 
 PROFILE = settings(max_examples=100, derandomize=True, database=None, deadline=None)
@@ -175,6 +174,19 @@ def test_nothing_of_an_empty_tensor_is_split() -> None:
     rule = rule_of(one_op("%x: f32[0, 6], %w: f32[6, 8]", "%y = aten.mm %x, %w : f32[0, 8]"))
     assert rule.by_factor("m", 1, 2) is None
     assert len(list(rule.contiguous(2))) == 2
+
+
+def test_work_of_heavy_ops() -> None:
+    assert flops_of(one_op(MATRICES, "%y = aten.mm %x, %w : f32[4, 8]")) == 2 * 4 * 6 * 8
+    attention = "%o, %l = moai.sdpa %q, %k, %v, _ {is_causal = false, scale = 0.5} : f32[2, 4, 8, 5], f32[2, 4, 8]"
+    assert flops_of(one_op(ATTENTION, attention)) == 2 * 2 * 4 * 8 * 9 * (6 + 5)
+    convolution = (
+        "%y = aten.convolution %x, %w, _ {{stride = [1], padding = [0], dilation = [1], transposed = {0}, "
+        "output_padding = [0], groups = 1}} : f32[4, 8, {1}]"
+    )
+    forward = one_op("%x: f32[4, 6, 9], %w: f32[8, 6, 3]", convolution.format("false", 7))
+    transposed = one_op("%x: f32[4, 6, 7], %w: f32[6, 8, 3]", convolution.format("true", 9))
+    assert flops_of(forward) == flops_of(transposed) == 2 * 4 * 6 * 8 * 7 * 3
 
 
 # Strategies and states are two ways to say the same.
@@ -340,84 +352,3 @@ def test_what_fits_can_be_taken_apart_and_joined(size: int, n: int, m: int, data
         layout = kind.layout.with_state("b", Sharded(0, second))
         whole = torch.arange(size)
         assert torch.equal(assemble(lambda rank: local_part(whole, mesh, layout, rank), mesh, layout), whole)
-
-
-# Ops that nobody declared.
-
-ANYTHING = Op("aten.never_heard_of", (Value(TensorType("f32", (8, 6))), None), (Value(TensorType("f32", (8,))),))
-
-
-def test_an_unknown_op_is_held_whole() -> None:
-    check_known(ANYTHING)
-    rule = rule_of(ANYTHING)
-    assert rule.whole == frozenset(rule.sizes)
-    assert not rule.linear
-    assert not list(rule.contiguous(2))
-    assert kind_of(ANYTHING) is Kind.LIGHT
-    assert flops_of(ANYTHING) == 8
-
-
-DRAWS_INSIDE = (
-    "_cudnn_attention",
-    "_cudnn_rnn",
-    "_efficient_attention",
-    "_flash_attention",
-    "_fused_sdp_choice",
-    "_lstm_mps",
-    "_nested_tensor",
-    "_scaled_dot_product",
-    "_triton_scaled_dot_attention",
-    "scaled_dot_product_attention",
-    "miopen_rnn",
-    "gru",
-    "lstm",
-    "rnn_",
-)
-"""Ops of PyTorch that draw numbers only if an argument asks for dropout."""
-
-
-def overloads() -> list[Any]:
-    """Every overload of aten that PyTorch knows, whoever has used it before."""
-    schemas: list[Any] = torch._C._jit_get_all_schemas()  # pyright: ignore[reportPrivateUsage]
-    names = sorted({schema.name.removeprefix("aten::") for schema in schemas if schema.name.startswith("aten::")})
-    packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in names]
-    return [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
-
-
-def must_be_refused(overload: Any) -> bool:
-    name = op_name(overload)
-    in_place = overload._schema.is_mutable and name.split(".")[1].endswith("_") and not name.endswith("out")
-    draws = torch.Tag.nondeterministic_seeded in overload.tags
-    return in_place or (draws and not name.removeprefix("aten.").startswith(DRAWS_INSIDE))
-
-
-def test_unknown_ops_that_draw_or_write_are_refused() -> None:
-    names = [op_name(overload) for overload in overloads() if must_be_refused(overload)]
-    assert len(names) > 300
-    assert [name for name in names if not is_refused(name)] == []
-
-
-def is_refused(name: str) -> bool:
-    try:
-        check_known(replace(ANYTHING, name=name))
-    except Diagnostic as error:
-        return name in str(error) and "random or writes in place" in str(error)
-    return False
-
-
-def test_known_and_pure_ops_are_not_refused() -> None:
-    for name in (*OPS, "aten.__and__.Tensor", "aten.cholesky"):
-        check_known(replace(ANYTHING, name=name))
-
-
-def test_work_of_heavy_ops() -> None:
-    assert flops_of(one_op(MATRICES, "%y = aten.mm %x, %w : f32[4, 8]")) == 2 * 4 * 6 * 8
-    attention = "%o, %l = moai.sdpa %q, %k, %v, _ {is_causal = false, scale = 0.5} : f32[2, 4, 8, 5], f32[2, 4, 8]"
-    assert flops_of(one_op(ATTENTION, attention)) == 2 * 2 * 4 * 8 * 9 * (6 + 5)
-    convolution = (
-        "%y = aten.convolution %x, %w, _ {{stride = [1], padding = [0], dilation = [1], transposed = {0}, "
-        "output_padding = [0], groups = 1}} : f32[4, 8, {1}]"
-    )
-    forward = one_op("%x: f32[4, 6, 9], %w: f32[8, 6, 3]", convolution.format("false", 7))
-    transposed = one_op("%x: f32[4, 6, 7], %w: f32[6, 8, 3]", convolution.format("true", 9))
-    assert flops_of(forward) == flops_of(transposed) == 2 * 4 * 6 * 8 * 7 * 3
