@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from moaic.compile import planning
+from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import InProcessPool
 from tests.passes.steps import machine
 
@@ -14,6 +15,13 @@ from tests.passes.steps import machine
 @pytest.fixture(scope="module", autouse=True)
 def small_tensors(one_thread: None) -> None:
     """All that are computed with here."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    made = ProcessPool(2)
+    yield made
+    made.close()
 
 
 class Alone(InProcessPool):

@@ -1,0 +1,71 @@
+"""What the planner logs: its own lines, and why a plan is selected."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from moaic.ir.parser import parse
+from moaic.passes.config import Config, Request
+from moaic.planner import log, search
+from moaic.planner.worker import InProcessPool
+from tests.passes.steps import dense, machine
+from tests.planner.scripted import SMALL, Scripted
+
+
+def test_the_log_says_why_a_plan_is_selected(caplog: pytest.LogCaptureFixture) -> None:
+    best, second = Config(tp=2), Config(dp=2)
+    for seconds, compiling, why in (
+        (1.5, 0.0, "Next best: dp=2, 1.50 x as long: 500 [ms] more on products and attention."),
+        (1.0, 0.0, "Next best: tp=2, equal within the error of the prediction, and less simple."),
+        (1.0, 200.0, "Next best: dp=2, 1.20 x as long: 200 [s] to compile instead of 0."),
+    ):
+        caplog.clear()
+        pool = Scripted({best: 1.0, second: seconds}, compiling={second: compiling})
+        with caplog.at_level(logging.INFO, "moaic"):
+            search.search(dense(), machine(), SMALL, pool=pool)
+        assert caplog.messages[-2:] == ["It spends: 100% on products and attention.", why]
+
+
+def test_later_graphs_of_a_model_take_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "moaic"), log.brief():
+        search.search(dense(), machine(), SMALL, pool=InProcessPool())
+    first, second = caplog.messages
+    assert first.startswith("Another graph of this model (train: true) is planned: num_stages : 1, ")
+    assert second.startswith("Predicted for a step: ")
+
+
+def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "moaic"):
+        search.search(dense(), machine(), SMALL, pool=InProcessPool())
+    lines = [record.getMessage() for record in caplog.records]
+    numbers = [line for line in lines if line.startswith("Elapsed")]
+    assert [line for line in lines if not line.startswith(("Elapsed", "Predicted", "Optimizer", "It ", "Next"))] == [
+        "The number of candidates is 29.",
+        "Parallel Graph Compile start...",
+        "Parallel Graph Compile finished.",
+        "The number of possible candidates is 15.",
+        "SelectBestGraphFromCandidates start...",
+        "SelectBestGraphFromCandidates finished.",
+        "Configuration for parallelism is selected.",
+        "num_stages : 1, num_micro_batches : 1, batch_per_device : 8, No TP, recomputation : false, "
+        "distribute_param : false",
+        "train: true",
+    ]
+    assert lines.index(numbers[0]) == 2
+    assert numbers[0].startswith("Elapsed Time to compile all candidates = ")
+    assert numbers[1].startswith("Elapsed Time to compute cost for survived candidates = ")
+    assert all(line.endswith(" [ms]") for line in numbers)
+    assert any("assumed: 2 values per trainable parameter element, of its type" in line for line in lines)
+
+
+def test_ops_without_a_rule_are_named_with_their_cost(caplog: pytest.LogCaptureFixture) -> None:
+    step = parse("""// moai 1
+func @step(%x: f32[8, 512, 256] input "x") -> (f32[8, 512, 256] output "y") {
+  %y = other.thing %x : f32[8, 512, 256]
+  return %y
+}
+""")
+    search.search(step, machine(), Request(), pool=InProcessPool())
+    assert "`other.thing` has no sharding rule: every worker runs it whole (1 uses, 8 [MiB]" in caplog.text
