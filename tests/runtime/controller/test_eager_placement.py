@@ -1,91 +1,20 @@
-"""Eager ops on real workers compared with the host: replicated, sharded, mixed operands, views, deferred forwards."""
+"""Eager ops on real workers compared with the host: replicated, sharded, mixed operands, views."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.layout import Layout, Mesh, Split
-from moaic.runtime.controller.accelerator import Accelerator
-from moaic.runtime.controller.buffer import Buffer, View, whole
-from moaic.runtime.controller.deferred_forward import DeferredForward
-from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
+from moaic.ir.layout import Layout, Split
+from moaic.runtime.controller.buffer import View, whole
 from moaic.runtime.protocol.placement import Placement
-
-DP = Mesh((("dp", 2),))
-ROWS = Placement(DP, Layout((Split("dp", 0, 2),)))
-COLUMNS = Placement(DP, Layout((Split("dp", 1, 3),)))
-WHOLE = Placement(DP)
-ALONE = Placement()
-
-PROGRAM = """// moai 1
-mesh [{mesh}]
-func @main(%x: f32[4{rows}, 6{columns}] input "x") -> (f32[4{rows}, 6{columns}]) {{
-  return %x
-}}
-"""
-TEXTS = {
-    ROWS: PROGRAM.format(mesh="dp=2", rows="{dp}", columns=""),
-    COLUMNS: PROGRAM.format(mesh="dp=2", rows="", columns="{dp}"),
-    WHOLE: PROGRAM.format(mesh="dp=2", rows="", columns=""),
-    ALONE: PROGRAM.format(mesh="", rows="", columns=""),
-}
-
-
-class Device:
-    """An accelerator and short names for what the tests do with it."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self._programs = {place: accelerator.load(text, compiled=False) for place, text in TEXTS.items()}
-
-    def up(self, tensor: Tensor, place: Placement | None = None) -> Buffer:
-        """A buffer with the value of `tensor`, in its memory order, at rest as `place` says."""
-        buffer = self.accelerator.buffer(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride())
-        self.accelerator.upload(buffer, tensor)
-        if place is not None:
-            self.accelerator.run(self._programs[place], [buffer], [None])
-            assert buffer.place == place
-        return buffer
-
-    def new(self, *shape: int) -> Buffer:
-        return self.accelerator.buffer("f32", shape)
-
-    def down(self, buffer: Buffer | View) -> Tensor:
-        return self.accelerator.download(whole(buffer) if isinstance(buffer, Buffer) else buffer)
-
-    def launch(self, op: str, args: Sequence[Any], outputs: Sequence[Buffer] = (), /, **kwargs: Any) -> None:
-        self.accelerator.launch(op, tuple(_whole(arg) for arg in args), kwargs, outputs)
-
-
-def _whole(arg: Any) -> Any:
-    if isinstance(arg, Buffer):
-        return whole(arg)
-    return [_whole(each) for each in cast("list[Any]", arg)] if isinstance(arg, list) else arg
-
-
-@pytest.fixture(scope="module")
-def device(two: Accelerator) -> Device:
-    return Device(two)
-
-
-def view(buffer: Buffer, change: Callable[[Tensor], Tensor]) -> View:
-    """The view that `change` makes of a buffer's first tensor."""
-    base = torch.empty_strided(buffer.shape, buffer.strides, dtype=DTYPES[buffer.dtype])
-    seen = change(base)
-    return View(buffer, tuple(seen.shape), seen.stride(), int(seen.storage_offset()), seen.dtype)
-
+from tests.runtime.controller.eager_device import ALONE, PLACES, ROWS, WHOLE, Device, view
 
 ATEN: Any = torch.ops.aten
-
-PLACES = [None, ROWS, COLUMNS, WHOLE, ALONE]
 
 
 @pytest.mark.parametrize("one", PLACES)
@@ -292,82 +221,6 @@ def test_what_cannot_be_sent_is_refused(device: Device) -> None:
         device.launch("aten.add.Tensor", (device.new(4), torch.ones(4)), [device.new(4)])
 
 
-class Forward:
-    """A pending forward that doubles a buffer, and how often it ran."""
-
-    def __init__(self, device: Device, given: Buffer) -> None:
-        self.runs = 0
-        self._device = device
-        self._given = given
-        self.out = device.new(4, 6)
-        self.promise = DeferredForward(self._run, [given], [self.out])
-        device.accelerator.promise(self.promise)
-
-    def _run(self) -> None:
-        self.runs += 1
-        self._device.launch("aten.mul.Tensor", (self._given, torch.tensor(2.0)), [self.out])
-
-
-def test_a_promise_is_kept_when_its_value_is_read(device: Device) -> None:
-    x = torch.randn(4, 6)
-    forward = Forward(device, device.up(x))
-    half = device.new(4, 6)
-    device.launch("aten.div.Tensor", (forward.out, torch.tensor(4.0)), [half])
-    device.launch("aten.add_.Scalar", (half, 1))
-    assert half.promise is forward.promise
-    assert forward.runs == 0
-    assert torch.equal(device.down(half), x / 2 + 1)
-    assert forward.runs == 1
-    assert half.promise is None
-    assert device.accelerator.pending is None
-
-
-def test_a_larger_program_can_keep_a_promise(device: Device) -> None:
-    x = torch.randn(4, 6)
-    a = device.up(x, ROWS)
-    forward = Forward(device, a)
-    more = device.new(4, 6)
-    device.launch("aten.add.Scalar", (forward.out, 1), [more])
-    program = device.accelerator.load(TEXTS[ROWS], compiled=False)
-    device.accelerator.run(program, [a], [forward.out], fulfils=forward.promise)
-    assert forward.runs == 0
-    forward.promise.fulfilled()
-    assert torch.equal(device.down(more), x + 1)
-    assert forward.runs == 0
-
-
-def test_what_a_promise_reads_is_not_overwritten_first(device: Device) -> None:
-    x = torch.randn(4, 6)
-    a = device.up(x)
-    forward = Forward(device, a)
-    device.launch("aten.add_.Scalar", (device.new(3), 1))
-    assert forward.runs == 0
-    device.launch("aten.zero_", (a,))
-    assert forward.runs == 1
-    assert torch.equal(device.down(forward.out), 2 * x)
-    forward = Forward(device, a)
-    device.accelerator.fill(a, 5.0)
-    assert forward.runs == 1
-    assert torch.equal(device.down(forward.out), torch.zeros(4, 6))
-
-
-def test_a_second_promise_forces_the_first(device: Device) -> None:
-    first = Forward(device, device.up(torch.ones(4, 6)))
-    second = Forward(device, device.up(torch.ones(4, 6)))
-    assert (first.runs, second.runs) == (1, 0)
-    device.accelerator.synchronize()
-    assert second.runs == 1
-
-
-def test_results_that_nobody_holds_end_while_promised(device: Device) -> None:
-    forward = Forward(device, device.up(torch.ones(4, 6)))
-    assert forward.promise.writes() == [forward.out]
-    promise = forward.promise
-    del forward.out
-    assert promise.writes() == []
-    promise.fulfilled()
-
-
 def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moaic.runtime.controller.eager_ops.MOST_PREPARED", 8)
     x = torch.randn(4, 6)
@@ -377,43 +230,3 @@ def test_many_different_slices_are_forgotten_again(device: Device, monkeypatch: 
             device.launch("aten.mul_.Scalar", (View(a, (), (), 6 * row + column, torch.float32), row - column))
     factors = torch.tensor([[row - column for column in range(6)] for row in range(4)])
     assert torch.equal(device.down(a), x * factors)
-
-
-class Reader:
-    """A forward whose backward reads a buffer."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
-
-    def reads(self, buffer: Buffer) -> bool:
-        return buffer is self.buffer
-
-    def replace(self, buffer: Buffer, copy: Buffer) -> None:
-        self.buffer = copy
-
-
-def test_a_buffer_is_copied_before_a_write_for_as_long_as_its_reader_exists(device: Device) -> None:
-    buffer = device.up(torch.ones(4, 6))
-    reader, gone = Reader(buffer), Reader(buffer)
-    device.accelerator.keep(reader)
-    device.accelerator.keep(gone)
-    copies = weakref.WeakSet[Buffer]()
-    del gone
-    device.launch("aten.add_.Scalar", (buffer, 1))
-    copies.add(reader.buffer)
-    assert torch.equal(device.down(reader.buffer), torch.ones(4, 6))
-    assert torch.equal(device.down(buffer), torch.full((4, 6), 2.0))
-    del reader
-    assert not copies
-
-
-def test_a_forward_that_has_run_refers_to_nothing_of_its_call(device: Device) -> None:
-    """A call refers to its deferred forward: with a circle it would last until the next garbage collection."""
-    call = Reader(device.new(4, 6))
-    reference = weakref.ref(call)
-    forward = DeferredForward(partial(call.replace, call.buffer, call.buffer), [], [])
-    device.accelerator.promise(forward)
-    del call
-    assert reference() is not None
-    forward.force()
-    assert reference() is None
