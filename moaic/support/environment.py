@@ -11,8 +11,10 @@ from moaic.ir.errors import Diagnostic
 from moaic.planner.request import parse_request
 from moaic.runtime.host.env_flags import (
     COMPILE_VARIABLE,
+    FULL,
     GRAPHS_VARIABLE,
     STEPS_VARIABLE,
+    TRACEBACK_VARIABLE,
     says_count,
     says_when,
     says_yes,
@@ -42,13 +44,23 @@ def _check_device(word: str) -> None:
         raise Diagnostic(f"invalid value `{word}`", hint="set 0 or 1, or leave it out")
 
 
+def _check_trace(word: str) -> None:
+    if word != FULL:
+        raise Diagnostic(f"invalid value `{word}`", hint=f"set {FULL}, or leave it out")
+
+
 def _check_folder(path: str) -> None:
     folder = Path(path)
     above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not above.is_dir():
         raise Diagnostic(f"`{above}` is a file, not a folder")
-    if not folder.exists() and not os.access(above, os.W_OK):
-        raise Diagnostic(f"there is no folder `{folder}`, and it cannot be made")
+    try:
+        # Whether a folder can be made, only making it tells: the superuser may write to /proc, where none can be.
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise Diagnostic(f"there is no folder `{folder}`, and it cannot be made") from None
+    if not os.access(folder, os.W_OK):
+        raise Diagnostic(f"`{folder}` cannot be written to")
 
 
 def _check_cache(path: str) -> None:
@@ -62,6 +74,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     COMPILE_VARIABLE: lambda word: says_when("compiling", word),
     GRAPHS_VARIABLE: lambda word: says_yes("CUDA graphs", word),
     STEPS_VARIABLE: lambda word: says_count(STEPS_VARIABLE, word),
+    TRACEBACK_VARIABLE: _check_trace,
     "MOAI_DEVICE": _check_device,
     "MOAI_DUMP": _check_folder,
     "MOAI_PLAN": parse_request,
