@@ -170,7 +170,7 @@ def _recompute_modes(trains: bool, request: Request) -> Sequence[Recompute]:
 
 def _levels(dp: int, trains: bool, request: Request) -> Sequence[Distribute]:
     if not trains:
-        return [request.distribute_param or "none"]
+        return [(request.distribute_param if dp > 1 else None) or "none"]
     if request.distribute_param is not None:
         return [request.distribute_param] if dp > 1 or request.distribute_param == "none" else []
     if request.distribute_low_prec_param:

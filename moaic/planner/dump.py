@@ -42,7 +42,7 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Diagnostic(f"MOAI_DUMP={root}: {error.strerror}: {error.filename}") from error
+        raise Diagnostic(f"MOAI_DUMP: {error.filename} cannot be written: {error.strerror}") from error
     return folder
 
 

@@ -49,6 +49,7 @@ from moaic.passes.config import DECISIONS, LOGGED, Config
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import optimizer
+from moaic.passes.perf.machine import MeasureSource
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.text.units import MIB
 
@@ -66,6 +67,14 @@ PARTS: Final = {
     "optimizer": "optimizer",
 }
 """The parts of a predicted step, in words."""
+
+SOURCES: Final[Mapping[MeasureSource, str]] = {
+    MeasureSource.MEASURED: "from measured rates",
+    MeasureSource.INTERPOLATED: "some rates are estimated from measured ones",
+    MeasureSource.PUBLISHED: "some rates are peaks of data sheets",
+    MeasureSource.ASSUMED: "some rates are assumed",
+}
+"""What a prediction is based on, in words."""
 
 SMALL: Final = 0.03
 """Share of a step below which a part is not logged."""
@@ -139,16 +148,16 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
     _phase("train: %s", _train(step))
     LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
     LOGGER.info(
-        "Predicted for a step: %d [ms], %d [MiB] per worker (%s).",
-        milliseconds(prediction.seconds.value),
-        memory.peak / MIB,
-        prediction.seconds.source,
+        "Predicted for a step: %s [ms], %s [MiB] per worker (%s).",
+        _short(1000 * prediction.seconds.value),
+        _short(memory.peak / MIB),
+        SOURCES[prediction.seconds.source],
     )
     if memory.optimizer:
         _phase(
-            "Optimizer state is assumed: %d values per trainable parameter element, of its type, %d [MiB] per worker.",
+            "Optimizer state is assumed: %d values per trainable parameter element, of its type, %s [MiB] per worker.",
             optimizer.STATES,
-            memory.optimizer / MIB,
+            _short(memory.optimizer / MIB),
         )
 
 

@@ -58,8 +58,8 @@ def test_evaluation_has_nothing_to_recompute_or_to_distribute() -> None:
 
 
 def test_evaluation_keeps_to_the_level_of_training() -> None:
-    found = candidates(evaluation(rows=3), 2, Request(distribute_param="step"))
-    assert {config.distribute_param for config in found} == {"step"}
+    found = candidates(evaluation(), 2, Request(distribute_param="step"))
+    assert {(config.dp, config.distribute_param) for config in found} == {(1, "none"), (2, "step")}
 
 
 def test_a_request_for_everything_leaves_one() -> None:
