@@ -246,7 +246,7 @@ class Accelerator:
         """Memory and timings of the workers after all earlier commands; `forget_peak` then resets their peaks."""
         with self._lock:
             answers = self._buffers.ask_all(ReadStatistics(self._lines.here(), forget_peak))
-            return statistics(answers, self._pool.messages, self._pool.commands)
+            return statistics(answers, self._pool.messages, self._pool.commands, self._pool.bytes)
 
     def trace(self, *, on: bool) -> dict[int, list[TraceSpan]]:
         """The spans per worker since the last call, empty unless tracing was on; `on` turns tracing on or off."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from moaic.interrupts import uninterrupted
 from moaic.runtime.controller.command_log import CommandRecorder
 from moaic.runtime.controller.errors import OP_ERRORS, OutOfMemory, WorkerError
+from moaic.runtime.controller.heartbeats import BEAT_SECONDS, Heartbeats
 from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
@@ -26,19 +27,6 @@ LONG_QUEUE: Final = 500
 
 LARGE_QUEUE: Final = 32 << 20
 """Bytes of queued blocks at which the queue is sent without a request."""
-
-BEAT_SECONDS: Final = 1.0
-"""Interval at which a waiting controller checks the heartbeats of the workers."""
-
-MISSED_BEATS: Final = 15
-"""Missed heartbeats after which a worker counts as stuck.
-
-A thread of the worker beats every second, and no computation delays it for long. The controller counts its own checks,
-not time, so that a suspended controller counts no misses.
-"""
-
-STOPPED_BEATS: Final = 2
-"""Missed heartbeats for a process that a signal has suspended: load does not explain these."""
 
 GRACE_SECONDS: Final = 1.0
 """Time after a first failure in which the other workers report, so that the cause is raised, not a consequence."""
@@ -84,7 +72,7 @@ class WorkerPool:
         self._sequence = 0
         self._requests = 0
         self._answers: dict[int, Any] = {}
-        self._heartbeats = [(0, 0)] * self.size
+        self._heartbeats = Heartbeats(workers)
         self._failure: WorkerError | None = None
         self._raised: dict[int, Failure] = {}
         self._unraised: Failure | None = None
@@ -104,6 +92,7 @@ class WorkerPool:
         self.closed = False
         self.messages = 0
         self.commands = 0
+        self.bytes = 0
 
     @property
     def size(self) -> int:
@@ -264,7 +253,9 @@ class WorkerPool:
         for rank, (connection, row) in enumerate(zip(self._connections, rows, strict=True)):
             message = with_request if rank in ranks else body
             if message is not None:
-                connection.post(frame(message, row))
+                pieces = frame(message, row)
+                self.bytes += sum(piece.nbytes for piece in pieces)
+                connection.post(pieces)
 
     def _deliver(self) -> None:
         push_all(self._connections)
@@ -281,15 +272,10 @@ class WorkerPool:
 
     def _check_heartbeats(self) -> None:
         """Raise for a worker whose process lives but whose heartbeats have stopped."""
-        for rank in range(self.size):
-            beats = self._workers.beats(rank)
-            known, missed = self._heartbeats[rank]
-            self._heartbeats[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
-            worker = self._workers.workers[rank]
-            if missed >= (STOPPED_BEATS if worker.is_stopped() else MISSED_BEATS):
-                failure = self._ended(rank, f"it has sent no heartbeat for {missed + 1} seconds")
-                worker.kill()
-                self._fail(rank, failure)
+        for rank, missed in self._heartbeats.missed():
+            failure = self._ended(rank, f"it has sent no heartbeat for {missed} seconds")
+            self._workers.workers[rank].kill()
+            self._fail(rank, failure)
 
     def _receive(self, rank: int, message: Message) -> None:
         request, kind, *data = message.body

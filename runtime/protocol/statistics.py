@@ -37,11 +37,12 @@ class WorkerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """All workers, and the number of messages and commands that the controller has sent to each."""
+    """All workers, the number of messages and commands that the controller has sent to each, and the bytes to all."""
 
     workers: tuple[WorkerStatistics, ...]
     messages: int
     commands: int
+    sent: int
 
     @property
     def pss(self) -> int:
@@ -49,9 +50,9 @@ class Statistics:
         return sum(worker.pss for worker in self.workers)
 
 
-def statistics(answers: Mapping[int, Any], messages: int, commands: int) -> Statistics:
+def statistics(answers: Mapping[int, Any], messages: int, commands: int, sent: int) -> Statistics:
     """The statistics from the workers' reports by rank."""
-    return Statistics(tuple(_worker(answers[rank]) for rank in sorted(answers)), messages, commands)
+    return Statistics(tuple(_worker(answers[rank]) for rank in sorted(answers)), messages, commands, sent)
 
 
 def _worker(report: Any) -> WorkerStatistics:

@@ -64,7 +64,7 @@ class Engine:
 
     def stats(self, *, forget_peak: bool = False) -> Statistics:
         held = sum(tensor.nbytes for tensor in self.memory.values())
-        return Statistics((WorkerStatistics(0, 0, len(self.memory), held, {}),), 0, 0)
+        return Statistics((WorkerStatistics(0, 0, len(self.memory), held, {}),), 0, 0, 0)
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         if buffer.id not in self.memory:

@@ -14,6 +14,7 @@ from transformers.optimization import Adafactor as HuggingFaceAdafactor
 
 from moaic.device.handles import view_of
 from moaic.runtime.controller import session
+from moaic.runtime.protocol.statistics import Statistics
 from tests.exact.models import Batch
 from tests.exact.training import Call, Trainee
 from tests.loops.compare import PLANS, Found, same, weights
@@ -130,13 +131,15 @@ def test_a_step_has_as_many_commands_as_lists(trainee: Trainee, optimizer: str) 
     """Under sharded gradients and state every parameter is cut before its update, and gathered after."""
     trainee.use("optimizer")
     made = OPTIMIZERS[optimizer](list(trainee.model.parameters()))
-    sent: list[int] = []
+    sent: list[Statistics] = []
     for step in range(4):
         trainee.call(**TINY.batch(step)).loss.backward()
         made.step()
         trainee.model.zero_grad()
-        sent.append(session.accelerator().stats().commands)
-    assert sent[3] - sent[2] == sent[2] - sent[1] <= COMMANDS[optimizer]
+        sent.append(session.accelerator().stats())
+    assert sent[3].commands - sent[2].commands == sent[2].commands - sent[1].commands <= COMMANDS[optimizer]
+    assert sent[3].messages - sent[2].messages <= 2
+    assert sent[3].sent - sent[2].sent <= 4096
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_foreach", "adagrad", "rmsprop"])
