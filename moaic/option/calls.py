@@ -92,6 +92,8 @@ def _factories() -> Iterator[Mapping]:
     meaning = "`cuda` is the accelerator"
     call = "with torch.device(...)"
     yield Mapping(call, f"{meaning}; so `torch.set_default_device`", torch_private.device_context(), _device_context)
+    meaning = "CUDA's types are the accelerator's, on which tensors are then made"
+    yield _mapping(torch, "torch", "set_default_tensor_type", meaning, _set_default_tensor_type)
 
 
 def _moves() -> Iterator[Mapping]:
@@ -177,13 +179,40 @@ def _tensor_cuda(
 
 def _tensor_type(real: Any) -> Any:
     def of_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        name = str(dtype).removeprefix("torch.cuda.")
-        wanted = getattr(torch.cuda, name) if str(dtype).startswith("torch.cuda.") else dtype
-        if isinstance(wanted, cuda.LegacyTensorType):
+        wanted = _cuda_type(dtype)
+        if wanted is not None:
             return self.to(DEVICE, wanted.dtype, non_blocking=non_blocking)
         return real(self, dtype, non_blocking, **kwargs)
 
     return of_type
+
+
+def _cuda_type(named: Any) -> cuda.LegacyTensorType | None:
+    """`torch.cuda.FloatTensor` and similar: of the mode, PyTorch's own, or by name; None for anything else."""
+    if isinstance(named, type):
+        named = f"{named.__module__}.{named.__name__}"
+    is_name = isinstance(named, str) and named.startswith("torch.cuda.")
+    wanted = getattr(torch.cuda, named.removeprefix("torch.cuda."), None) if is_name else named
+    return wanted if isinstance(wanted, cuda.LegacyTensorType) else None
+
+
+def _set_default_tensor_type(real: Any) -> Any:
+    is_default = False
+
+    @wraps(real)
+    def set_default_tensor_type(t: Any, /) -> None:
+        nonlocal is_default
+        wanted = _cuda_type(t)
+        if wanted is not None:
+            torch.set_default_dtype(wanted.dtype)
+            torch.set_default_device(DEVICE)
+        else:
+            real(t)
+            if is_default:
+                torch.set_default_device(None)
+        is_default = wanted is not None
+
+    return set_default_tensor_type
 
 
 def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:

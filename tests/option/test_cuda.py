@@ -78,6 +78,22 @@ def test_default_device() -> None:
     assert torch.zeros(2).device.type == "cpu"
 
 
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@pytest.mark.parametrize("kind", ["torch.cuda.DoubleTensor", CUDA.DoubleTensor])
+def test_default_tensor_type(kind: Any) -> None:
+    torch.set_default_tensor_type(kind)
+    try:
+        made = torch.ones(2), torch.tensor([1.0]), nn.Linear(2, 2).weight
+        assert {(each.device, each.dtype) for each in made} == {(THERE, torch.float64)}
+        numbers: Any = range(4)
+        shuffled: Any = DataLoader(numbers, batch_size=2, shuffle=True)
+        assert len(list(shuffled)) == 2
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+    assert torch.ones(2).device.type == "cpu"
+    assert torch.ones(2).dtype == torch.float32
+
+
 def test_one_device_is_available() -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.device_count() == 1
