@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from moaic.ir import op_names
 from moaic.ir.collectives import COLLECTIVES, COMMUNICATING
@@ -27,6 +28,18 @@ def test_names_of_our_own_are_written_once() -> None:
     files = (path for folder in ("ir", "passes", "runtime", "moaic") for path in (ROOT / folder).rglob("*.py"))
     users = {str(path.relative_to(ROOT)) for path in files if quoted.search(path.read_text(encoding="utf-8"))}
     assert {name for name in users if not name.startswith("moaic/ir/")} == {"ir/op_names.py"}
+
+
+def test_every_declared_op_can_occur() -> None:
+    """One of PyTorch's is an op of PyTorch; one of our own is made, or stands in a table by which it is made."""
+    foreign = [name for name in OPS if name.startswith("aten.")]
+    assert [name for name in foreign if not hasattr(torch.ops.aten, name.split(".")[1])] == []
+    makers = [path for folder in ("ir", "passes", "moaic/capture") for path in (ROOT / folder).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in makers if "ops" not in path.parts]
+    lines = [line for text in texts for line in text.splitlines() if not re.match(r"from |import |    \w+,$|\)", line)]
+    constants = [name for name in vars(op_names) if name.isupper()]
+    used = {name for name in constants for line in lines if re.search(rf"\b{name}\b(?!: Final)", line)}
+    assert used == set(constants)
 
 
 def test_a_name_is_declared_once() -> None:
