@@ -249,6 +249,15 @@ def kind_of(code: int) -> type[Command] | None:
     return _KINDS[code] if code >= 0 else None
 
 
+def subject_of(command: Command) -> int:
+    """The number of the operation, resharding or program that a command names; -1 for none."""
+    if isinstance(command, Operate):
+        return command.number
+    if isinstance(command, Reshard):
+        return command.moves[0][0]
+    return command.program if isinstance(command, (Run, Load)) else -1
+
+
 def name_of(kind: type[Command]) -> str:
     """The name of a command in messages: `restore`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()

@@ -37,6 +37,7 @@ from moaic.runtime.protocol.commands import (
     ResumeWrites,
     Run,
     name_of,
+    subject_of,
 )
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
@@ -121,7 +122,7 @@ class Worker:
 
     def do(self, number: int, command: Command, blocks: Sequence[Tensor | None]) -> None:
         """Run one command that is not a request, with the blocks of its message."""
-        self._begin(number, command, _subject(command))
+        self._begin(number, command, subject_of(command))
         self._blocks, self._step = blocks, -1
         if self._tracer.on and not isinstance(command, Run):
             self._tracer.begin(self.describe(command), "command")
@@ -382,15 +383,6 @@ class Worker:
         now = time.perf_counter()
         self._mailbox.finish_step(program.record.last_run if self._step_end is None else now - self._step_end)
         self._step_end = now
-
-
-def _subject(command: Command) -> int:
-    """The operation, resharding or program that a command names; -1 for none."""
-    if isinstance(command, Operate):
-        return command.number
-    if isinstance(command, Reshard):
-        return command.moves[0][0]
-    return command.program if isinstance(command, (Run, Load)) else -1
 
 
 def _set_mark(path: str) -> None:
