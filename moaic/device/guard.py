@@ -1,16 +1,19 @@
-"""The device guard, which holds back exceptions that hooks raise in backward.
+"""The device guard: PyTorch asks it for the device's type, often where an exception of its `type_` ends the process.
 
-When a hook raises, PyTorch unwinds the engine while Python's error is still set, and calls the guard's `type_`. A call
-with an error set fails with another error, and an error in the guard's destructor aborts the process. So the guard
-holds the error, and the patched entry of the engine raises it.
+* Python runs the handlers of signals, which raise KeyboardInterrupt, in any code of Python. So `type_` has none.
+* When a hook raises in backward, PyTorch unwinds the engine while Python's error is still set, and asks for the type. A
+  call with an error set fails with another error. So while an engine runs, code of Python fetches the error first, and
+  the patched entry of the engine raises it in the end; Ctrl-C waits until then.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import wraps
+from itertools import repeat
 from typing import Any, Final, cast
 
 from moaic.device import torch_private
@@ -27,20 +30,41 @@ _SLOTS: Final = (ctypes.c_void_p * 3)()
 _ADDRESSES: Final = tuple(ctypes.byref(_SLOTS, index * ctypes.sizeof(ctypes.c_void_p)) for index in range(3))
 
 
+_WITHOUT_CODE: Final[Any] = staticmethod(repeat(torch_private.DEVICE_TYPE).__next__)
+
+_ENGINES: Final[list[None]] = []
+"""One for each run of an engine that has not ended."""
+
+
 class Guard(torch_private.DEVICE_GUARD):
     """Tells PyTorch its device type; there is one device with one stream, so there is nothing to switch."""
+
+    type_ = _WITHOUT_CODE
 
     _kind = torch_private.DEVICE_TYPE
     _fetch = _PYTHON.PyErr_Fetch
     _type, _value, _traceback = _ADDRESSES
     _slots = _SLOTS
 
-    def type_(self) -> Any:
+    def _holding_type(self) -> Any:
         # Fetch the error before any other call: calls fail while it is set.
         self._fetch(self._type, self._value, self._traceback)
         if self._slots[0]:
             _hold()
         return self._kind
+
+    @classmethod
+    @contextmanager
+    def holding_errors(cls) -> Generator[None]:
+        """Hold errors while an engine runs, on any thread."""
+        _ENGINES.append(None)
+        cls.type_ = cls._holding_type
+        try:
+            yield
+        finally:
+            _ENGINES.pop()
+            if not _ENGINES:
+                cls.type_ = _WITHOUT_CODE
 
 
 def _hold() -> None:
@@ -60,8 +84,7 @@ def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
         # At each call: the setting is per thread, and leaving inference mode restores an older one.
         torch_private.backward_on_calling_thread()
         try:
-            # A KeyboardInterrupt in `Guard.type_` would abort the process: C++ allows no exception there.
-            with uninterrupted(once=True):
+            with uninterrupted(once=True), Guard.holding_errors():
                 return real(*args, **kwargs)
         except SystemError:
             # Python raises SystemError for a failure without an error set.
