@@ -22,7 +22,7 @@ from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.shared_memory import create_memory, create_store
 from moaic.runtime.protocol.wire import Connection
 
-END_SECONDS: Final = 2.0
+END_SECONDS: Final = 1.0
 """Time that workers have to end after their sockets are closed; then they are killed."""
 
 REPORTS_BYTES: Final = 1 << 16

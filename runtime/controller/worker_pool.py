@@ -220,7 +220,11 @@ class WorkerPool:
         if not self.closed:
             self.closed = True
             self._queue.clear()
-            self._workers.close()
+            # Workers that still import libraries would not see that their sockets are closed.
+            if self.is_complete:
+                self._workers.close()
+            else:
+                self._workers.kill()
 
     def abandon(self) -> None:
         """Release the workers without ending them: in a forked child they belong to the parent."""
