@@ -65,7 +65,7 @@ def interrupt(number: int, at: FrameType | None) -> None:
     in Python for its type, in functions in which an exception ends the process; and Dynamo drops an exception of a
     guard. There the exception waits for the next call or return of Python elsewhere.
     """
-    if sys.getprofile() is not None or not (_is_in_guard(at) or _is_in_op()):
+    if sys.getprofile() is not None or _waits(at) or not (_is_in_guard(at) or _is_in_op()):
         signals.default_int_handler(number, at)
     here = sys._getframe()  # pyright: ignore[reportPrivateUsage]
 
@@ -75,6 +75,11 @@ def interrupt(number: int, at: FrameType | None) -> None:
             raise KeyboardInterrupt
 
     sys.setprofile(raise_elsewhere)
+
+
+def _waits(frame: FrameType | None) -> bool:
+    """Whether a frame waits for workers, under an op: a wait goes on after a handler that raises nothing."""
+    return frame is not None and frame.f_code.co_filename.endswith("/runtime/protocol/wire.py")
 
 
 def _is_in_guard(frame: FrameType | None) -> bool:
