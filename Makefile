@@ -34,7 +34,8 @@ test: $(WHOLE) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
-	$(BIN)/python -m pytest tests -m exact $(LIBRARIES:%=--ignore=%)
+	$(BIN)/python -m pytest tests -m exact --timeout 3600 -n 2 --dist worksteal $(WATCHED:%=--ignore=%) $(LIBRARIES:%=--ignore=%)
+	$(BIN)/python -m pytest $(WATCHED) -m exact --timeout 3600
 
 coverage: $(WHOLE) ## say which lines and branches of the device no test enters; an error below 95 %
 	rm -rf $(dir $(MEASURES))
