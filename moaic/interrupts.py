@@ -66,7 +66,7 @@ def interrupt(number: int, at: FrameType | None) -> None:
     guard. There the exception waits for the next call or return of Python elsewhere.
     """
     if sys.getprofile() is not None or _waits(at) or not (_is_in_guard(at) or _is_in_op()):
-        signals.default_int_handler(number, at)
+        signals.default_int_handler(number, at)  # raises
     here = sys._getframe()  # pyright: ignore[reportPrivateUsage]
 
     def raise_elsewhere(frame: FrameType, event: str, argument: object) -> None:

@@ -29,11 +29,11 @@ _SLOTS: Final = (ctypes.c_void_p * 3)()
 
 _ADDRESSES: Final = tuple(ctypes.byref(_SLOTS, index * ctypes.sizeof(ctypes.c_void_p)) for index in range(3))
 
-
 _WITHOUT_CODE: Final[Any] = staticmethod(repeat(torch_private.DEVICE_TYPE).__next__)
+"""A callable in C that returns the device's type: no code of Python, and so no handler of a signal, runs in it."""
 
 _ENGINES: Final[list[None]] = []
-"""One for each run of an engine that has not ended."""
+"""An entry for each engine that runs, of all threads; a list, as threads change it in one step each."""
 
 
 class Guard(torch_private.DEVICE_GUARD):
