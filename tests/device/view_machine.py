@@ -149,7 +149,8 @@ WRITES: Final[Mapping[str, Op]] = {
     "greater": lambda x, y, a, b: x.gt_(y),
     "logical": lambda x, _, a, b: x.logical_not_(),
     "assign": lambda x, _, a, b: x.__setitem__(a % 3, b),
-    "assign slice": lambda x, y, a, b: x.__setitem__(slice(a % 2, None, 2), y),
+    # PyTorch fills from a value without dims that is the CPU's, and copies every other, which may not overlap.
+    "assign slice": lambda x, y, a, b: x.__setitem__(slice(a % 2, None, 2), y if y.dim() else y.clone()),
     "assign by mask": lambda x, _, a, b: x.__setitem__(_mask(x, a), b),
     "assign by index": lambda x, _, a, b: x.__setitem__(_index(x, a), b),
     "masked fill": lambda x, _, a, b: x.masked_fill_(_mask(x, a), b),
