@@ -17,13 +17,16 @@ MEASURES := out/coverage/data
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorial test exact coverage architectures opinfo check bench docs guide wheel ecosystem oldest newest
+.PHONY: help demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel ecosystem oldest newest
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
 	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
+
+triton-demo: $(WHOLE) ## train a tiny Llama on two GPUs that are not here: their Triton kernels are interpreted
+	$(BIN)/python examples/emulated_gpus.py --plan dp=2
 
 tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on all of this machine
 	$(BIN)/python tutorial/prepare_llama2.py

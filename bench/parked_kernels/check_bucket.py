@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moaic.runtime.emulation.triton_interpreter import reachable
 from moaic.runtime.kernels.triton_launch import Tile
 from parked_kernels import bucket
 from tests.kernels.drawn import DTYPES, SEEDS, Source, must_fail, near, shapes, spoiled
@@ -48,12 +49,14 @@ def holds(kernel: Any, case: Case) -> None:
     want = torch.empty(chunks.elements, dtype=torch.float64)
     bucket.reference([each.double() for each in tensors], want, scale.double())
 
-    kernel.pack(chunks, packed, scale, TILE)
+    with reachable(tensors):
+        kernel.pack(chunks, packed, scale, TILE)
     near(packed, want, 1)
     assert torch.equal(around[: TILE.columns], around[-TILE.columns :])
     assert bool((around[: TILE.columns] == 7).all())
 
-    kernel.unpack(chunks, packed, 1 / scale, TILE)
+    with reachable(tensors):
+        kernel.unpack(chunks, packed, 1 / scale, TILE)
     back: tuple[Tensor, ...] = torch.split(packed.double() / scale.double(), [each.numel() for each in tensors])
     for each, its in zip(tensors, back, strict=True):
         near(each, its.view(each.shape), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -21,6 +22,8 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.launch import launch
 from moaic.runtime.host.env_flags import CompileMode
+from moaic.runtime.host.gpus import CPU
+from moaic.runtime.host.worker_kinds import asked_device
 from moaic.runtime.interpreter import run_function
 
 TOLERANCE = 1e-4
@@ -28,9 +31,13 @@ TOLERANCE = 1e-4
 
 
 @contextmanager
-def workers(count: int) -> Generator[Accelerator]:
-    """An accelerator of `count` workers on this machine, closed at the end of the block."""
-    accelerator = Accelerator(launch(count))
+def workers(count: int, device: str | None = None) -> Generator[Accelerator]:
+    """An accelerator of `count` workers on this machine, closed at the end of the block.
+
+    Each is on `device`, by default the kind that MOAI_WORKERS names, or the CPU. Raises Diagnostic for an invalid one.
+    """
+    device = device or asked_device(os.environ) or CPU
+    accelerator = Accelerator(launch(count, devices=(device,) * count))
     try:
         yield accelerator
     finally:

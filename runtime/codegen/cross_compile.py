@@ -7,12 +7,10 @@ to PyTorch, so the names relied on are looked up first, and a version that lacks
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
@@ -25,6 +23,7 @@ from moaic.ir.attention import causal_divisor
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.types import FLOAT8
+from moaic.runtime.codegen.gpu_answers import check_names, decompositions, gpu_answers, settings
 from moaic.runtime.codegen.lower_to_fx import trace
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.host.gpu_specs import Target
@@ -85,7 +84,7 @@ class Generated:
 
 def generated(function: Function, target: Target) -> list[Generated]:
     """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
-    _check()
+    check_names(NEEDED)
     if not target.has_float8 and any(value.type.dtype in FLOAT8 for value in function.values()):
         raise Diagnostic(
             f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",
@@ -95,37 +94,13 @@ def generated(function: Function, target: Target) -> list[Generated]:
         return _counted(_lowered(with_measured_kernels(function, target.name), kernels))
 
 
-def _check() -> None:
-    """Whether this PyTorch is one whose Inductor is known here."""
-    try:
-        importlib.import_module("triton")
-    except ImportError:
-        raise Diagnostic(
-            "kernels for GPUs are compiled by Triton, which is not installed", hint="pip install 'moaic[gpu]'"
-        ) from None
-    for path in NEEDED:
-        module, _, names = path.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-            for name in names.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            raise Diagnostic(
-                f"PyTorch {torch.__version__} has no {module}.{names}, by which kernels are made for GPUs that are "
-                "not here",
-                hint="take a version of PyTorch between 2.11 and 2.15",
-            ) from None
-
-
 @contextmanager
 def _answering(target: Target) -> Generator[dict[Any, tuple[str, str]]]:
     """Inductor believes that the target is there; for each scheduled node its kernel's name and source are noted."""
     from torch import _decomp
-    from torch._inductor import config, scheduler
+    from torch._inductor import config
     from torch._inductor.codegen import triton
-    from torch._inductor.runtime.hints import DeviceProperties
     from torch._inductor.utils import Placeholder
-    from torch.utils import _triton
 
     kernels: dict[Any, tuple[str, str]] = {}
     scheduling: Any = triton.TritonScheduling
@@ -138,67 +113,15 @@ def _answering(target: Target) -> Generator[dict[Any, tuple[str, str]]]:
         kernels.update((node, (name, source)) for node in schedule)
         return name
 
-    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 0)
-    answers: tuple[tuple[Any, str, Any], ...] = (
-        (DeviceProperties, "create", _always(_properties(target))),
-        (torch.cuda, "get_device_properties", _always(_as_torch_has_it(target, capability))),
-        (torch.cuda, "get_device_capability", _always(capability)),
-        (torch.cuda, "current_device", _always(0)),
-        (torch.version, "hip", "7.0" if target.backend == "hip" else None),
-        (scheduler, "has_triton", _always(True)),
-        (_triton, "triton_hash_with_backend", _always(target.name)),
-        (scheduling, "define_kernel", noting),
-    )
-    put: Mapping[Any, Any] = {torch.ops.aten._unsafe_masked_index_put_accumulate.default: _masked_put}
+    answers = (*gpu_answers(target), (scheduling, "define_kernel", noting))
     patch = cast("Callable[[dict[str, object]], Any]", config.patch)
     with ExitStack() as stack:
         for owner, name, answer in answers:
             stack.enter_context(mock.patch.object(owner, name, answer))
-        stack.enter_context(mock.patch.dict(cast("dict[Any, Any]", _decomp.decomposition_table), put))
-        # Constants would be folded on the device.
-        stack.enter_context(patch({"joint_graph_constant_folding": False, "cpp_wrapper": False}))
+        table = cast("dict[Any, Any]", _decomp.decomposition_table)
+        stack.enter_context(mock.patch.dict(table, decompositions()))
+        stack.enter_context(patch({**settings()}))
         yield kernels
-
-
-def _always(answer: object) -> Callable[..., Any]:
-    return lambda *_args, **_named: answer
-
-
-def _properties(target: Target) -> Any:
-    from torch._inductor.runtime.hints import DeviceProperties
-
-    return DeviceProperties(
-        type=target.backend,
-        index=0,
-        multi_processor_count=target.multiprocessors,
-        cc=target.arch,  # pyright: ignore[reportArgumentType] AMD's is a word
-        major=target.arch // 10 if isinstance(target.arch, int) else 9,
-        regs_per_multiprocessor=target.registers,
-        max_threads_per_multi_processor=target.threads,
-        max_threads_per_block=1024,
-        warp_size=target.warp,
-    )
-
-
-def _as_torch_has_it(target: Target, capability: tuple[int, int]) -> Any:
-    return SimpleNamespace(
-        name=target.device,
-        major=capability[0],
-        minor=capability[1],
-        gcnArchName=str(target.arch),
-        multi_processor_count=target.multiprocessors,
-        regs_per_multiprocessor=target.registers,
-        max_threads_per_multi_processor=target.threads,
-        warp_size=target.warp,
-        shared_memory_per_block_optin=target.shared,
-        total_memory=target.memory,
-    )
-
-
-def _masked_put(x: Any, mask: Any, indices: Any, values: Any) -> Any:
-    """As torch decomposes it, without an operator for which a real device would have to be made the current one."""
-    kept = torch.ops.aten.where.ScalarOther(mask, values, 0)
-    return torch.ops.aten._unsafe_index_put(x, indices, kept, accumulate=True)
 
 
 def _lowered(function: Function, kernels: Mapping[Any, tuple[str, str]]) -> list[Generated]:

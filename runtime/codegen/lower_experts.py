@@ -22,9 +22,7 @@ def grouped_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     if len(shape) == 2:
         return ops.grouped_mm(x, weight, ids)
     blocks, size = shape[0], weight.shape[0] // shape[0]
-    products = [
-        ops.grouped_mm(x[min(i, len(x) - 1)], weight[i * size : (i + 1) * size], ids - i * size) for i in range(blocks)
-    ]
+    products = [ops.grouped_mm(_block(x, i), weight.narrow(0, i * size, size), ids - i * size) for i in range(blocks)]
     return torch.stack(products)
 
 
@@ -36,8 +34,10 @@ def grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Tens
         return ops.grouped_outer(grad, x, ids, count)
     blocks = max(len(grad), len(x))
     size = count // blocks
-    gradients = [
-        ops.grouped_outer(grad[min(i, len(grad) - 1)], x[min(i, len(x) - 1)], ids - i * size, size)
-        for i in range(blocks)
-    ]
+    gradients = [ops.grouped_outer(_block(grad, i), _block(x, i), ids - i * size, size) for i in range(blocks)]
     return torch.cat(gradients)
+
+
+def _block(x: Tensor, index: int) -> Tensor:
+    """The block of this index, or the only one; indexing would make the device the current one."""
+    return x.select(0, min(index, len(x) - 1))

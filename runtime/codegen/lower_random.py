@@ -67,8 +67,10 @@ def rand(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     global_shape: Any = op.attrs.get("global_shape", shape)
     splits: Any = op.attrs.get("splits", ())
     index = global_index(shape, tuple(global_shape), splits, coordinates, device)
-    word = _mixed(((index & WORD) + key[0]) & WORD)
+    # As an op: indexing would make the device the current one, and it may not be here.
+    first, second = torch.ops.aten.unbind(key)
+    word = _mixed(((index & WORD) + first) & WORD)
     if prod(global_shape) > WORD:
         word = (word + (index >> 32)) & WORD
-    word = _mixed(word ^ (key[1] & WORD))
+    word = _mixed(word ^ (second & WORD))
     return ((word >> 8).to(torch.float32) * 2.0**-24).to(DTYPES[op.results[0].type.dtype])

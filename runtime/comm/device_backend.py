@@ -32,6 +32,11 @@ class DeviceBackend(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def compiled_for(self) -> torch.device:
+        """The device that functions are compiled for: another one than `device` if that emulates it."""
+        ...
+
     def begin(self) -> None:
         """Makes it this process's device, before anything is made on it."""
         ...
@@ -97,6 +102,10 @@ class DeviceBackend(Protocol):
         """Resets the peak to the bytes in use now."""
         ...
 
+    def launches(self) -> Mapping[str, int]:
+        """Launches of Triton kernels by name, where they are counted."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CpuBackend:
@@ -105,6 +114,10 @@ class CpuBackend:
     @property
     def device(self) -> torch.device:
         return torch.device(CPU)
+
+    @property
+    def compiled_for(self) -> torch.device:
+        return self.device
 
     def begin(self) -> None:
         pass
@@ -151,6 +164,9 @@ class CpuBackend:
     def forget_peak(self) -> None:
         pass
 
+    def launches(self) -> Mapping[str, int]:
+        return {}
+
 
 class GpuBackend:
     """A GPU of the host, NVIDIA's or AMD's: PyTorch calls both `cuda`.
@@ -160,7 +176,7 @@ class GpuBackend:
 
     def __init__(self, device: torch.device, visibility: Mapping[str, str]) -> None:
         """`visibility` are the environment variables to set before the GPU is initialised."""
-        self.device = device
+        self.device = self.compiled_for = device
         self._visibility = visibility
         self.is_recording = False
         self._pools = WeakKeyDictionary[torch.cuda.CUDAGraph, int]()
@@ -252,6 +268,9 @@ class GpuBackend:
 
     def forget_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
+
+    def launches(self) -> Mapping[str, int]:
+        return {}
 
 
 def backend_of(name: str) -> DeviceBackend:

@@ -22,3 +22,8 @@ class WorkerContext:
     def device(self) -> torch.device:
         """The device of all tensors of the worker."""
         return self.backend.device
+
+    @property
+    def compiled_for(self) -> torch.device:
+        """The device that functions are compiled for."""
+        return self.backend.compiled_for

@@ -317,7 +317,8 @@ def _fingerprint(flavor: Flavor) -> str:
     """A digest of the properties of the machine on which the measurements depend."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     size = [flavor.workers, flavor.memory]
-    facts: list[Any] = [VERSION, _device(flavor), cores(), size, torch.__version__, threads, data_limit()]
+    device = [_device(flavor), *set(flavor.devices)]
+    facts: list[Any] = [VERSION, *device, cores(), size, torch.__version__, threads, data_limit()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

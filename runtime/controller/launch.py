@@ -11,13 +11,16 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.memory import oom_kills
 from moaic.runtime.host.status import Activity, Status
+from moaic.runtime.host.worker_kinds import INTERPRETED, emulated_target, takes_all_kernels
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.shared_memory import create_memory, create_store
 from moaic.runtime.protocol.wire import Connection
@@ -161,9 +164,11 @@ def launch(
     """Start `count` workers and return at once; each sends HELLO when it is ready.
 
     `environment` is added to that of this process. `devices` has one device for each worker, by default the CPU;
-    `carrier` is by default the one for these devices.
+    `carrier` is by default the one for these devices. Raises Diagnostic for an invalid MOAI_KERNELS, and for emulated
+    GPUs without Triton.
     """
     devices = tuple(devices) or (CPU,) * count
+    _check_kinds(devices)
     memory, store = create_memory(count), create_store()
     liveness_pipes = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
@@ -198,10 +203,20 @@ def launch(
     return LocalWorkers(workers, fork_server, status, set(devices) == {CPU})
 
 
+def _check_kinds(devices: Sequence[str]) -> None:
+    takes_all_kernels(os.environ)
+    if any(map(emulated_target, devices)) and find_spec("triton") is None:
+        raise Diagnostic(
+            "workers that emulate a GPU need Triton, which is not installed", hint="pip install 'moaic[gpu]'"
+        )
+
+
 def carrier_for(devices: Sequence[str]) -> Carrier:
     """The carrier for workers on these devices: NCCL needs a GPU per worker, Gloo serves workers that share one."""
     if set(devices) == {CPU}:
         return Carrier.MEMORY
+    if any(map(emulated_target, devices)):
+        return Carrier.GLOO
     return Carrier.NCCL if len(set(devices)) == len(devices) else Carrier.GLOO
 
 
@@ -241,6 +256,7 @@ def _environment(threads: int, devices: Sequence[str], additions: Mapping[str, s
         "TORCHINDUCTOR_COMPILE_THREADS": count,
         **KEEP_MEMORY,
         **({} if set(devices) == {CPU} else FOR_GPUS),
+        **({INTERPRETED: "1"} if any(map(emulated_target, devices)) else {}),
         **os.environ,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": count,

@@ -16,9 +16,11 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.early_workers import EarlyWorkers
 from moaic.runtime.controller.launch import launch
 from moaic.runtime.host.flavors import Flavor, asked_for
+from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.jobs import Job, begin, jobs
 from moaic.runtime.host.selection import current, current_flavor
+from moaic.runtime.host.worker_kinds import emulated_target
 
 VISIBILITY_VARIABLES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 """Variables that select visible GPUs; they have no effect on a host without GPUs."""
@@ -111,6 +113,8 @@ class Session:
         for variable in () if usable({}) else VISIBILITY_VARIABLES & os.environ.keys():
             startup_log.without_effect(variable, os.environ[variable])
         flavor = self._flavor = self.flavor()
+        if (target := emulated_target(flavor.device)) is not None:
+            startup_log.interpreted(target_of(target).device, target)
         self._job = _begun(flavor)
         workers = self._early.take(flavor) or launch(flavor.workers, devices=flavor.devices)
         startup_log.initializing()

@@ -40,6 +40,10 @@ def without_effect(variable: str, value: str) -> None:
     )
 
 
+def interpreted(gpu: str, target: str) -> None:
+    LOGGER.info("Workers interpret the kernels of an %s (%s) on this machine: slow, for proofs.", gpu, target)
+
+
 def untracked(reason: object) -> None:
     LOGGER.info("moai-smi will not show this program: %s", reason)
 

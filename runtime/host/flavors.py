@@ -17,6 +17,7 @@ from moaic.runtime.host.folders import config_folder
 from moaic.runtime.host.gpus import CPU, usable
 from moaic.runtime.host.memory import host_bytes
 from moaic.runtime.host.toml_tables import TomlTable, read_tables
+from moaic.runtime.host.worker_kinds import asked_device
 from moaic.text.units import GIB
 
 SIZES: Final[Mapping[str, int]] = {"Small": 1, "Medium": 2, "Large": 4, "xLarge": 8}
@@ -42,6 +43,8 @@ class Flavor:
     """The other hosts that it needs (`node2, node3`), on which workers cannot be started yet."""
     gpus: int = 0
     """Number of GPUs, whose memory it then is; 0 if workers compute on cores of the host."""
+    device: str = CPU
+    """Device of workers on cores: `cpu`, or a GPU that they emulate."""
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class Flavor:
     @property
     def devices(self) -> tuple[str, ...]:
         """The device of each worker; workers share GPUs if there are fewer of them."""
-        return tuple(f"cuda:{rank % self.gpus}" if self.gpus else CPU for rank in range(self.workers))
+        return tuple(f"cuda:{rank % self.gpus}" if self.gpus else self.device for rank in range(self.workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Host:
     """Whether other hosts have workers, too; then a host has no more workers than `cores`."""
     gpus: int = 0
     """Number of GPUs that workers compute on; if not 0, `memory` is theirs, and `cores` is equal to it."""
+    device: str = CPU
+    """Device of workers on cores."""
 
     @property
     def workers(self) -> int:
@@ -86,14 +91,19 @@ class Host:
     def flavor(self, workers: int) -> Flavor:
         """The flavor of this number of workers, with their share of the host's memory."""
         share = min(workers, self.workers) / self.workers
-        return Flavor(_size(workers), workers, int(share * self.memory), gpus=min(workers, self.gpus))
+        gpus = min(workers, self.gpus)
+        return Flavor(_size(workers), workers, int(share * self.memory), gpus=gpus, device=self.device)
 
 
 def this_host(environment: Mapping[str, str]) -> Host:
-    """The host without regard to `cluster.toml`: one worker per GPU, or per core if it has none."""
-    found = usable(environment)
+    """The host without regard to `cluster.toml`: one worker per GPU, or per core without GPUs or with MOAI_WORKERS.
+
+    Raises Diagnostic for an invalid MOAI_WORKERS.
+    """
+    device = asked_device(environment)
+    found = usable(environment) if device is None else []
     if not found:
-        return Host(cores(), host_bytes())
+        return Host(cores(), host_bytes(), device=device or CPU)
     return Host(len(found), len(found) * min(gpu.memory for gpu in found), gpus=len(found))
 
 
@@ -106,7 +116,9 @@ def hosts(environment: Mapping[str, str]) -> list[Host]:
     listed = listed_hosts(config_folder(environment) / "cluster.toml", here.memory)
     if not listed:
         return [here]
-    ours = [replace(_host(each), gpus=min(each.workers, here.gpus)) for each in listed if each.is_here]
+    ours = [
+        replace(_host(each), gpus=min(each.workers, here.gpus), device=here.device) for each in listed if each.is_here
+    ]
     ours = ours or [replace(here, cores=here.workers, in_cluster=True)]
     return [*ours, *(_host(each) for each in listed if not each.is_here)]
 
@@ -186,7 +198,7 @@ def _spread(workers: int, here: Host, *others: Host) -> Flavor:
             f"the hosts of cluster.toml have {workers - left} workers together, not {workers}",
             hint=f"choose {here.workers} or fewer",
         )
-    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus))
+    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus), here.device)
 
 
 def _own(table: TomlTable, here: Host) -> Flavor:

@@ -43,6 +43,11 @@ class TritonProgram:
     constants: Mapping[str, Any]
 
 
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels run on tensors of this device; also true of a host that emulates a GPU."""
+    return device.type == "cuda"
+
+
 def target_of(device: torch.device) -> str:
     """The name that the tables have for a GPU of this host: `sm_90`, `gfx942`."""
     if torch.version.hip:

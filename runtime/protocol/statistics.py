@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -33,6 +33,8 @@ class WorkerStatistics:
     programs: Mapping[int, ProgramStatistics]
     peak: int = 0
     """Peak bytes of tensors, if the device's allocator counts them."""
+    launches: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Launches of Triton kernels by name, where an emulated GPU counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +59,5 @@ def statistics(answers: Mapping[int, Any], messages: int, commands: int, sent: i
 
 def _worker(report: Any) -> WorkerStatistics:
     programs = {number: ProgramStatistics(**program) for number, program in report["programs"].items()}
-    return WorkerStatistics(report["pid"], report["pss"], report["buffers"], report["bytes"], programs, report["peak"])
+    memory = (report["pid"], report["pss"], report["buffers"], report["bytes"])
+    return WorkerStatistics(*memory, programs, report["peak"], report["launches"])

@@ -305,7 +305,7 @@ class _Instructions:
         return {op.callee for op in self._mine.ops if op.name == "call"}
 
     def _kernels(self) -> _Kernels:
-        return _Kernels(self._symbols, self._rank_context.context.device)
+        return _Kernels(self._symbols, self._rank_context.context)
 
     def _compile(self, kernels: _Kernels, names: Sequence[str]) -> None:
         start = time.perf_counter()
@@ -323,13 +323,14 @@ class _Instructions:
 class _Kernels:
     """Functions of a program that are ready to run, by name."""
 
-    def __init__(self, symbols: Symbols | None, device: torch.device) -> None:
+    def __init__(self, symbols: Symbols | None, context: WorkerContext) -> None:
         self._symbols = symbols
-        self._device = device
+        self._context = context
         self._made: dict[str, Callable[[Numbers], Compute]] = {}
 
     def prepare(self, functions: Sequence[Function], *, compiled: bool) -> None:
-        runs = prepare_functions(functions, self._symbols, compiled=compiled, device=self._device)
+        device = self._context.compiled_for if compiled else self._context.device
+        runs = prepare_functions(functions, self._symbols, compiled=compiled, device=device)
         self._made.update((function.name, run) for function, run in zip(functions, runs, strict=True))
 
     def at(self, numbers: Numbers) -> dict[str, Compute]:

@@ -102,6 +102,7 @@ class Requests:
             "bytes": sum(tensor.numel() * tensor.element_size() for tensor in self._table.values()),
             "programs": records,
             "peak": backend.peak(),
+            "launches": dict(backend.launches()),
         }
         if request.forget_peak:
             backend.forget_peak()

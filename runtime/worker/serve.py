@@ -20,7 +20,10 @@ from moaic.runtime.comm.shm_slots import SPINS, Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Transport
 from moaic.runtime.comm.worker_context import WorkerContext
+from moaic.runtime.emulation.backend import EmulatedGpuBackend
 from moaic.runtime.host.cores import cores
+from moaic.runtime.host.gpu_specs import target_of
+from moaic.runtime.host.worker_kinds import emulated_target
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
 from moaic.runtime.protocol.wire import Closed, Connection, Message
@@ -56,7 +59,7 @@ def work(
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
-    backend = backend_of(device)
+    backend = _backend(device)
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
@@ -71,6 +74,11 @@ def work(
         serve(worker, mailbox, connection)
     except Closed:
         end()
+
+
+def _backend(device: str) -> DeviceBackend:
+    target = emulated_target(device)
+    return backend_of(device) if target is None else EmulatedGpuBackend(target_of(target))
 
 
 def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:

@@ -42,6 +42,7 @@ class Absent:
     """A GPU that is not here; what it would do to data is left out."""
 
     device: torch.device = GPU
+    compiled_for: torch.device = GPU
 
     def begin(self) -> None: ...
 
@@ -71,6 +72,9 @@ class Absent:
         return 0
 
     def forget_peak(self) -> None: ...
+
+    def launches(self) -> dict[str, int]:
+        return {}
 
     device_bytes = private_bytes = free_bytes = peak = resident_bytes
 

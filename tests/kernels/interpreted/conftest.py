@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from tests.kernels.interpreted.mended import mend_interpreter
+from moaic.runtime.emulation.triton_interpreter import complete
 
 settings.register_profile("quick", max_examples=8, deadline=None, derandomize=True)
 settings.register_profile("few", max_examples=4, deadline=None, derandomize=True)
 settings.register_profile("glance", max_examples=3, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=100, deadline=None)
 
-mend_interpreter()
+complete("cuda")

@@ -1,0 +1,179 @@
+"""Triton's interpreter, completed: functions of device libraries, bounds of memory, and mended faults.
+
+Triton reads TRITON_INTERPRET when it is imported, so the variable must be set before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy
+from torch import Tensor
+
+from moaic.runtime.codegen.gpu_answers import always
+from moaic.runtime.emulation.device_functions import called
+
+LAUNCHES: Final = Counter[str]()
+"""Launches in this process, by the name of the kernel."""
+
+
+class OutOfBounds(RuntimeError):
+    """A kernel has read or written memory that is in none of its operands."""
+
+
+class _Bounds:
+    """The memory of the operands of the kernel that runs."""
+
+    def __init__(self) -> None:
+        self.kernel = ""
+        self.beside: tuple[Tensor, ...] = ()
+        self.begins = numpy.zeros(0, numpy.uint64)
+        self.ends = numpy.zeros(0, numpy.uint64)
+
+    def enter(self, kernel: str, operands: Sequence[object]) -> None:
+        tensors = [each for each in (*operands, *self.beside) if isinstance(each, Tensor)]
+        storages = [each.untyped_storage() for each in tensors]
+        self.kernel = kernel
+        self.begins = numpy.array([each.data_ptr() for each in storages], numpy.uint64)
+        self.ends = numpy.array([each.data_ptr() + each.nbytes() for each in storages], numpy.uint64)
+
+    def check(self, addresses: Any, mask: Any, size: int, what: str) -> None:
+        """Raises OutOfBounds for an element of `size` bytes of which a part is outside."""
+        asked = addresses[numpy.broadcast_to(mask, addresses.shape)].astype(numpy.uint64)[:, None]
+        inside = ((asked >= self.begins) & (asked + numpy.uint64(size) <= self.ends)).any(1)
+        if not inside.all():
+            raise OutOfBounds(f"{self.kernel} {what} {int((~inside).sum())} elements outside of its operands")
+
+
+@contextmanager
+def reachable(tensors: Sequence[Tensor]) -> Generator[None]:
+    """Within the block kernels may use these tensors, too, whose addresses they are given."""
+    before, _BOUNDS.beside = _BOUNDS.beside, (*_BOUNDS.beside, *tensors)
+    try:
+        yield
+    finally:
+        _BOUNDS.beside = before
+
+
+def complete(vendor: str) -> None:
+    """Has the interpreter of this process run what Inductor writes for GPUs of a vendor, `cuda` or `hip`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Triton warns of what it imports
+        interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+        language: Any = importlib.import_module("triton.language")
+    _complete_builder(interpreter, language)
+    _complete_launch(interpreter)
+    _complete_libraries(interpreter, vendor)
+    _patch_once(interpreter, language)
+
+
+def _complete_builder(interpreter: Any, language: Any) -> None:
+    builder = interpreter.InterpreterBuilder
+    handle = interpreter.TensorHandle
+    dot, load, store = builder.create_dot, builder.create_masked_load, builder.create_masked_store
+    add = builder.create_atomic_rmw
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        # Triton 3.7 multiplies the bits of bfloat16 as if they were integers.
+        wide = [
+            self.cast_impl(each, language.float32) if each.dtype.scalar == language.bfloat16 else each
+            for each in (a, b)
+        ]
+        return dot(self, *wide, *rest)
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        _BOUNDS.check(ptrs.data, mask.data, _bytes(ptrs), "reads")
+        return load(self, ptrs, mask, *rest)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _BOUNDS.check(ptrs.data, mask.data, _bytes(ptrs), "writes")
+        return store(self, ptrs, value, mask, *rest)
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _BOUNDS.check(ptr.data, mask.data, _bytes(ptr), "writes")
+        return add(self, op, *(_compact(handle, each) for each in (ptr, value, mask)), *rest)
+
+    def create_extern_elementwise(
+        self: Any, library: str, path: str, symbol: str, arguments: list[Any], kind: Any, is_pure: bool
+    ) -> Any:
+        made = called(symbol, [each.data for each in arguments])
+        element = kind.scalar
+        return handle(made.astype(interpreter._get_np_dtype(element)), element)
+
+    builder.create_dot = create_dot
+    builder.create_masked_load = create_masked_load
+    builder.create_masked_store = create_masked_store
+    builder.create_atomic_rmw = create_atomic_rmw
+    builder.create_extern_elementwise = create_extern_elementwise
+
+
+def _bytes(ptrs: Any) -> int:
+    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+
+
+def _compact(handle: Any, value: Any) -> Any:
+    return handle(numpy.ascontiguousarray(value.data), value.dtype)
+
+
+def _complete_launch(interpreter: Any) -> None:
+    executor = interpreter.GridExecutor
+    run = executor.__call__
+
+    def launch(self: Any, *operands: Any, **named: Any) -> Any:
+        name = _name(self.fn)
+        with _ONE_AT_A_TIME, numpy.errstate(all="ignore"):  # what GPUs say nothing of
+            LAUNCHES[name] += 1
+            _BOUNDS.enter(name, (*operands, *named.values()))
+            return run(self, *operands, **named)
+
+    executor.__call__ = launch
+
+
+def _name(function: Any) -> str:
+    """The name of a kernel: Inductor's own, or of moaic's, which has its file before it."""
+    folder, _, file = str(function.__module__).rpartition(".")
+    return f"{file}.{function.__name__}" if folder.startswith("moaic") else str(function.__name__)
+
+
+def _complete_libraries(interpreter: Any, vendor: str) -> None:
+    """Kernels find the vendor's functions where a compiler would put them in, and call them as they are."""
+    library: Any = importlib.import_module(f"triton.language.extra.{vendor}.libdevice")
+    seen: Any = importlib.import_module("triton.language.extra.libdevice")
+    for name, member in inspect.getmembers(library, inspect.isfunction):
+        if "_semantic" in inspect.signature(member).parameters:
+            setattr(seen, name, _meant(member, interpreter.interpreter_semantic))
+
+
+def _patch_once(interpreter: Any, language: Any) -> None:
+    """Replaces the functions of the language for good: Triton does so at each call of a function, for a tenth of a ms.
+
+    Triton 3.6 counts up to arrays of one number, which NumPy 2.4 no longer takes for a number.
+    """
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    language.tensor.__index__ = _number
+    interpreter._patch_lang = always(SimpleNamespace(restore=always(None)))
+
+
+def _number(tensor: Any) -> int:
+    return tensor.handle.data.item()
+
+
+def _meant(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **{**named, "_semantic": semantic})
+
+    return run
+
+
+_BOUNDS: Final = _Bounds()
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""The interpreter knows one kernel, and streams are threads."""

@@ -1,0 +1,111 @@
+"""Plans on workers that emulate a GPU: the Triton kernels that it would run give the results of one device.
+
+Inductor's kernels and moaic's own, all of them whether measured or not, with the GPU's instruction lists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from moaic.check.proof import CapturedStep, ProofOutcome, one_of_each_kind, plans_of, sampled
+from moaic.check.workers import WorkerProof, workers
+from moaic.passes.config import Config, Request
+from moaic.runtime.controller.accelerator import Accelerator
+from tests.exact.graphs import captured_step
+from tests.exact.models import DROPOUT, EXAMPLES, MIXTURE
+
+DEMO = Path(__file__).parents[2] / "examples" / "emulated_gpus.py"
+
+MODELS = {**EXAMPLES, "mixture": MIXTURE, "dropout": DROPOUT}
+
+TARGETS = ("sm_90", "gfx942")
+
+MOST = 12
+"""Kinds of plans on four workers, and on the second target."""
+
+
+@cache
+def captured(model: str) -> CapturedStep:
+    return captured_step(MODELS[model])
+
+
+@contextmanager
+def emulated(target: str, count: int = 2) -> Generator[Accelerator]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOAI_KERNELS", "all")
+        with workers(count, f"triton:{target}") as accelerator:
+            yield accelerator
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Accelerator]:
+    with emulated("sm_90") as accelerator:
+        yield accelerator
+
+
+def check(model: str, config: Config, accelerator: Accelerator) -> None:
+    verdict = WorkerProof(captured(model), compiled=True).verdict(config, accelerator)
+    assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("llama", Config(dp=2, distribute_param="use")),
+        ("llama", Config(tp=2, loss_chunks=2)),
+        ("llama", Config(pp=2, micro_batches=2)),
+        ("qwen2", Config(cp=2, gather_keys=False)),
+        ("mixture", Config(ep=2)),
+        ("dropout", Config(dp=2, recompute="full")),
+        ("resnet", Config(dp=2)),
+    ],
+    ids=str,
+)
+def test_a_plan_gives_the_results_of_one_device(gpus: Accelerator, model: str, config: Config) -> None:
+    check(model, config, gpus)
+
+
+def test_kernels_of_inductor_and_of_moaic_have_run(gpus: Accelerator) -> None:
+    check("llama", Config(dp=2), gpus)
+    for worker in gpus.stats().workers:
+        assert {"norm._forward", "norm._backward", "rotary._forward", "gated._forward"} <= worker.launches.keys()
+        assert sum(count for name, count in worker.launches.items() if name.startswith("triton_")) > 10
+
+
+@pytest.mark.slow
+def test_the_demo_trains_as_the_cpu_does() -> None:
+    command = [sys.executable, str(DEMO), "--plan", "dp=2", "--steps", "2"]
+    environment = {**os.environ, "MOAI_LOG": "info"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    apart = re.search(r"difference of a loss from the CPU's: (\S+)$", done.stdout.strip())
+    assert apart is not None
+    assert float(apart[1]) < 1e-5
+    assert "cross_entropy._parts" in done.stdout
+    assert "Workers interpret the kernels of an NVIDIA H100 SXM (sm_90)" in done.stderr
+
+
+def of_every_kind(model: str, count: int) -> list[Config]:
+    step = captured(model).module
+    return one_of_each_kind(
+        [*plans_of(step, count), *plans_of(step, count, Request(loss_chunks=2)), *plans_of(step, count, Request(cp=2))]
+    )
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("target", "count", "most"), [("sm_90", 2, None), ("gfx942", 2, MOST), ("sm_90", 4, MOST)])
+def test_plans_of_every_kind(model: str, target: str, count: int, most: int | None) -> None:
+    configs = of_every_kind(model, count)
+    with emulated(target, count) as accelerator:
+        for config in configs if most is None else sampled(configs, most):
+            check(model, config, accelerator)

@@ -1,0 +1,84 @@
+"""What the emulation of a GPU adds to Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from moaic.runtime.emulation.triton_interpreter import LAUNCHES
+from moaic.runtime.kernels.triton_launch import Tile, launch
+
+library: Any = libdevice
+
+
+@triton.jit
+def copied(source: tl.tensor, target: tl.tensor, n: tl.tensor, size: tl.constexpr, masked: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    if masked:
+        tl.store(target + at, tl.load(source + at, at < n), at < n)
+    else:
+        tl.store(target + at, tl.load(source + at), at < n)
+
+
+@triton.jit
+def scattered(source: tl.tensor, target: tl.tensor, rows: tl.tensor, height: tl.constexpr, columns: tl.constexpr):
+    at = tl.arange(0, height)[:, None]
+    column = tl.arange(0, columns)[None, :]
+    tl.atomic_add(target + column + 0 * at, tl.load(source + at * columns + column), at < rows)
+
+
+@triton.jit
+def folded(source: tl.tensor, target: tl.tensor, n: tl.tensor, size: tl.constexpr):
+    at = tl.arange(0, size)
+    x = tl.load(source + at, at < n)
+    tl.store(target + at, library.erf(x) + library.pow(x, 2.0), at < n)
+
+
+@triton.jit
+def multiplied(a: tl.tensor, b: tl.tensor, out: tl.tensor, size: tl.constexpr):
+    row, column = tl.arange(0, size)[:, None], tl.arange(0, size)[None, :]
+    at = row * size + column
+    tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+def check_a_load_past_the_end_is_found() -> None:
+    source, target = torch.randn(10), torch.zeros(10)
+    launch(copied, (1,), Tile(), source, target, 10, size=16, masked=True)
+    assert torch.equal(source, target)
+    with pytest.raises(Exception, match="copied reads 6 elements outside of its operands"):
+        launch(copied, (1,), Tile(), source, target, 10, size=16, masked=False)
+
+
+def check_a_store_past_the_end_is_found() -> None:
+    with pytest.raises(Exception, match="copied writes 2 elements outside"):
+        launch(copied, (1,), Tile(), torch.randn(12), torch.zeros(10), 12, size=16, masked=True)
+
+
+def check_additions_with_a_mask_of_fewer_elements() -> None:
+    source, target = torch.randn(8, 4), torch.zeros(4)
+    launch(scattered, (1,), Tile(), source, target, 5, height=8, columns=4)
+    torch.testing.assert_close(target, source[:5].sum(0))
+
+
+def check_functions_of_device_libraries() -> None:
+    source, target = torch.randn(10), torch.zeros(10)
+    launch(folded, (1,), Tile(), source, target, 10, size=16)
+    torch.testing.assert_close(target, torch.erf(source) + source**2)
+
+
+def check_products_of_bfloat16() -> None:
+    a, b = (torch.randn(16, 16).bfloat16() for _ in range(2))
+    out = torch.zeros(16, 16)
+    launch(multiplied, (1,), Tile(), a, b, out, size=16)
+    torch.testing.assert_close(out, a.float() @ b.float())
+
+
+def check_launches_are_counted_by_name() -> None:
+    x, before = torch.zeros(4), LAUNCHES["copied"]
+    launch(copied, (1,), Tile(), x, x.clone(), 4, size=4, masked=True)
+    assert LAUNCHES["copied"] == before + 1
