@@ -54,15 +54,23 @@ class WorkerProof:
         self._expected = run_function(self._exact.module, self._exact.module.main.name, self._exact.inputs)
         self._builders: dict[str, Builder] = {}
 
-    def verdict(self, config: Config, accelerator: Accelerator) -> Verdict:
-        """Runs one training step under a plan. A Diagnostic drops the plan, any other exception is a failure."""
+    def verdict(self, config: Config, accelerator: Accelerator, runs: int = 1) -> Verdict:
+        """Runs one training step under a plan so many times, up to the first failure.
+
+        A Diagnostic drops the plan, any other exception is a failure.
+        """
         main = self._step.module.main
 
         def plan(step: Module) -> Plan:
             return self._builder(step).build(config)
 
         try:
-            results = self._results(Running(main, accelerator, plan, compiling=self._compiling), accelerator)
+            running = Running(main, accelerator, plan, compiling=self._compiling)
+            for _ in range(runs - 1):
+                verdict = compared(config, main, self._results(running, accelerator), self._expected, TOLERANCE)
+                if verdict.outcome is not ProofOutcome.PASS:
+                    return verdict
+            results = self._results(running, accelerator)
         except Diagnostic as reason:
             return Verdict(config, ProofOutcome.DROPPED, reason=reason.message)
         except Exception as error:

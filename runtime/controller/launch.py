@@ -250,13 +250,17 @@ decide differently while that memory grows, and deadlock. NCCL runs the collecti
 which is the same on all ranks."""
 
 
+EMULATING: Final[Mapping[str, str]] = {INTERPRETED: "1", "MALLOC_PERTURB_": "85"}
+"""Settings for workers that emulate a GPU: Triton interprets kernels, and glibc fills the memory that is freed."""
+
+
 def _environment(threads: int, devices: Sequence[str], additions: Mapping[str, str]) -> dict[str, str]:
     count = str(threads)
     environment = {
         "TORCHINDUCTOR_COMPILE_THREADS": count,
         **KEEP_MEMORY,
         **({} if set(devices) == {CPU} else FOR_GPUS),
-        **({INTERPRETED: "1"} if any(map(emulated_target, devices)) else {}),
+        **(EMULATING if any(map(emulated_target, devices)) else {}),
         **os.environ,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": count,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from moaic.runtime.codegen.gpu_answers import always
 from moaic.runtime.emulation.device_functions import called
+from moaic.runtime.emulation.narrow_floats import mend_narrow_floats
 
 LAUNCHES: Final = Counter[str]()
 """Launches in this process, by the name of the kernel."""
@@ -69,25 +70,18 @@ def complete(vendor: str) -> None:
         warnings.simplefilter("ignore")  # Triton warns of what it imports
         interpreter: Any = importlib.import_module("triton.runtime.interpreter")
         language: Any = importlib.import_module("triton.language")
-    _complete_builder(interpreter, language)
+    mend_narrow_floats(interpreter, language)
+    _complete_builder(interpreter)
     _complete_launch(interpreter)
     _complete_libraries(interpreter, vendor)
     _patch_once(interpreter, language)
 
 
-def _complete_builder(interpreter: Any, language: Any) -> None:
+def _complete_builder(interpreter: Any) -> None:
     builder = interpreter.InterpreterBuilder
     handle = interpreter.TensorHandle
-    dot, load, store = builder.create_dot, builder.create_masked_load, builder.create_masked_store
+    load, store = builder.create_masked_load, builder.create_masked_store
     add = builder.create_atomic_rmw
-
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        # Triton 3.7 multiplies the bits of bfloat16 as if they were integers.
-        wide = [
-            self.cast_impl(each, language.float32) if each.dtype.scalar == language.bfloat16 else each
-            for each in (a, b)
-        ]
-        return dot(self, *wide, *rest)
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _BOUNDS.check(ptrs.data, mask.data, _bytes(ptrs), "reads")
@@ -108,7 +102,6 @@ def _complete_builder(interpreter: Any, language: Any) -> None:
         element = kind.scalar
         return handle(made.astype(interpreter._get_np_dtype(element)), element)
 
-    builder.create_dot = create_dot
     builder.create_masked_load = create_masked_load
     builder.create_masked_store = create_masked_store
     builder.create_atomic_rmw = create_atomic_rmw

@@ -40,6 +40,8 @@ class Instruction(NamedTuple):
     awaits: tuple[int, ...]
     """Slots that hold a running collective, which is awaited before `run`."""
     communicates: bool
+    is_async: bool = False
+    """Whether it runs on the side stream: its results are awaited."""
 
 
 def instructions(
@@ -71,6 +73,7 @@ def instructions(
             frees=tuple(slots[value] for value in held if value in dead),
             awaits=tuple(slots[value] for value in dict.fromkeys(awaited)),
             communicates=is_communication(op),
+            is_async=is_async,
         )
 
 

@@ -27,6 +27,7 @@ from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
 from moaic.runtime.worker.instructions import Compute, Instruction, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
 from moaic.runtime.worker.per_rank_order import rank_order
+from moaic.runtime.worker.stream_order import MANY, check_program, check_streams
 
 SIZES_KEPT = 64
 """Latest sizes of a program with open sizes whose instructions are kept."""
@@ -94,7 +95,10 @@ class Program:
             return
         self._context = context
         rank_context = RankContext(self.mesh, context)
-        arrange = arranged(self.main, self.mesh) if context.transport.is_asynchronous else program_order(self.main)
+        is_arranged = context.transport.is_asynchronous
+        arrange = arranged(self.main, self.mesh) if is_arranged else program_order(self.main)
+        if is_arranged and context.rank == 0 and self.mesh.ranks <= MANY:
+            check_program(self.main, arrange, self.mesh, context.transport.send_slots)
         at = self.mesh.coordinates(context.rank)
         steps = rank_order(arrange, self.mesh, at, context.transport.send_slots)
         self._numbers = [step.position for step in steps]
@@ -187,7 +191,7 @@ class Program:
         clock = self._clock
         before = clock()
         for index, instruction in zip(self._numbers, instructions, strict=True):
-            run, reads, writes, frees, awaits, communicates = instruction
+            run, reads, writes, frees, awaits, communicates, _ = instruction
             self._note(index)
             for slot in awaits:
                 slots[slot] = slots[slot]()
@@ -301,6 +305,10 @@ class _Instructions:
         return lru_cache(SIZES_KEPT)(partial(self._with, kernels))
 
     @property
+    def _coordinates(self) -> dict[str, int]:
+        return self._rank_context.mesh.coordinates(self._rank_context.rank)
+
+    @property
     def _own(self) -> set[str]:
         return {op.callee for op in self._mine.ops if op.name == "call"}
 
@@ -316,8 +324,15 @@ class _Instructions:
         numbers = {} if self._symbols is None else self._symbols.numbers(sizes)
         at = Specializer(numbers)
         slots = {at.value(value): slot for slot, value in enumerate(self._main.values())}
-        made = kernels.at(numbers)
-        return list(instructions(at.function(self._mine), self._rank_context, self.functions, made, slots))
+        made, mine = kernels.at(numbers), at.function(self._mine)
+        found = list(instructions(mine, self._rank_context, self.functions, made, slots))
+        if self._rank_context.transport.is_asynchronous:
+            given, wanted = (
+                [slots[value] for value in values if value.type.layout.holds(self._coordinates)]
+                for values in (mine.params, mine.results)
+            )
+            check_streams(found, given, wanted)
+        return found
 
 
 class _Kernels:

@@ -29,6 +29,14 @@ MODELS = {**EXAMPLES, "mixture": MIXTURE, "dropout": DROPOUT}
 
 TARGETS = ("sm_90", "gfx942")
 
+ADVERSE = [
+    Config(dp=2, micro_batches=2, distribute_param="use"),
+    Config(tp=2),
+    Config(pp=2, micro_batches=2, schedule="zero-bubble"),
+    Config(cp=2, gather_keys=False),
+]
+"""Plans with collectives on the side stream, sends, and a ring."""
+
 MOST = 12
 """Kinds of plans on four workers, and on the second target."""
 
@@ -39,9 +47,9 @@ def captured(model: str) -> CapturedStep:
 
 
 @contextmanager
-def emulated(target: str, count: int = 2) -> Generator[Accelerator]:
+def emulated(target: str, count: int = 2, kernels: str = "all") -> Generator[Accelerator]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOAI_KERNELS", "all")
+        patch.setenv("MOAI_KERNELS", kernels)
         with workers(count, f"triton:{target}") as accelerator:
             yield accelerator
 
@@ -92,6 +100,31 @@ def test_the_demo_trains_as_the_cpu_does() -> None:
     assert float(apart[1]) < 1e-5
     assert "cross_entropy._parts" in done.stdout
     assert "Workers interpret the kernels of an NVIDIA H100 SXM (sm_90)" in done.stderr
+
+
+@pytest.mark.parametrize("config", ADVERSE, ids=str)
+def test_streams_that_are_late_change_nothing(gpus: Accelerator, config: Config) -> None:
+    """Op by op, as fast as the host: the side stream is late in another way each time."""
+    verdict = WorkerProof(captured("llama"), compiled=False).verdict(config, gpus, runs=8)
+    assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("config", ADVERSE, ids=str)
+def test_streams_that_are_late_many_times_change_nothing(config: Config) -> None:
+    with emulated("sm_90", kernels="measured") as accelerator:
+        verdict = WorkerProof(captured("llama"), compiled=False).verdict(config, accelerator, runs=250)
+        assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("file", ["test_training.py", "test_precision.py", "test_dropout.py"])
+def test_trainings_on_emulated_gpus(file: str) -> None:
+    """Two kinds of optimizers, bfloat16, accumulation: the tests of workers on the CPU, on these."""
+    command = [sys.executable, "-m", "pytest", "-q", str(Path(__file__).with_name(file))]
+    environment = {**os.environ, "MOAI_WORKERS": "triton", "MOAI_KERNELS": "all", "MOAI_COMPILE": "wait"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def of_every_kind(model: str, count: int) -> list[Config]:

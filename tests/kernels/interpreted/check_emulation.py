@@ -46,6 +46,19 @@ def multiplied(a: tl.tensor, b: tl.tensor, out: tl.tensor, size: tl.constexpr):
     tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
 
 
+@triton.jit
+def narrowed(source: tl.tensor, target: Any, size: tl.constexpr):
+    at = tl.arange(0, size)
+    tl.store(target + at, tl.load(source + at).to(target.dtype.element_ty))
+
+
+@triton.jit
+def added(a: tl.tensor, b: tl.tensor, out: tl.tensor, size: tl.constexpr):
+    at = tl.arange(0, size)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + at, tl.where(x > y, x + y, x * y - y))
+
+
 def check_a_load_past_the_end_is_found() -> None:
     source, target = torch.randn(10), torch.zeros(10)
     launch(copied, (1,), Tile(), source, target, 10, size=16, masked=True)
@@ -76,6 +89,22 @@ def check_products_of_bfloat16() -> None:
     out = torch.zeros(16, 16)
     launch(multiplied, (1,), Tile(), a, b, out, size=16)
     torch.testing.assert_close(out, a.float() @ b.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn])
+def check_casts_round_to_nearest(dtype: torch.dtype) -> None:
+    wide, narrow = torch.randn(1024), torch.zeros(1024, dtype=dtype)
+    launch(narrowed, (1,), Tile(), wide, narrow, size=1024)
+    assert torch.equal(narrow.float(), wide.to(dtype).float())
+    launch(narrowed, (1,), Tile(), narrow, wide, size=1024)
+    assert torch.equal(narrow.float(), wide)
+
+
+def check_arithmetic_of_bfloat16() -> None:
+    a, b = (torch.randn(256).bfloat16() for _ in range(2))
+    out = torch.zeros_like(a)
+    launch(added, (1,), Tile(), a, b, out, size=256)
+    assert torch.equal(out, torch.where(a > b, a + b, a * b - b))
 
 
 def check_launches_are_counted_by_name() -> None:
