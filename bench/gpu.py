@@ -66,10 +66,13 @@ SEVERAL_WORKERS = {"MOAI_DEVICE": "1", "MOAI_FLAVOR": "2", "MOAI_LOG": "warning"
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 
+EMULATED = {"MOAI_WORKERS": "triton", "MOAI_KERNELS": "all"}
+"""Workers that run what a GPU would run, on the CPU."""
+
 PARTS = (
     Part("Own kernels beside their references", BENCH / "gpu_check_kernels.py", 60, here=INTERPRETED),
-    Part("Plans beside one device", BENCH / "gpu_check_plans.py", 80, environment=SEVERAL_WORKERS),
-    Part("Training steps of a 1B Llama", BENCH / "gpu_llama.py", 105, ("--model", "1B")),
+    Part("Plans beside one device", BENCH / "gpu_check_plans.py", 80, environment=SEVERAL_WORKERS, here=EMULATED),
+    Part("Training steps of a 1B Llama", BENCH / "gpu_llama.py", 105, ("--model", "1B"), here=EMULATED),
     Part("Training steps of an 8B-shaped Llama", BENCH / "gpu_llama.py", 120, ("--model", "8B")),
     Part("Training steps of a small Llama", BENCH / "gpu_graphs.py", 50),
     Part("Own kernels timed", BENCH / "gpu_time_kernels.py", 60, here=INTERPRETED),

@@ -59,7 +59,7 @@ ATTENTION: Final = frozenset(
     f"_scaled_dot_product_{kind}_attention{way}" for kind in ("flash", "efficient") for way in ("", "_backward")
 )
 
-PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"})
 
 HEAVY: Final = PRODUCTS | ATTENTION | {"convolution", "convolution_backward"}
 
@@ -214,7 +214,12 @@ def _flops(node: Any) -> float:
     value: Any = node.meta.get("val")
     if node.op != "call_function" or getattr(node.target, "is_view", False) or value is None:
         return 0.0
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is torch.ops.aten._grouped_mm:
+        # Each row is multiplied by one matrix. The registry does not know the op.
+        left, right = (_example(each) for each in node.args[:2])
+        return 2.0 * left.numel() * right.shape[-1]
+    count = flop_registry.get(packet)
     if count is not None:
         given, named = tree_map(_example, (node.args, node.kwargs))
         # The registry counts all pairs of a query and a key.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moaic.ir.graph import Op
+from moaic.runtime.codegen import gpu_grouped_mm
 from moaic.runtime.codegen import grouped_mm as ops
 
 
@@ -20,7 +21,7 @@ def grouped_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     x, weight, ids = operands
     shape = op.results[0].type.shape
     if len(shape) == 2:
-        return ops.grouped_mm(x, weight, ids)
+        return _product(x, weight, ids, device)
     blocks, size = shape[0], weight.shape[0] // shape[0]
     products = [ops.grouped_mm(_block(x, i), weight.narrow(0, i * size, size), ids - i * size) for i in range(blocks)]
     return torch.stack(products)
@@ -31,11 +32,21 @@ def grouped_outer(op: Op, operands: Sequence[Any], device: torch.device) -> Tens
     grad, x, ids = operands
     count: Any = op.attrs["count"]
     if grad.dim() == 2:
-        return ops.grouped_outer(grad, x, ids, count)
+        return _outer(grad, x, ids, count, device)
     blocks = max(len(grad), len(x))
     size = count // blocks
-    gradients = [ops.grouped_outer(_block(grad, i), _block(x, i), ids - i * size, size) for i in range(blocks)]
+    gradients = [_outer(_block(grad, i), _block(x, i), ids - i * size, size, device) for i in range(blocks)]
     return torch.cat(gradients)
+
+
+def _product(x: Tensor, weight: Tensor, ids: Tensor, device: torch.device) -> Tensor:
+    way = gpu_grouped_mm if gpu_grouped_mm.takes(device, x, weight, weight.mT) else ops
+    return way.grouped_mm(x, weight, ids)
+
+
+def _outer(grad: Tensor, x: Tensor, ids: Tensor, count: int, device: torch.device) -> Tensor:
+    way = gpu_grouped_mm if gpu_grouped_mm.takes(device, grad, x) else ops
+    return way.grouped_outer(grad, x, ids, count)
 
 
 def _block(x: Tensor, index: int) -> Tensor:
