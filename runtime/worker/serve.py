@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moaic.ir.errors import Diagnostic
 from moaic.runtime.comm.device_backend import DeviceBackend, backend_of
 from moaic.runtime.comm.process_group_transport import group_transport
 from moaic.runtime.comm.shm_slots import SPINS, Mailbox
@@ -63,9 +64,9 @@ def work(
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    backend.begin()
     connection = Connection(socket.socket(fileno=descriptor), backend.staging)
     try:
+        _begin(backend, connection)
         connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, backend)
@@ -79,6 +80,16 @@ def work(
 def _backend(device: str) -> DeviceBackend:
     target = emulated_target(device)
     return backend_of(device) if target is None else EmulatedGpuBackend(target_of(target))
+
+
+def _begin(backend: DeviceBackend, connection: Connection) -> None:
+    """Begin to use the device; if it cannot be used, say so and wait for the end."""
+    try:
+        backend.begin()
+    except Diagnostic as reason:
+        said = [-1, "starting", Diagnostic.__name__, reason.message, str(reason), False, None]
+        connection.send([NO_REQUEST, AnswerCode.FAILED, *said])
+        threading.Event().wait()
 
 
 def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:

@@ -15,11 +15,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from moaic.check.proof import CapturedStep, ProofOutcome, one_of_each_kind, plans_of, sampled
 from moaic.check.workers import WorkerProof, workers
 from moaic.passes.config import Config, Request
 from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import whole
 from tests.exact.graphs import captured_step
 from tests.exact.models import DROPOUT, EXAMPLES, MIXTURE
 
@@ -87,6 +90,31 @@ def test_kernels_of_inductor_and_of_moaic_have_run(gpus: Accelerator) -> None:
     for worker in gpus.stats().workers:
         assert {"norm._forward", "norm._backward", "rotary._forward", "gated._forward"} <= worker.launches.keys()
         assert sum(count for name, count in worker.launches.items() if name.startswith("triton_")) > 10
+
+
+DRAWN = """// moai 1
+mesh [dp=2]
+func @draw(%k: i64[2]) -> (f32[8{dp}, 33]) {
+  %k1 = moai.fold_key %k {instance = 3} : i64[2]
+  %r = moai.rand %k1 : f32[8{dp}, 33]
+  return %r
+}
+func @main(%k: i64[2] key) -> (f32[8{dp}, 33]) {
+  %r = call @draw %k : f32[8{dp}, 33]
+  return %r
+}
+"""
+
+
+def drawn(accelerator: Accelerator) -> Tensor:
+    result = accelerator.buffer("f32", (8, 33))
+    accelerator.run(accelerator.load(DRAWN, compiled=True), [], [result], key=(1, 2))
+    return accelerator.download(whole(result))
+
+
+def test_dropout_draws_the_bits_of_the_cpu(gpus: Accelerator) -> None:
+    with workers(2) as accelerator:
+        assert torch.equal(drawn(gpus), drawn(accelerator))
 
 
 @pytest.mark.slow
