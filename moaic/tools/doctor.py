@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -20,10 +21,12 @@ from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
 from moaic.runtime.host.flavors import flavors
 from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
+from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import built_for, usable, variable
 from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.version import VERSION
+from moaic.runtime.host.worker_kinds import WORKERS_VARIABLE, asked_device, emulated_target
 from moaic.support.cache_folder import cache_folder
 from moaic.support.environment import mistakes
 from moaic.text.units import count, gib
@@ -178,6 +181,12 @@ def _hardware(environment: Mapping[str, str]) -> Iterator[Finding]:
 def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The GPUs that workers use; if there are none, the GPUs of this host and the reason why they are not used."""
     used = usable(environment)
+    with suppress(Diagnostic):
+        if (device := asked_device(environment)) is not None:
+            target = emulated_target(device)
+            name = "compute on cores" if target is None else f"interpret the kernels of an {target_of(target).device}"
+            yield Finding(FindingState.NOTE, f"{WORKERS_VARIABLE} has workers {name}")
+            return
     for gpu in used:
         text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
         yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")

@@ -23,6 +23,7 @@ from moaic.ir.attention import causal_divisor
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.types import FLOAT8
+from moaic.runtime.codegen.device_guard import register_device_guard
 from moaic.runtime.codegen.gpu_answers import check_names, decompositions, gpu_answers, settings
 from moaic.runtime.codegen.lower_to_fx import trace
 from moaic.runtime.dtypes import DTYPE_NAMES
@@ -85,6 +86,7 @@ class Generated:
 def generated(function: Function, target: Target) -> list[Generated]:
     """The kernels of a function of local types, in order of their first call. Raises Diagnostic."""
     check_names(NEEDED)
+    register_device_guard()
     if not target.has_float8 and any(value.type.dtype in FLOAT8 for value in function.values()):
         raise Diagnostic(
             f"@{function.name} computes in eight-bit floats, and {target.device} ({target.name}) has none",

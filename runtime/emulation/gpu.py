@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from moaic.runtime.codegen.device_guard import register_device_guard
 from moaic.runtime.codegen.gpu_answers import always, check_names, decompositions, gpu_answers, settings
 from moaic.runtime.emulation.library_kernels import register_kernels
 from moaic.runtime.emulation.triton_interpreter import complete
@@ -44,6 +45,7 @@ def emulate(target: Target) -> None:
     """
     assert os.environ.get(INTERPRETED) == "1", f"{INTERPRETED}=1 must be set before Triton is imported"
     check_names(NEEDED)
+    register_device_guard()
     for owner, name, answer in (*gpu_answers(target), *_on_the_host()):
         setattr(owner, name, answer)
     config: Any = importlib.import_module("torch._inductor.config")

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,14 +21,14 @@ from torch import Tensor
 
 from moaic.runtime.codegen.gpu_answers import always
 from moaic.runtime.emulation.device_functions import called
-from moaic.runtime.emulation.narrow_floats import mend_narrow_floats
+from moaic.runtime.emulation.narrow_floats import NarrowFloats
 
 LAUNCHES: Final = Counter[str]()
 """Launches in this process, by the name of the kernel."""
 
 
 class OutOfBounds(RuntimeError):
-    """A kernel has read or written memory that is in none of its operands."""
+    """A kernel has read or written memory that is in none of its operands. Which of them it was in is not known."""
 
 
 class _Bounds:
@@ -40,18 +41,23 @@ class _Bounds:
         self.ends = numpy.zeros(0, numpy.uint64)
 
     def enter(self, kernel: str, operands: Sequence[object]) -> None:
-        tensors = [each for each in (*operands, *self.beside) if isinstance(each, Tensor)]
-        storages = [each.untyped_storage() for each in tensors]
+        tensors = [each for each in (*operands, *self.beside) if isinstance(each, Tensor) and each.numel()]
         self.kernel = kernel
-        self.begins = numpy.array([each.data_ptr() for each in storages], numpy.uint64)
-        self.ends = numpy.array([each.data_ptr() + each.nbytes() for each in storages], numpy.uint64)
+        self.begins = numpy.array([each.data_ptr() for each in tensors], numpy.uint64)
+        self.ends = numpy.array([each.data_ptr() + _extent(each) for each in tensors], numpy.uint64)
 
     def check(self, addresses: Any, mask: Any, size: int, what: str) -> None:
         """Raises OutOfBounds for an element of `size` bytes of which a part is outside."""
         asked = addresses[numpy.broadcast_to(mask, addresses.shape)].astype(numpy.uint64)[:, None]
         inside = ((asked >= self.begins) & (asked + numpy.uint64(size) <= self.ends)).any(1)
         if not inside.all():
-            raise OutOfBounds(f"{self.kernel} {what} {int((~inside).sum())} elements outside of its operands")
+            raise OutOfBounds(f"it {what} {int((~inside).sum())} elements outside of its operands")
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of the last one."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
 
 
 @contextmanager
@@ -70,18 +76,19 @@ def complete(vendor: str) -> None:
         warnings.simplefilter("ignore")  # Triton warns of what it imports
         interpreter: Any = importlib.import_module("triton.runtime.interpreter")
         language: Any = importlib.import_module("triton.language")
-    mend_narrow_floats(interpreter, language)
-    _complete_builder(interpreter)
+    narrow = NarrowFloats(interpreter, language)
+    narrow.mend()
+    _complete_builder(interpreter, narrow)
     _complete_launch(interpreter)
     _complete_libraries(interpreter, vendor)
     _patch_once(interpreter, language)
 
 
-def _complete_builder(interpreter: Any) -> None:
+def _complete_builder(interpreter: Any, narrow: NarrowFloats) -> None:
     builder = interpreter.InterpreterBuilder
     handle = interpreter.TensorHandle
     load, store = builder.create_masked_load, builder.create_masked_store
-    add = builder.create_atomic_rmw
+    update, exchange = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _BOUNDS.check(ptrs.data, mask.data, _bytes(ptrs), "reads")
@@ -93,7 +100,21 @@ def _complete_builder(interpreter: Any) -> None:
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _BOUNDS.check(ptr.data, mask.data, _bytes(ptr), "writes")
-        return add(self, op, *(_compact(handle, each) for each in (ptr, value, mask)), *rest)
+        if narrow.holds(value):
+            return narrow.update(ptr, value, mask, str(op))
+        return update(self, op, *(_compact(handle, each) for each in (ptr, value, mask)), *rest)
+
+    def create_atomic_cas(self: Any, ptr: Any, *rest: Any) -> Any:
+        _BOUNDS.check(ptr.data, numpy.ones_like(ptr.data, dtype=bool), _bytes(ptr), "writes")
+        return exchange(self, ptr, *rest)
+
+    def get_all_ones_value(self: Any, kind: Any) -> Any:
+        # Triton 3.7 takes -1 for a number of unsigned types, too, which NumPy 2 refuses.
+        return handle(numpy.invert(numpy.zeros(1, interpreter._get_np_dtype(kind))), kind.scalar)
+
+    def create_assert(self: Any, condition: Any, message: str) -> None:
+        if not numpy.all(condition.data):
+            raise AssertionError(message)
 
     def create_extern_elementwise(
         self: Any, library: str, path: str, symbol: str, arguments: list[Any], kind: Any, is_pure: bool
@@ -105,6 +126,9 @@ def _complete_builder(interpreter: Any) -> None:
     builder.create_masked_load = create_masked_load
     builder.create_masked_store = create_masked_store
     builder.create_atomic_rmw = create_atomic_rmw
+    builder.create_atomic_cas = create_atomic_cas
+    builder.create_assert = create_assert
+    builder.get_all_ones_value = get_all_ones_value
     builder.create_extern_elementwise = create_extern_elementwise
 
 
@@ -117,6 +141,9 @@ def _compact(handle: Any, value: Any) -> Any:
 
 
 def _complete_launch(interpreter: Any) -> None:
+    # Inductor asserts that indices are in range, and has NVIDIA's compiler keep that; sums of integers may wrap.
+    asserting = interpreter.interpreter_builder
+    asserting.options = replace(asserting.options, debug=True, sanitize_overflow=False)
     executor = interpreter.GridExecutor
     run = executor.__call__
 
@@ -125,7 +152,10 @@ def _complete_launch(interpreter: Any) -> None:
         with _ONE_AT_A_TIME, numpy.errstate(all="ignore"):  # what GPUs say nothing of
             LAUNCHES[name] += 1
             _BOUNDS.enter(name, (*operands, *named.values()))
-            return run(self, *operands, **named)
+            try:
+                return run(self, *operands, **named)
+            except interpreter.InterpreterError as error:
+                raise RuntimeError(f"{name}: {error.__cause__ or error}") from error
 
     executor.__call__ = launch
 

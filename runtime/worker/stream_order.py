@@ -38,8 +38,10 @@ def check_streams(instructions: Sequence[Instruction], given: Sequence[int], wan
     `given` are the slots that hold operands at the start, `wanted` those that are read at the end.
     """
     ready, running, freed = set(given), set[int](), set[int]()
+    unread = set(given)
     for number, each in enumerate(instructions):
         here = f"instruction {number}"
+        _require(_once(each.awaits) and _once(each.frees), here, "waits or frees twice", (each.awaits, each.frees))
         _require(set(each.awaits) <= running, here, "awaits what does not run", set(each.awaits) - running)
         running.difference_update(each.awaits)
         ready.update(each.awaits)
@@ -49,6 +51,7 @@ def check_streams(instructions: Sequence[Instruction], given: Sequence[int], wan
         _require(set(each.frees) <= set(each.reads), here, "frees what it does not read", each.frees)
         ready.difference_update(each.frees)
         freed.update(each.frees)
+        unread.difference_update(each.reads)
         made = {slot for slot in each.writes if slot >= 0}
         _require(not made & (ready | running | freed), here, "writes again", made & (ready | running | freed))
         (running if each.is_async else ready).update(made)
@@ -56,6 +59,12 @@ def check_streams(instructions: Sequence[Instruction], given: Sequence[int], wan
     _require(not lost, "the end", "comes before somebody waits for", lost)
     missing = set(wanted) - ready - running
     _require(not missing, "the end", "reads what was freed or never made", missing)
+    kept = ready - set(wanted) - unread
+    _require(not kept, "the end", "comes before memory is given back", kept)
+
+
+def _once(slots: Sequence[int]) -> bool:
+    return len(set(slots)) == len(slots)
 
 
 def _require(holds: bool, where: str, what: str, slots: object) -> None:
@@ -150,15 +159,19 @@ class _Rank:
 
     @property
     def is_done(self) -> bool:
-        return not self.left and not self.side
+        return not self.left and not self.side and not self.posted
 
     def waits_for(self) -> int:
-        return (self.left or self.side)[0].position
+        return (self.left or self.side)[0].position if self.left or self.side else next(iter(self.posted))
 
     def is_at(self, position: int) -> bool:
         """Whether one of its streams has come to a collective."""
         heads = [*list(self.side)[:1], *(list(self.left)[:1] if self._is_free() else ())]
-        return any(each.position == position for each in heads)
+        return any(each.position == position and not each.sends and not each.receives for each in heads)
+
+    def receives_now(self, position: int) -> bool:
+        """Whether it waits for a value that is sent to it."""
+        return bool(self.left) and self._is_free() and self.left[0].position == position and self.left[0].receives
 
     def _is_free(self) -> bool:
         """Whether the first stream waits for nothing on the side stream."""
@@ -182,7 +195,8 @@ def _advance(rank: int, ranks: Mapping[int, _Rank], slots: int) -> bool:
         return True
     if head.sends:
         # Without a slot the sender goes on when its receiver has come.
-        if len(mine.posted) >= slots and not (slots == 0 and ranks[head.ranks[-1]].is_at(head.position)):
+        is_met = slots == 0 and ranks[head.ranks[-1]].receives_now(head.position)
+        if len(mine.posted) >= slots and not is_met:
             return False
         mine.posted[head.position] = head.ranks[-1]
         mine.left.popleft()

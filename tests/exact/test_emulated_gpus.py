@@ -137,6 +137,45 @@ def test_streams_that_are_late_change_nothing(gpus: Accelerator, config: Config)
     assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"
 
 
+SCRIPT = """
+import torch, torch.nn.functional as F
+
+def shifted(x):
+    y = torch.zeros_like(x)
+    y[:, 1:] = x[:, :-1]
+    return y + 1
+
+def convolved(x, w):
+    return F.conv1d((2 * x).transpose(1, 2), w, padding=1).relu()
+
+def added(x, places, rows):
+    return x.index_add(0, places, rows)
+
+CASES = {
+    shifted: [torch.arange(32).view(4, 8)],
+    convolved: [torch.randn(2, 33, 3), torch.randn(5, 3, 3)],
+    added: [torch.randn(5, 7).bfloat16(), torch.tensor([3, 0, 3]), torch.randn(3, 7).bfloat16()],
+}
+for function, operands in CASES.items():
+    found = torch.compile(function, backend="moai")(*(each.to("moai") for each in operands)).cpu()
+    torch.testing.assert_close(found, function(*operands), rtol=1e-2, atol=1e-2)
+try:
+    looked_up = torch.compile(lambda table, places: table.gather(1, places) + 1, backend="moai")
+    looked_up(torch.zeros(10, 5).to("moai"), torch.tensor([[7], [1]]).to("moai")).cpu()
+except IndexError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_ops_that_need_a_device_to_be_traced_and_an_index_out_of_range() -> None:
+    environment = {**os.environ, "MOAI_WORKERS": "triton", "MOAI_COMPILE": "wait", "MOAI_FLAVOR": "1"}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("index out of range: one is negative, or not below 5")
+
+
 @pytest.mark.exact
 @pytest.mark.parametrize("config", ADVERSE, ids=str)
 def test_streams_that_are_late_many_times_change_nothing(config: Config) -> None:

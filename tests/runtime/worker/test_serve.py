@@ -25,10 +25,13 @@ def staging(size: int) -> torch.Tensor:
 
 
 def test_a_device_that_cannot_be_used_is_reported_with_its_reason() -> None:
-    here, there = (Connection(end, staging) for end in socket.socketpair())
+    ends = socket.socketpair()
+    here, there = (Connection(end, staging) for end in ends)
     arguments = (cast("DeviceBackend", Unusable()), there)
     threading.Thread(target=serve._begin, args=arguments, daemon=True).start()  # pyright: ignore[reportPrivateUsage]
     _, code, line, command, kind, reason, details, *_ = here.receive().body
     assert (code, line, command, kind) == (AnswerCode.FAILED, -1, "starting", "Diagnostic")
     assert reason == "this PyTorch is of another kind"
     assert details.endswith("hint: take the one before")
+    for end in ends:
+        end.close()

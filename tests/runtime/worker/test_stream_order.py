@@ -92,9 +92,11 @@ def spoiled(rows: Rows) -> Iterator[tuple[str, Rows]]:
         before, after = rows[:at], rows[at + 1 :]
         if row.awaits:
             yield "a wait is removed", [*before, row._replace(awaits=()), *after]
+            yield "it waits twice", [*before, row._replace(awaits=(*row.awaits, row.awaits[0])), *after]
         if row.is_async and any(set(row.writes) & set(other.awaits) for other in after):
             yield "nobody knows that it runs", [*before, row._replace(is_async=False), *after]
         for slot in row.frees[:1]:
+            yield "memory is kept", [*before, row._replace(frees=row.frees[1:]), *after]
             earlier = [n for n, other in enumerate(before) if slot in other.reads]
             for n in earlier[-1:]:
                 early = rows[n]._replace(frees=(*rows[n].frees, slot))
@@ -156,6 +158,16 @@ def test_a_send_waits_for_a_slot() -> None:
     check_ranks({0: here, 1: there}, 1)
     with pytest.raises(DisorderedError, match="rank 0 at instruction 0; rank 1 at instruction 1"):
         check_ranks({0: here, 1: there}, 0)
+
+
+def test_what_is_sent_is_received() -> None:
+    sends, receives = Communication(0, (0, 1), sends=True), Communication(0, (0, 1), receives=True)
+    together = Communication(0, (0, 1))
+    for slots in (0, 1):
+        check_ranks({0: [sends], 1: [receives]}, slots)
+        for one, other in ((sends, sends), (receives, receives), (together, receives), (sends, together)):
+            with pytest.raises(DisorderedError, match="for ever"):
+                check_ranks({0: [one], 1: [other]}, slots)
 
 
 def test_two_groups_that_wait_for_each_other_are_found() -> None:
