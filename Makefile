@@ -17,7 +17,8 @@ MEASURES := out/coverage/data
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel ecosystem oldest newest
+.PHONY: help demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel \
+	ecosystem oldest newest
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile

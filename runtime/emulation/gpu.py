@@ -24,7 +24,6 @@ from moaic.runtime.kernels import triton_launch
 
 NEEDED: Final = (
     "torch._C._dynamo.guards:_empty_strided_cpu",
-    "torch._inductor.config:load_config",
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner._interpret_args_grid",
     "torch.library:get_kernel",
     "triton.runtime.interpreter:GridExecutor.__call__",
@@ -32,6 +31,12 @@ NEEDED: Final = (
     "triton.runtime.interpreter:InterpreterBuilder.create_masked_load",
     "triton.runtime.interpreter:InterpreterBuilder.create_masked_store",
     "triton.runtime.interpreter:InterpreterBuilder.create_atomic_rmw",
+    "triton.runtime.interpreter:InterpreterBuilder.create_atomic_cas",
+    "triton.runtime.interpreter:InterpreterBuilder.cast_impl",
+    "triton.runtime.interpreter:InterpreterBuilder.binary_op",
+    "triton.runtime.interpreter:ReduceOps.apply_impl",
+    "triton.runtime.interpreter:ScanOps.apply_impl",
+    "triton.runtime.interpreter:_patch_lang",
     "triton.runtime.interpreter:interpreter_semantic",
     "triton.language.extra.cuda:libdevice",
     "triton.language.extra.hip:libdevice",

@@ -35,14 +35,12 @@ class _Bounds:
     """The memory of the operands of the kernel that runs."""
 
     def __init__(self) -> None:
-        self.kernel = ""
         self.beside: tuple[Tensor, ...] = ()
         self.begins = numpy.zeros(0, numpy.uint64)
         self.ends = numpy.zeros(0, numpy.uint64)
 
-    def enter(self, kernel: str, operands: Sequence[object]) -> None:
+    def enter(self, operands: Sequence[object]) -> None:
         tensors = [each for each in (*operands, *self.beside) if isinstance(each, Tensor) and each.numel()]
-        self.kernel = kernel
         self.begins = numpy.array([each.data_ptr() for each in tensors], numpy.uint64)
         self.ends = numpy.array([each.data_ptr() + _extent(each) for each in tensors], numpy.uint64)
 
@@ -151,7 +149,7 @@ def _complete_launch(interpreter: Any) -> None:
         name = _name(self.fn)
         with _ONE_AT_A_TIME, numpy.errstate(all="ignore"):  # what GPUs say nothing of
             LAUNCHES[name] += 1
-            _BOUNDS.enter(name, (*operands, *named.values()))
+            _BOUNDS.enter((*operands, *named.values()))
             try:
                 return run(self, *operands, **named)
             except interpreter.InterpreterError as error:
