@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import threading
 import warnings
 from collections import Counter
@@ -22,6 +23,7 @@ from torch import Tensor
 from moaic.runtime.codegen.gpu_answers import always
 from moaic.runtime.emulation.device_functions import called
 from moaic.runtime.emulation.narrow_floats import NarrowFloats
+from moaic.runtime.host.worker_kinds import INTERPRETED
 
 LAUNCHES: Final = Counter[str]()
 """Launches in this process, by the name of the kernel."""
@@ -69,7 +71,12 @@ def reachable(tensors: Sequence[Tensor]) -> Generator[None]:
 
 
 def complete(vendor: str) -> None:
-    """Has the interpreter of this process run what Inductor writes for GPUs of a vendor, `cuda` or `hip`."""
+    """Has the interpreter of this process run what Inductor writes for GPUs of a vendor, `cuda` or `hip`.
+
+    Without effect where Triton compiles.
+    """
+    if os.environ.get(INTERPRETED) != "1":
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Triton warns of what it imports
         interpreter: Any = importlib.import_module("triton.runtime.interpreter")
