@@ -23,7 +23,7 @@ def grouped_mm(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     if len(shape) == 2:
         return _product(x, weight, ids, device)
     blocks, size = shape[0], weight.shape[0] // shape[0]
-    products = [ops.grouped_mm(_block(x, i), weight.narrow(0, i * size, size), ids - i * size) for i in range(blocks)]
+    products = [_product(_block(x, i), weight.narrow(0, i * size, size), ids - i * size, device) for i in range(blocks)]
     return torch.stack(products)
 
 

@@ -27,6 +27,13 @@ IDS = {
     "all of no matrix": [-1, 3, 4, -1, 5, 3, 3],
 }
 
+BLOCKS = """// moai 1
+func @mixture(%x: bf16[1, 64, 32], %w: bf16[4, 48, 32], %ids: i64[64]) -> (bf16[2, 64, 48]) {
+  %y = moai.grouped_mm %x, %w, %ids : bf16[2, 64, 48]
+  return %y
+}
+"""
+
 
 @pytest.mark.parametrize("ids", IDS.values(), ids=IDS.keys())
 def test_products_are_those_of_a_loop(ids: list[int]) -> None:
@@ -62,3 +69,11 @@ def test_functions_for_gpus_call_it_once_for_all_matrices(target: str) -> None:
     assert product.calls == 2
     assert product.heavy == "bf16"
     assert product.flops == 2 * 64 * 48 * 32
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_functions_for_gpus_call_it_once_for_each_block() -> None:
+    kernels = generated(load(BLOCKS).main, target_of("sm_90"))
+    (product,) = [kernel for kernel in kernels if "grouped" in kernel.name]
+    assert product.name == "extern_kernels._grouped_mm"
+    assert product.calls == 2
