@@ -62,6 +62,19 @@ def ahead(
 
     `types` are by parameter, in Triton's words (`*bf16`, `i32`); a parameter without a type is a constant.
     """
+    return _binary(_ahead(function, types, constants, target, warps, stages), target)
+
+
+def gpu_text(
+    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
+) -> str:
+    """Triton's last text of the function that is the same for all GPUs: it says which thread has which elements."""
+    return _ahead(function, types, constants, target, warps, stages).asm["ttgir"]
+
+
+def _ahead(
+    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
+) -> Any:
     compiler: Any = importlib.import_module("triton.compiler")
     backends: Any = importlib.import_module("triton.backends.compiler")
     names: Sequence[str] = function.arg_names
@@ -69,7 +82,7 @@ def ahead(
     signature = {name: types.get(name, "constexpr") for name in names}
     source = compiler.ASTSource(function, signature, dict(constants), aligned)
     where = backends.GPUTarget(target.backend, target.arch, target.warp)
-    return _binary(compiler.compile(source, where, {**FUSED, "num_warps": warps, "num_stages": stages}), target)
+    return compiler.compile(source, where, {**FUSED, "num_warps": warps, "num_stages": stages})
 
 
 def _binary(made: Any, target: Target) -> Binary:

@@ -90,10 +90,12 @@ def _merge(
     finite = tl.where(larger == float("-inf"), 0.0, larger)
     kept, share = tl.exp(a - finite), tl.exp(b - finite)
     sum_of_weights = tl.load(weight + so_far, mask=here, other=0.0) * kept + share
-    tl.store(weight + so_far, sum_of_weights, mask=here)
-    tl.store(largest + so_far, larger, mask=here)
     own = out + batch * out_batch + head * out_head + row[:, None] * out_row + column[None, :] * out_column
     theirs = more + batch * more_batch + head * more_head + row[:, None] * more_row + column[None, :] * more_column
     total = tl.load(own, mask=inside, other=0.0) * kept[:, None]
     total += tl.load(theirs, mask=inside, other=0.0).to(tl.float32) * share[:, None]
+    # Several threads read the numbers of a row, and one of them overwrites these.
+    tl.debug_barrier()
+    tl.store(weight + so_far, sum_of_weights, mask=here)
+    tl.store(largest + so_far, larger, mask=here)
     tl.store(own, total, mask=inside)
