@@ -163,10 +163,9 @@ Inductor compiles the functions of a plan. The kernels in `runtime/kernels/` nee
 needs several. Each is used on the GPUs and sizes for which it was measured to be faster; the table states the gain.
 Without a measurement a kernel is off. `pytest bench/test_kernels.py` measures them on the GPU of the machine.
 
-`runtime/kernels/patterns/rewrite.py` replaces the ops of functions by kernels, forward and backward, in the loss and
-in layers, whose backward recomputes cheap values. `merge` and `exchange` are used between functions. A worker loads
-patterns and kernels only if a kernel has a measured gain on its GPU. A loss over a sharded vocabulary is not
-replaced, as it communicates between functions.
+`runtime/kernels/patterns/rewrite.py` replaces the ops of functions by kernels, forward and backward, in
+layers, whose backward recomputes cheap values. `merge` and `exchange` are used between functions. A worker loads
+patterns and kernels only if a kernel has a measured gain on its GPU.
 
 Each kernel has a reference in plain PyTorch. The tests run it in Triton's interpreter on drawn shapes, element types
 and strides, compare it with float64, and compile it for each of these GPUs without a spilled register.

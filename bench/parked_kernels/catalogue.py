@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-
 from moaic.runtime.kernels import tiles
 from moaic.runtime.kernels.registry import KERNELS, Kernel
 from moaic.runtime.kernels.tiles import STREAM, TILES, Cuts, Tiling, by_maker
@@ -90,9 +88,9 @@ ALL_TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
 }
 
 
-def tile_of(kernel: str, target: str, shape: Sequence[int], element: torch.dtype) -> Tile | None:
-    """The tile of any kernel for a shape and an element type; None where it is not cut for them."""
-    return tiles.tile_of(kernel, target, shape, element, ALL_TILES)
+def tile_of(kernel: str, target: str, shape: Sequence[int]) -> Tile | None:
+    """The tile of any kernel for a shape; None where it is not cut for that."""
+    return tiles.tile_of(kernel, target, shape, ALL_TILES)
 
 
 def table_of(kernel: str) -> str:

@@ -30,7 +30,7 @@ def measured_on(target: str, gains: Gains = GAINS) -> Wins:
     def wins(kernel: str, shape: KernelShape, element: str) -> bool:
         dtype = DTYPES[element]
         is_known = dtype.itemsize == torch.bfloat16.itemsize and worth_using(kernel, target, shape, gains)
-        return (is_known or (takes_all and dtype in ELEMENTS)) and tile_of(kernel, target, shape, dtype) is not None
+        return (is_known or (takes_all and dtype in ELEMENTS)) and tile_of(kernel, target, shape) is not None
 
     return wins
 
@@ -56,4 +56,4 @@ def tile_where_it_wins(kernel: str, tensor: Tensor, shape: Sequence[int] | None 
     target = target_of(tensor.device)
     shape = tuple(tensor.shape if shape is None else shape)
     wins = measured_on(target)(kernel, shape, DTYPE_NAMES[tensor.dtype])
-    return tile_of(kernel, target, shape, tensor.dtype) if wins else None
+    return tile_of(kernel, target, shape) if wins else None

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moaic.runtime.kernels.fused import cross_entropy, gated, norm, rotary
+from moaic.runtime.kernels.fused import gated, norm, rotary
 from moaic.runtime.kernels.tiles import tile_of
 from moaic.runtime.kernels.triton_launch import Tile, target_of
 
@@ -36,7 +36,7 @@ class KernelOperator:
     def on_gpu(self, *operands: Any) -> Results | Tensor:
         """Run the Triton kernel with the tile for the last dim of the first operand."""
         first: Tensor = operands[0]
-        tile = tile_of(self.kernel, target_of(first.device), first.shape, first.dtype)
+        tile = tile_of(self.kernel, target_of(first.device), first.shape)
         assert tile is not None, f"{self.kernel} has no tile for {tuple(first.shape)}"
         return _one_or_more(self.triton(tile, *operands))
 
@@ -59,28 +59,6 @@ def _one_or_more(results: Results) -> Results | Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def _losses(tile: Tile, x: Tensor, weight: Tensor, labels: Tensor) -> Results:
-    parts = cross_entropy.forward(x, weight, labels, tile)
-    return cross_entropy.losses(parts, labels, len(weight)), parts.logsumexp()
-
-
-def _plain_losses(x: Tensor, weight: Tensor, labels: Tensor) -> Results:
-    logits = _wide(x) @ _wide(weight).T
-    return cross_entropy.reference(_wide(x), _wide(weight), labels), logits.logsumexp(-1)
-
-
-def _losses_backward(tile: Tile, x: Tensor, grad: Tensor, weight: Tensor, labels: Tensor, logsumexp: Tensor) -> Results:
-    return cross_entropy.backward(grad, x, weight, labels, logsumexp, tile, classes=len(weight))
-
-
-def _plain_losses_backward(x: Tensor, grad: Tensor, weight: Tensor, labels: Tensor, logsumexp: Tensor) -> Results:
-    shares = (_wide(x) @ _wide(weight).T - logsumexp.unsqueeze(-1)).exp()
-    hits = torch.arange(len(weight), device=x.device) == labels.unsqueeze(-1)
-    above = torch.where(labels == cross_entropy.IGNORED, 0.0, grad)
-    delta = (shares - hits.to(shares.dtype)) * above.unsqueeze(-1)
-    return delta @ _wide(weight), delta.T @ _wide(x)
 
 
 def _norm(tile: Tile, x: Tensor, weight: Tensor, eps: float) -> Results:
@@ -215,19 +193,6 @@ def _plain_rotary_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Results:
 
 
 OPERATORS: Final = (
-    KernelOperator(
-        "linear_cross_entropy(Tensor x, Tensor weight, Tensor labels) -> (Tensor, Tensor)",
-        "linear_cross_entropy",
-        _losses,
-        _plain_losses,
-    ),
-    KernelOperator(
-        "linear_cross_entropy_backward(Tensor x, Tensor grad, Tensor weight, Tensor labels, Tensor logsumexp) -> "
-        "(Tensor, Tensor)",
-        "linear_cross_entropy",
-        _losses_backward,
-        _plain_losses_backward,
-    ),
     KernelOperator("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", "norm", _norm, _plain_norm),
     KernelOperator(
         "rms_norm_of_sum(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",

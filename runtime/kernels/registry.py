@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from moaic.runtime.kernels.fused import cross_entropy, exchange, gated, merge, norm, rotary
+from moaic.runtime.kernels.fused import exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.gains import KernelShape
 from moaic.runtime.kernels.triton_launch import Tile, TritonProgram
 
@@ -38,18 +38,6 @@ class Kernel:
 KERNELS: Final[Mapping[str, Kernel]] = {
     kernel.name: kernel
     for kernel in (
-        Kernel(
-            "linear_cross_entropy",
-            "a linear layer and the cross entropy over its output, over a vocabulary that ranks may share; logits are "
-            "never in memory",
-            "ops of functions",
-            cross_entropy.forward,
-            cross_entropy.backward,
-            cross_entropy.reference,
-            cross_entropy.programs,
-            "tokens, classes, width",
-            ((4096, 128256, 2048), (4096, 128256, 4096)),
-        ),
         Kernel(
             "norm",
             "RMSNorm or LayerNorm of x + residual, whose sum is a result too",

@@ -10,30 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-
 from moaic.runtime.kernels.triton_launch import Tile
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A tile, with the largest last dim and the widest element (in bits) that it is used for."""
+    """A tile, with the largest last dim that it is used for."""
 
     tile: Tile
     longest: int = 1 << 31
-    bits: int = 32
 
 
 Cuts = Sequence[Tiling]
 
-_LOSS_NVIDIA: Final[Cuts] = (
-    Tiling(Tile(rows=64, columns=128, inner=64, warps=8, stages=3, programs=8), bits=16),
-    Tiling(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
-)
-_LOSS_AMD: Final[Cuts] = (
-    Tiling(Tile(rows=64, columns=128, inner=32, warps=8, stages=2, programs=8), bits=16),
-    Tiling(Tile(rows=64, columns=64, inner=32, warps=8, stages=2, programs=8)),
-)
 _NORM_NVIDIA: Final[Cuts] = (
     Tiling(Tile(columns=1024, warps=2, programs=1056), 1024),
     Tiling(Tile(columns=2048, warps=4, programs=528), 2048),
@@ -64,7 +53,6 @@ def by_maker(nvidia: Cuts, amd: Cuts) -> Mapping[str, Cuts]:
 
 
 TILES: Final[Mapping[str, Mapping[str, Cuts]]] = {
-    "linear_cross_entropy": by_maker(_LOSS_NVIDIA, _LOSS_AMD),
     "norm": by_maker(_NORM_NVIDIA, _NORM_AMD),
     "gated": by_maker(STREAM, STREAM),
     "rotary": by_maker(_HALVES, _HALVES),
@@ -78,10 +66,8 @@ def tile_of(
     kernel: str,
     target: str,
     shape: Sequence[int],
-    element: torch.dtype,
     tiles: Mapping[str, Mapping[str, Cuts]] = TILES,
 ) -> Tile | None:
-    """The first tile for a last dim and an element of these sizes; None if the table has none."""
-    bits = 8 * element.itemsize
+    """The first tile for a last dim of this size; None if the table has none."""
     cuts = tiles[kernel].get(target, ())
-    return next((cut.tile for cut in cuts if shape[-1] <= cut.longest and bits <= cut.bits), None)
+    return next((cut.tile for cut in cuts if shape[-1] <= cut.longest), None)

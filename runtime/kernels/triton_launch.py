@@ -24,8 +24,6 @@ class Tile:
 
     rows: int = 1
     columns: int = 1
-    inner: int = 1
-    """Size along the dim that a matrix product contracts."""
     warps: int = 4
     stages: int = 1
     """Stages of software pipelining."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 from parked_kernels.catalogue import ALL_KERNELS, ALL_TILES, PARKED, tile_of
 
 from moaic.runtime.host.gpu_specs import TARGETS
@@ -47,8 +46,7 @@ def test_every_shape_has_a_tile_on_every_target(kernel: str) -> None:
     for target in TARGETS:
         for shape in ALL_KERNELS[kernel].shapes:
             assert len(shape) == len(ALL_KERNELS[kernel].dims.split(", "))
-            for element in (torch.float32, torch.bfloat16, torch.float16):
-                assert tile_of(kernel, target, shape, element) is not None
+            assert tile_of(kernel, target, shape) is not None
 
 
 @pytest.mark.parametrize("kernel", ALL_TILES)
@@ -56,17 +54,15 @@ def test_cuts_are_in_order(kernel: str) -> None:
     """The first that fits is taken, so a later one must be for more."""
     for cuts in ALL_TILES[kernel].values():
         for before, after in itertools.pairwise(cuts):
-            assert (before.longest, before.bits) < (after.longest, after.bits)
+            assert before.longest < after.longest
 
 
-def test_a_tile_is_found_by_size_and_element() -> None:
-    norm, loss = TILES["norm"]["sm_90"], TILES["linear_cross_entropy"]["sm_90"]
-    assert tile_of("norm", "sm_90", (7, 1024), torch.bfloat16) == norm[0].tile
-    assert tile_of("norm", "sm_90", (7, 1025), torch.bfloat16) == norm[1].tile
-    assert tile_of("norm", "sm_90", (7, 1 << 20), torch.bfloat16) is None
-    assert tile_of("norm", "no such GPU", (7, 7), torch.bfloat16) is None
-    assert tile_of("linear_cross_entropy", "sm_90", (7, 9, 64), torch.float16) == loss[0].tile
-    assert tile_of("linear_cross_entropy", "sm_90", (7, 9, 64), torch.float32) == loss[1].tile
+def test_a_tile_is_found_by_size() -> None:
+    norm = TILES["norm"]["sm_90"]
+    assert tile_of("norm", "sm_90", (7, 1024)) == norm[0].tile
+    assert tile_of("norm", "sm_90", (7, 1025)) == norm[1].tile
+    assert tile_of("norm", "sm_90", (7, 1 << 20)) is None
+    assert tile_of("norm", "no such GPU", (7, 7)) is None
 
 
 def test_the_page_says_what_was_measured() -> None:

@@ -14,12 +14,11 @@ from moaic.ir.backward_slice import backward_slice
 from moaic.ir.graph import Function
 from moaic.ir.topological_sort import sort_ops
 from moaic.runtime.kernels.gains import Wins
-from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, loss_rule, norm_rule, rotary_rule
+from moaic.runtime.kernels.patterns import gated_rule, layer_norm_rule, norm_rule, rotary_rule
 from moaic.runtime.kernels.patterns.match import DefUse
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
 
 RULES: Final[Mapping[str, Sequence[KernelRule]]] = {
-    "linear_cross_entropy": (loss_rule.forward_and_backward,),
     "norm": (norm_rule.forward, norm_rule.backward, layer_norm_rule.forward, layer_norm_rule.backward),
     "rotary": (rotary_rule.forward, rotary_rule.backward),
     "gated": (gated_rule.backward, gated_rule.forward),
