@@ -1,7 +1,8 @@
 """A part of `bench/gpu.py`: the tests of moaic's kernels, on the GPU instead of in Triton's interpreter.
 
 They are those of `tests/kernels/interpreted` and `bench/parked_kernels`: drawn shapes, types and strides beside
-float64. Tests that damage a kernel on purpose run in the interpreter alone, where a stray write does no harm.
+float64. Tests of the interpreter itself stay there, and so do those that damage a kernel on purpose, as a stray write
+does no harm in it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main() -> int:
     options = [*CHECKS, f"--hypothesis-profile={profile}", "-W", "ignore", "-k", "not check_spoiled"]
     # Their own folder has all that they need; those above it want packages of other tests.
     options += [f"--confcutdir={FOLDER}"]
-    with contextlib.redirect_stdout(sys.stderr):
+    options += [] if task.here else [f"--ignore={FOLDER}/check_emulation.py"]
+    with contextlib.redirect_stdout(sys.stderr), task.beside():
         code = pytest.main([FOLDER, PARKED, *options], plugins=[Reporter(task)])
     # Failed tests are findings; anything else that went wrong is an end of this part.
     return 0 if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) else int(code)

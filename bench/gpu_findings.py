@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,24 @@ class Task:
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+    @contextmanager
+    def beside(self) -> Generator[None]:
+        """While other parts use the GPU, too, and none takes times."""
+        with self._holding(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """While no other part uses the GPU: times may be taken."""
+        with self._holding(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _holding(self, kind: int) -> Generator[None]:
+        with self.findings.with_name("gpu.lock").open("a") as file:
+            fcntl.flock(file, kind)
+            yield
 
     def say(self, *found: Finding) -> None:
         """Written down at once."""

@@ -30,8 +30,10 @@ def measure(task: Task) -> None:
         ways = {name: Way(name, running.enter_context(started(name, llama, task))) for name in WAYS}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
         turns = Turns(task, ways, STEPS)
-        turns.start(*WAYS)
-        rounds(task, turns)
+        with task.beside():
+            turns.start(*WAYS)
+        with task.alone():
+            rounds(task, turns)
     report(task, subject, turns.runs)
 
 

@@ -328,13 +328,16 @@ def measure(task: Task, name: str) -> None:
         running.callback(lambda: [way.process.kill() for way in ways.values()])
         turns = Turns(task, ways, STEPS)
         before = task.seconds_left
-        turns.start(OURS, COMPILED)
-        done = rounds(task, turns, before - task.seconds_left) if turns.runs and task.seconds_left > 0 else 0
-        turns.end(COMPILED)
-        turns.start(EAGER)
-        turns.round(EAGER)
-        turns.end(EAGER)
-        turns.end(OURS)
+        with task.beside():
+            turns.start(OURS, COMPILED)
+        took = before - task.seconds_left
+        with task.alone():
+            done = rounds(task, turns, took) if turns.runs and task.seconds_left > 0 else 0
+            turns.end(COMPILED)
+            turns.start(EAGER)
+            turns.round(EAGER)
+            turns.end(EAGER)
+            turns.end(OURS)
         report(task, subject, llama, turns.runs)
         task.say(*cuts(subject, llama, whole, done))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -48,14 +47,17 @@ def timed_here(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def time_kernel(task: Task, name: str, shape: KernelShape) -> None:
-    """Raises what the kernel or its peers raise."""
-    subject = f"{name} {' x '.join(map(str, shape))}"
+Runs = Mapping[str, Callable[[], Any]]
+"""By peer: forward and backward of one kernel at one shape."""
+
+
+def prepared(task: Task, name: str, shape: KernelShape) -> Runs | None:
+    """Compiled, and compared with one another; None without a tile. Raises what the kernel or its peers raise."""
     target = TARGET_HERE if task.here else target_of(torch.device(task.device))
-    tile = tile_of(name, target, shape, torch.bfloat16)
+    tile = tile_of(name, target, shape)
     if tile is None:
-        task.say(LeftOut(subject, f"it has no tile for this GPU: {table_of(name)} lists its tiles"))
-        return
+        task.say(LeftOut(subject_of(name, shape), f"no tile for this GPU: {table_of(name)} lists its tiles"))
+        return None
     # Of sizes that were seen before, Dynamo would make symbols.
     torch.compiler.reset()
     peers = PEERS[name](shape, torch.device(task.device), tile)
@@ -63,14 +65,23 @@ def time_kernel(task: Task, name: str, shape: KernelShape) -> None:
     runs = runs_of(peers)
     for run in runs.values():
         run()
+    task.say(Check(subject_of(name, shape), passed=True))
+    return runs
+
+
+def take_times(task: Task, subject: str, runs: Runs) -> None:
     clock = timed_here if task.here else seconds
     times = {peer: list[float]() for peer in runs}
     for _ in range(ROUNDS):
         for peer, run in runs.items():
             times[peer].append(clock(run))
-    task.say(Check(subject, passed=True), *figures(subject, times))
+    task.say(*figures(subject, times))
     if not task.here:
         task.say(*(Figure(subject, peer, "peak memory", peak(run) / 1e6, "MB") for peer, run in runs.items()))
+
+
+def subject_of(name: str, shape: KernelShape) -> str:
+    return f"{name} {' x '.join(map(str, shape))}"
 
 
 def figures(subject: str, times: Mapping[str, list[float]]) -> Iterator[Figure]:
@@ -83,27 +94,40 @@ def figures(subject: str, times: Mapping[str, list[float]]) -> Iterator[Figure]:
             )
 
 
-def attempt(task: Task, name: str, shape: KernelShape, do: Callable[[], None]) -> None:
+def attempt(task: Task, name: str, shape: KernelShape) -> Runs | None:
     """Whatever goes wrong is a failed check of this kernel, and the others are still to be timed."""
     try:
-        do()
+        return prepared(task, name, shape)
     except Exception as error:
         detail = f"{type(error).__name__}: {str(error).strip()[:400]}"
-        task.say(Check(f"{name} {' x '.join(map(str, shape))}", passed=False, detail=detail))
+        task.say(Check(subject_of(name, shape), passed=False, detail=detail))
+        return None
+
+
+def prepare_all(task: Task) -> dict[str, Runs]:
+    """By subject; as many as there is time for."""
+    found: dict[str, Runs] = {}
+    longest = 0.0
+    for name, shape in shapes(here=task.here):
+        if task.seconds_left < 2 * longest:
+            task.say(LeftOut(subject_of(name, shape), "no time was left"))
+            continue
+        start = time.monotonic()
+        if (runs := attempt(task, name, shape)) is not None:
+            found[subject_of(name, shape)] = runs
+        longest = max(longest, time.monotonic() - start)
+    return found
 
 
 def main() -> None:
     task = task_of(parser(__doc__).parse_args())
     if task.here:
         complete("cuda")
-    longest = 0.0
-    for name, shape in shapes(here=task.here):
-        if task.seconds_left < longest:
-            task.say(LeftOut(f"{name} {' x '.join(map(str, shape))}", "no time was left"))
-            continue
-        start = time.monotonic()
-        attempt(task, name, shape, partial(time_kernel, task, name, shape))
-        longest = max(longest, time.monotonic() - start)
+    with task.beside():
+        found = prepare_all(task)
+    with task.alone():
+        for subject, runs in found.items():
+            take_times(task, subject, runs)
 
 
 if __name__ == "__main__":

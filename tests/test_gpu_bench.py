@@ -52,17 +52,17 @@ def part(folder: Path, name: str, text: str, share: float = 1.0) -> gpu.Part:
 def test_what_one_part_does_to_itself_leaves_the_others_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "LIMIT", 20.0)
+    monkeypatch.setattr(gpu, "LIMIT", 12.0)
     monkeypatch.setattr(gpu, "GRACE", 0.2)
     texts = {"wrong": WRONG, "crashed": CRASHED, "killed": KILLED, "hanging": HANGING, "good": GOOD}
-    shares = {"hanging": 0.1}
-    parts = [part(tmp_path, name, text, shares.get(name, 1.0)) for name, text in texts.items()]
+    parts = [part(tmp_path, name, text) for name, text in texts.items()]
     path = tmp_path / "kept" / "gpu.json"
     start = time.monotonic()
     assert gpu.measure(parts, FOUND, path, start, here=False) == 1
     assert time.monotonic() - start < 20
     report = gpu_report.from_json(path.read_text(encoding="utf-8"))
     ends = {each.name: each for each in report.parts}
+    assert list(ends) != list(texts), "the hanging one is the last to end"
     assert [name for name, each in ends.items() if each.passed] == ["good"]
     assert ends["wrong"].failed == [Check("one is two", passed=False, detail="off by\n1")]
     assert ends["crashed"].end == "it ended with exit code 1"
@@ -76,7 +76,8 @@ def test_what_one_part_does_to_itself_leaves_the_others_figures(
     assert "* FAILED one is two: off by 1" in printed
     assert "| norm | ours | 1,234 ms |" in printed
     assert "| norm | ours | 0.5 ms (wanted < 1) |" in printed
-    assert "**FAILED: wrong, crashed, killed, hanging**" in printed
+    (verdict,) = (line for line in printed.splitlines() if line.startswith("**FAILED: ") and "hanging" in line)
+    assert {*verdict.split("**")[1].removeprefix("FAILED: ").split(", ")} == {"wrong", "crashed", "killed", "hanging"}
 
 
 def test_what_parts_start_ends_with_them(tmp_path: Path) -> None:
@@ -101,9 +102,34 @@ def test_all_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_time_that_is_left_over_is_the_others() -> None:
-    assert sum(each.share for each in gpu.PARTS) <= gpu.LIMIT
-    assert gpu.allotted(gpu.PARTS[-1:], 100.0) == 100.0
-    assert gpu.allotted(gpu.PARTS, gpu.LIMIT) >= gpu.PARTS[0].share
+    stages = gpu.staged(gpu.PARTS, here=False)
+    assert [part for stage in stages for part in stage] == list(gpu.PARTS)
+    assert sum(max(part.share for part in stage) for stage in stages) <= gpu.LIMIT
+    assert gpu.allotted(stages[-1:], 100.0) == 100.0
+    assert all(gpu.allotted(stages, gpu.LIMIT) >= part.share for part in stages[0])
+
+
+TURNS = """
+with task.beside():
+    began = time.monotonic()
+    time.sleep(1)
+    ended = time.monotonic()
+with task.alone():
+    alone = time.monotonic()
+    time.sleep(0.3)
+    last = time.monotonic()
+times = {"began": began, "ended": ended, "alone": alone, "last": last}
+task.say(*(Figure("turns", "ours", name, value, "s") for name, value in times.items()))
+"""
+
+
+def test_parts_of_a_stage_run_at_once_but_take_times_alone(tmp_path: Path) -> None:
+    parts = [part(tmp_path, name, TURNS) for name in ("one", "two")]
+    ends = list(gpu.run_all(parts, time.monotonic() + 60, tmp_path, here=False))
+    one, two = ({each.name: each.value for each in end.figures} for end in ends)
+    assert max(one["began"], two["began"]) < min(one["ended"], two["ended"]) < min(one["alone"], two["alone"])
+    assert one["last"] <= two["alone"] or two["last"] <= one["alone"]
+    assert max(one["ended"], two["ended"]) <= min(one["alone"], two["alone"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -206,7 +232,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8"))["here"] is True
     report = gpu_report.from_json(path.read_text(encoding="utf-8"))
     kernels, plans, small, large, repeated, timed = report.parts
-    assert {"check_norm", "check_adamw", "check_cross_entropy"} <= {each.name for each in kernels.checks}
+    assert {"check_norm", "check_adamw", "check_merge"} <= {each.name for each in kernels.checks}
     assert {each.name for each in plans.checks} == {
         "dp2, op by op",
         "tp2, op by op",
