@@ -22,7 +22,8 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     up = _product(self, each, "gate_up_proj" if self.has_gate else "up_proj", ids)
     inner = self._apply_gate(up) if self.has_gate else self.act_fn(up)
     out = _product(self, inner, "down_proj", ids)
-    if self.has_post_expert_norm:
+    # Releases of transformers up to 5.18 do not have it.
+    if getattr(self, "has_post_expert_norm", False):
         out = self.post_expert_norm(out)
     weighted = (out * top_k_weights.reshape(-1, 1)).reshape(tokens, chosen, out.shape[-1])
     return weighted.sum(dim=1).to(hidden_states.dtype)
