@@ -33,7 +33,8 @@ def register_kernels() -> tuple[Any, ...]:
             library.impl(name, _as_on_gpus(plain), "CPU", with_keyset=True)
         own = torch.library.Library(NAMESPACE, "IMPL")
         for operator in OPERATORS:
-            own.impl(operator.name, operator.on_gpu, "CPU")
+            # Those that the package registered for every device.
+            own.impl(operator.name, operator.on_gpu, "CPU", allow_override=True)
     return library, own
 
 
