@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -76,7 +77,10 @@ def _nothing() -> None:
 
 def _fork(work: Callable[[], None]) -> int:
     """Fork a process that does `work` and exits; return its pid."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of other threads. They are those of libraries for matrices, which are ready for a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return pid
     code = 1
