@@ -57,6 +57,8 @@ class Part:
     script: Path
     share: float
     stage: int = 0
+    until: float = 1.0
+    """Share of its stage's time after which it should have ended, so that others can take times."""
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     here: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -71,12 +73,28 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 EMULATED = {"MOAI_WORKERS": "triton", "MOAI_KERNELS": "all"}
 """Workers that run what a GPU would run, on the CPU."""
 
+CHECKED = 0.65
+"""Of a stage's time: when checks should have ended."""
+
 PARTS = (
-    Part("Own kernels beside their references", BENCH / "gpu_check_kernels.py", 60, here=INTERPRETED),
-    Part("Plans beside one device", BENCH / "gpu_check_plans.py", 80, environment=SEVERAL_WORKERS, here=EMULATED),
-    Part("Training steps of a 1B Llama", BENCH / "gpu_llama.py", 110, options=("--model", "1B"), here=EMULATED),
-    Part("Training steps of a small Llama", BENCH / "gpu_graphs.py", 60),
+    Part("Own kernels beside their references", BENCH / "gpu_check_kernels.py", 60, until=CHECKED, here=INTERPRETED),
+    Part(
+        "Plans beside one device",
+        BENCH / "gpu_check_plans.py",
+        80,
+        until=CHECKED,
+        environment=SEVERAL_WORKERS,
+        here=EMULATED,
+    ),
+    Part(
+        "Training steps of a 1B Llama",
+        BENCH / "gpu_llama.py",
+        110,
+        options=("--model", "1B", "--own-kernels"),
+        here=EMULATED,
+    ),
     Part("Training steps of an 8B-shaped Llama", BENCH / "gpu_llama.py", 120, stage=1, options=("--model", "8B")),
+    Part("Training steps of a small Llama", BENCH / "gpu_graphs.py", 60, stage=1),
     Part("Own kernels timed", BENCH / "gpu_time_kernels.py", 60, stage=1, here=INTERPRETED),
 )
 
@@ -100,7 +118,7 @@ def run_all(parts: Sequence[Part], deadline: float, folder: Path, *, here: bool)
     for place, stage in enumerate(stages):
         seconds = allotted(stages[place:], deadline - time.monotonic()) - GRACE
         with ThreadPoolExecutor(len(stage)) as pool:
-            running = [pool.submit(run, part, seconds, folder, here=here) for part in stage]
+            running = [pool.submit(run, part, part.until * seconds, folder, here=here) for part in stage]
             yield from (each.result() for each in as_completed(running))
 
 
@@ -177,6 +195,7 @@ def named(found: Mapping[str, Any], *, here: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--here", action="store_true", help="try the script on the CPU, at tiny sizes")
+    parser.add_argument("--seconds", type=float, default=LIMIT, help="time of the whole, where there is a GPU")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "gpu.json", help="where figures are written")
     args = parser.parse_args(arguments)
     start = time.monotonic()
@@ -184,13 +203,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if found["gpu"] is None and not args.here:
         print(NO_GPU.format(torch=found["versions"]["torch"]), file=sys.stderr)
         return 2
-    return measure(PARTS, found, args.json, start, here=args.here)
+    limit = LIMIT_HERE if args.here else args.seconds
+    return measure(PARTS, found, args.json, start, limit, here=args.here)
 
 
-def measure(parts: Sequence[Part], found: Mapping[str, Any], path: Path, start: float, *, here: bool) -> int:
+def measure(
+    parts: Sequence[Part], found: Mapping[str, Any], path: Path, start: float, limit: float, *, here: bool
+) -> int:
     """Runs parts, prints and writes down what each found as soon as it has ended; the exit code."""
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    limit = LIMIT_HERE if here else LIMIT
     report = Report(date, named(found, here=here), found["versions"], here, limit, 0.0, ())
     path.parent.mkdir(parents=True, exist_ok=True)
     print(head(report), flush=True)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,14 +26,18 @@ import torch
 from gpu_findings import Check, Figure, LeftOut, Task, parser, task_of
 
 OURS, COMPILED, EAGER = "moaic", "torch.compile", "eager"
-WAYS = (OURS, COMPILED, EAGER)
+OWN_KERNELS = f"{OURS}, own kernels"
+"""With all of moaic's kernels, measured to win or not."""
 
 STEPS = 5
 """Of each way in each round."""
 
-MOST_ROUNDS = 6
+MOST_ROUNDS = 4
 
 TOKENS = 4096
+
+EAGER_START = 12.0
+"""Seconds that eager needs until its first steps are done, at most: it compiles nothing."""
 
 ROOM = 0.8
 """Share of the GPU's memory that two ways at once are meant to take: what they take is estimated."""
@@ -254,15 +258,12 @@ def free_memory(*, here: bool) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
-def rounds(task: Task, turns: Turns, started: float) -> int:
-    """Rounds of the two that are compared until eager might not be done in time; how many there were.
-
-    `started` are the seconds that their first steps took: eager is not compiled, and takes no longer.
-    """
+def rounds(task: Task, turns: Turns, ways: Sequence[str]) -> int:
+    """Rounds of those that are compared until eager might not be done in time; how many there were."""
     for done in range(MOST_ROUNDS):
         before = task.seconds_left
-        turns.round(OURS, COMPILED)
-        if task.seconds_left < len(WAYS) * LATER + started + 2 * (before - task.seconds_left):
+        turns.round(*ways)
+        if task.seconds_left < (len(ways) + 1) * LATER + EAGER_START + 2 * (before - task.seconds_left):
             return done + 1
     return MOST_ROUNDS
 
@@ -273,6 +274,9 @@ def report(task: Task, subject: str, llama: Llama, runs: Mapping[str, Run]) -> N
             task.say(*figures(subject, llama, way, run))
     if OURS in runs and COMPILED in runs and runs[OURS].steps and runs[COMPILED].steps:
         task.say(*ratios(subject, runs[OURS], runs[COMPILED]))
+    if OURS in runs and OWN_KERNELS in runs and runs[OURS].steps and runs[OWN_KERNELS].steps:
+        speed = median(runs[OURS].steps) / median(runs[OWN_KERNELS].steps)
+        task.say(Figure(subject, f"{OWN_KERNELS} / {OURS}", "tokens per second", speed, "x"))
     if OURS in runs and runs[OURS].steps:
         share = 100 * median(runs[OURS].busy) / median(runs[OURS].steps)
         task.say(Figure(subject, OURS, "controller's CPU time of the step", share, "%", "<= 1"))
@@ -317,27 +321,26 @@ def _falls(name: str, run: Run) -> Check:
     return Check(name, run.loss < run.loss_at_first, f"{run.loss_at_first:.4f}, then {run.loss:.4f}")
 
 
-def measure(task: Task, name: str) -> None:
+def measure(task: Task, name: str, *, own_kernels: bool) -> None:
     """All ways train the model of this name, cut to fit."""
     whole = (TINY if task.here else LLAMAS)[name]
     room = TINY_ROOM if task.here else int(ROOM * torch.cuda.mem_get_info()[1] / 2)
     llama = whole.cut(room)
     subject = f"{name} Llama, {llama.layers} of {whole.layers} layers, {llama.tokens} tokens"
+    compared = (OURS, *([OWN_KERNELS] if own_kernels else []), COMPILED)
     with ExitStack() as running:
-        ways = {way: Way(way, running.enter_context(started(way, llama, task))) for way in WAYS}
+        ways = {way: Way(way, running.enter_context(started(way, llama, task))) for way in (*compared, EAGER)}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
         turns = Turns(task, ways, STEPS)
-        before = task.seconds_left
         with task.beside():
-            turns.start(OURS, COMPILED)
-        took = before - task.seconds_left
+            turns.start(*compared)
         with task.alone():
-            done = rounds(task, turns, took) if turns.runs and task.seconds_left > 0 else 0
+            done = rounds(task, turns, compared) if turns.runs and task.seconds_left > 0 else 0
             turns.end(COMPILED)
             turns.start(EAGER)
             turns.round(EAGER)
-            turns.end(EAGER)
-            turns.end(OURS)
+            for way in (EAGER, *compared):
+                turns.end(way)
         report(task, subject, llama, turns.runs)
         task.say(*cuts(subject, llama, whole, done))
 
@@ -358,14 +361,17 @@ def started(way: str, llama: Llama, task: Task) -> subprocess.Popen[str]:
     device = "moai" if is_ours(way) else task.device
     command = [sys.executable, str(script), way, device, json.dumps(asdict(llama))]
     variables = os.environ | (WITH_MOAIC if is_ours(way) else WITHOUT_MOAIC)
+    if way == OWN_KERNELS:
+        variables["MOAI_KERNELS"] = "all"
     return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--model", choices=LLAMAS, required=True)
+    arguments.add_argument("--own-kernels", action="store_true", help="a way with all of moaic's kernels, too")
     args = arguments.parse_args()
-    measure(task_of(args), args.model)
+    measure(task_of(args), args.model, own_kernels=args.own_kernels)
 
 
 if __name__ == "__main__":

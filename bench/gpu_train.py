@@ -143,6 +143,7 @@ def eager(model: nn.Module) -> Callable[..., Any]:
 
 CALLS: Mapping[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "moaic": ours,
+    "moaic, own kernels": ours,
     "moaic, repeated": ours_repeated,
     "torch.compile": compiled,
     "torch.compile, reduce-overhead": compiled_repeated,

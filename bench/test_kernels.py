@@ -231,7 +231,7 @@ def agree(peers: Peers) -> None:
         torch.testing.assert_close(ours.float(), theirs.detach().float(), rtol=0.03, atol=0.03 * scale)
 
 
-REPEATED = 20
+REPEATED = 10
 
 CACHE = 1 << 28
 """Bytes, more than the cache of a GPU."""

@@ -52,13 +52,12 @@ def part(folder: Path, name: str, text: str, share: float = 1.0) -> gpu.Part:
 def test_what_one_part_does_to_itself_leaves_the_others_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "LIMIT", 12.0)
     monkeypatch.setattr(gpu, "GRACE", 0.2)
     texts = {"wrong": WRONG, "crashed": CRASHED, "killed": KILLED, "hanging": HANGING, "good": GOOD}
     parts = [part(tmp_path, name, text) for name, text in texts.items()]
     path = tmp_path / "kept" / "gpu.json"
     start = time.monotonic()
-    assert gpu.measure(parts, FOUND, path, start, here=False) == 1
+    assert gpu.measure(parts, FOUND, path, start, 12.0, here=False) == 1
     assert time.monotonic() - start < 20
     report = gpu_report.from_json(path.read_text(encoding="utf-8"))
     ends = {each.name: each for each in report.parts}
@@ -92,7 +91,7 @@ def test_what_parts_start_ends_with_them(tmp_path: Path) -> None:
 
 def test_all_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpu.json"
-    assert gpu.measure([part(tmp_path, "good", GOOD)], FOUND, path, time.monotonic(), here=False) == 0
+    assert gpu.measure([part(tmp_path, "good", GOOD)], FOUND, path, time.monotonic(), 60.0, here=False) == 0
     printed = capsys.readouterr().out
     assert "## a GPU, 80 GB" in printed
     assert "torch 2.13.0, triton 3.7.1" in printed
