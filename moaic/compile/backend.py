@@ -21,9 +21,9 @@ from moaic.compile.planning import (
     check_float8,
     check_options,
     expected_steps,
+    graph_mode,
     measure,
     prepare,
-    records,
     request_of,
     when_to_compile,
 )
@@ -39,7 +39,7 @@ from moaic.runtime.controller import session
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major, whole
 from moaic.runtime.dtypes import DTYPE_NAMES
-from moaic.runtime.host.env_flags import CompileMode
+from moaic.runtime.host.env_flags import CompileMode, GraphMode
 from moaic.support import progress
 from moaic.support.report import Report
 
@@ -62,12 +62,13 @@ def moai(
       so until the functions are compiled, in the background; `compile="wait"` waits for the compiler instead.
     * `expected_steps=50`, or MOAI_EXPECTED_STEPS: plans that take long to compile must pay off in that many steps;
       1,000 by default, or what a `Trainer` is going to run.
-    * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them.
+    * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them. By
+      default these are steps in which GPUs do not communicate, with `cuda_graphs=False` none.
 
     Raises Diagnostic if no plan can meet the options.
     """
     given = options or {}
-    request, when, recorded = request_of(given), when_to_compile(given), records(given, mode)
+    request, when, graphs = request_of(given), when_to_compile(given), graph_mode(given, mode)
     piece, steps = piece_of(graph_module), expected_steps(given)
     register()
     LIFECYCLE.ensure_started()  # a graph without operands creates the first device tensors of the program
@@ -79,7 +80,7 @@ def moai(
         run = capture_backend(
             graph_module,
             examples,
-            lambda program: GraphEngine(program, Planning(request, piece, steps), compiling=when, recorded=recorded),
+            lambda program: GraphEngine(program, Planning(request, piece, steps), compiling=when, graphs=graphs),
         )
     measure()
     return run
@@ -94,12 +95,12 @@ class GraphEngine:
         planning: Planning,
         *,
         compiling: CompileMode = CompileMode.BEFOREHAND,
-        recorded: bool = False,
+        graphs: GraphMode = GraphMode.NEVER,
     ) -> None:
         self._program = program
         self._planning = planning
         self._compiling = compiling
-        self._recorded = recorded
+        self._graphs = graphs
         self._steps: dict[Captured, Step] = {}
         self._constants: dict[Captured, list[Buffer]] = {}
 
@@ -151,7 +152,7 @@ class GraphEngine:
                 accelerator,
                 self._planning.plan,
                 compiling=self._compiling,
-                recorded=self._recorded,
+                graphs=self._graphs,
                 symbols=captured.symbols,
                 elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),
             )

@@ -75,8 +75,8 @@ def when_to_compile(options: Mapping[str, object]) -> CompileMode:
     return CompileMode.BEFOREHAND if is_timed else when
 
 
-def records(options: Mapping[str, object], mode: str | None = None) -> bool:
-    """Whether GPUs replay steps as CUDA graphs: asked for by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
+def graph_mode(options: Mapping[str, object], mode: str | None = None) -> env_flags.GraphMode:
+    """Which steps GPUs replay as CUDA graphs: as said by `mode`, by an option, or by MOAI_CUDA_GRAPHS.
 
     Raises Diagnostic for a mode that this backend does not have.
     """
@@ -86,11 +86,11 @@ def records(options: Mapping[str, object], mode: str | None = None) -> bool:
             hint=f"valid: default, {REDUCE_OVERHEAD} (GPUs capture steps and replay them)",
         )
     if mode == REDUCE_OVERHEAD:
-        return True
-    asked = options.get(CUDA_GRAPHS)
-    return env_flags.says_yes(
-        CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE, "false") if asked is None else asked
-    )
+        return env_flags.GraphMode.ALWAYS
+    asked = options.get(CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE))
+    if asked is None:
+        return env_flags.GraphMode.ALONE
+    return env_flags.GraphMode.ALWAYS if env_flags.says_yes(CUDA_GRAPHS, asked) else env_flags.GraphMode.NEVER
 
 
 def expected_steps(options: Mapping[str, object]) -> int:
@@ -124,7 +124,7 @@ def check_options(options: Mapping[str, object], mode: str | None) -> None:
     """
     excepthook.install()
     check_backend_options(options)
-    records(options, mode)
+    graph_mode(options, mode)
     request = request_of(options)
     if session.SESSION.is_running():
         check_workers(session.SESSION.flavor().workers, request)

@@ -29,7 +29,7 @@ from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
-from moaic.runtime.host.env_flags import CompileMode
+from moaic.runtime.host.env_flags import CompileMode, GraphMode
 from moaic.runtime.protocol.placement import Placement
 
 HALVES: Final = ("forward", "backward")
@@ -51,7 +51,7 @@ class Variant:
     programs: Programs
     accelerator: Accelerator
     compiling: CompileMode
-    recorded: bool
+    graphs: GraphMode
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
     fits_op_by_op: Callable[[tuple[int, ...]], bool] = lambda sizes: True
     """Whether a call of these sizes is predicted to fit in memory without fused kernels."""
@@ -80,8 +80,8 @@ class Variant:
             self._numbers[name] = self.accelerator.load(
                 text,
                 compiled=self.compiling is not CompileMode.NEVER,
-                recorded=self.recorded,
-                background=self.compiling is CompileMode.BACKGROUND and not self.recorded,
+                graphs=self.graphs,
+                background=self.compiling is CompileMode.BACKGROUND,
                 module=program,
             )
         return self._numbers[name]
@@ -158,7 +158,7 @@ class Step:
         plan: Planner,
         *,
         compiling: CompileMode = CompileMode.BEFOREHAND,
-        recorded: bool = False,
+        graphs: GraphMode = GraphMode.NEVER,
         symbols: Symbols | None = None,
         elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
     ) -> None:
@@ -167,7 +167,7 @@ class Step:
         self.function = function
         self.accelerator = accelerator
         self.compiling = compiling
-        self.recorded = recorded
+        self.graphs = graphs
         self._plan = plan
         self._symbols = symbols or Symbols()
         self._elsewhere = elsewhere
@@ -242,7 +242,7 @@ class Step:
             module = partition_as_inputs(self.module, next(iter(meshes)), layouts)
         except Diagnostic:
             return None
-        return Variant(lower(module), self.accelerator, self.compiling, self.recorded)
+        return Variant(lower(module), self.accelerator, self.compiling, self.graphs)
 
     def _resting(self, inputs: Sequence[Buffer]) -> frozenset[Buffer]:
         if not self.grads:
@@ -358,7 +358,7 @@ class Step:
 
         waits = self.compiling is CompileMode.BACKGROUND and not fits(())
         compiling = CompileMode.BEFOREHAND if waits else self.compiling
-        return Variant(programs, self.accelerator, compiling, self.recorded, fits_op_by_op=fits)
+        return Variant(programs, self.accelerator, compiling, self.graphs, fits_op_by_op=fits)
 
     def _planned(self, zeros: frozenset[int]) -> Plan:
         if zeros not in self._plans:

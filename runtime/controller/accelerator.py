@@ -29,6 +29,7 @@ from moaic.runtime.controller.loaded_programs import LoadedPrograms
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.boxes import Box, FileSource, Shard, boxes, parts
 from moaic.runtime.protocol.commands import (
     List,
@@ -162,20 +163,20 @@ class Accelerator:
         text: str,
         *,
         compiled: bool = True,
-        recorded: bool = False,
+        graphs: GraphMode = GraphMode.NEVER,
         background: bool = False,
         module: Module | None = None,
     ) -> int:
         """Send a program to the workers, which begin to compile it; return its number for `run`. Raises Diagnostic.
 
-        With `recorded` the workers replay runs as CUDA graphs where their devices can. With `background` they go on
+        By `graphs` the workers replay runs as CUDA graphs where their devices can. With `background` they go on
         while processes beside them compile, if these can: see `are_compiled`. `module` is the parsed text, if there is
         one already.
         """
         module = parse(text) if module is None else module
         with self._lock:
             self._pool.check()
-            return self._programs.load(text, module, compiled=compiled, recorded=recorded, background=background)
+            return self._programs.load(text, module, compiled=compiled, graphs=graphs, background=background)
 
     def are_compiled(self, programs: Sequence[int], *, at_once: bool = False) -> bool:
         """Whether runs of programs, which belong together, are compiled from now on; else they must be op by op.

@@ -18,6 +18,10 @@ def compiled(functions: int, seconds: float, runs: int) -> None:
     )
 
 
+def not_captured(reason: str) -> None:
+    LOGGER.info("A program is not captured as a CUDA graph: %s.", reason)
+
+
 def not_compiled(reason: str) -> None:
     LOGGER.warning(
         "A program runs op by op, as its functions could not be compiled: %s. MOAI_COMPILE=wait shows the whole error.",

@@ -17,6 +17,7 @@ from moaic.runtime.controller import compile_log
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.buffers import Buffers
 from moaic.runtime.controller.compiled_marks import mark_of
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.commands import Adopt, Load, Run
 from moaic.runtime.protocol.placement import Placement, alike
 
@@ -63,12 +64,14 @@ class LoadedPrograms:
         self._loaded: list[Loaded] = []
         self._compilations = 0
         buffers.pool.adopted = self._adopted
+        buffers.pool.not_captured = self._not_captured
+        self._reasons: set[str] = set()
         self._places: dict[tuple[int, tuple[int, ...]], Places] = {}
 
     def main(self, program: int) -> Function:
         return self._loaded[program].main
 
-    def load(self, text: str, module: Module, *, compiled: bool, recorded: bool, background: bool) -> int:
+    def load(self, text: str, module: Module, *, compiled: bool, graphs: GraphMode, background: bool) -> int:
         """Send a program, whose text is that of `module`, to the workers; return its number."""
         main, mesh, pool = module.main, module.mesh, self._buffers.pool
         self._check_size(mesh)
@@ -80,7 +83,7 @@ class LoadedPrograms:
         self._loaded.append(Loaded(main, mesh, symbols_of(module), has_key, compilation, self._compilations))
         number = len(self._loaded) - 1
         line = self._buffers.lines.here()
-        pool.push(Load(line, number, text, compiled, recorded, mesh.ranks, background, str(mark or "")))
+        pool.push(Load(line, number, text, compiled, graphs.value, mesh.ranks, background, str(mark or "")))
         pool.flush()
         return number
 
@@ -104,6 +107,12 @@ class LoadedPrograms:
     def _set(self, programs: Sequence[int], compilation: CompileState) -> None:
         for program in programs:
             self._loaded[program] = replace(self._loaded[program], compilation=compilation)
+
+    def _not_captured(self, reason: str) -> None:
+        """Said once: the programs of a training have the same reason."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            compile_log.not_captured(reason)
 
     def _adopted(self, programs: Sequence[int], functions: int, seconds: float, runs: int, failed: str) -> None:
         if failed:

@@ -83,6 +83,8 @@ class WorkerPool:
         """Called with the rank of each buffer's latest value; returns commands that copy it to the other replicas."""
         self.adopted: Callable[[Sequence[int], int, float, int, str], None] = _ignore
         """Called with the data of an ADOPTED answer."""
+        self.not_captured: Callable[[str], None] = _ignore
+        """Called with the reason of a NOT_CAPTURED answer."""
         self.advice: Callable[[Shortage], str] | None = None
         """Returns the remedies for the message of an out-of-memory error."""
         self.greeted: dict[int, int] = {}
@@ -290,6 +292,8 @@ class WorkerPool:
             self._unraised = self._unraised or failure
         elif kind == AnswerCode.ADOPTED:
             self.adopted(*data)
+        elif kind == AnswerCode.NOT_CAPTURED:
+            self.not_captured(*data)
         elif kind == AnswerCode.HELLO:
             (self.greeted[rank],) = data
             if self.welcome is not None:

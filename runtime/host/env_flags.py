@@ -32,6 +32,15 @@ class CompileMode(Enum):
     """Before the first step."""
 
 
+class GraphMode(Enum):
+    """Which programs GPUs capture as CUDA graphs and replay."""
+
+    NEVER = "false"
+    ALONE = "alone"
+    """Those in which GPUs do not communicate: the default, as capture of NCCL has not been tried on GPUs."""
+    ALWAYS = "true"
+
+
 def says_when(name: str, value: object) -> CompileMode:
     """The value of an option about compiling; raises Diagnostic for any other word."""
     word = str(value).lower()

@@ -80,7 +80,8 @@ class Load(NamedTuple):
     program: int
     text: str
     compiled: bool
-    recorded: bool
+    graphs: str
+    """The value of a GraphMode."""
     ranks: int
     background: bool = False
     """Whether a process beside the worker compiles it, while it runs op by op until Adopt."""
@@ -279,6 +280,8 @@ class AnswerCode(IntEnum):
     """number of the command, then as for FAILED: the command failed, and the worker continues."""
     ADOPTED = 6
     """programs of an Adopt, number of functions, seconds since their Load, runs op by op, what failed, if anything."""
+    NOT_CAPTURED = 7
+    """why a program is not captured as a CUDA graph where it could be wanted."""
     POISONED = 5
     """number of the failed command that made another answer impossible."""
 

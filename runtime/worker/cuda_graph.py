@@ -53,23 +53,28 @@ class RunMode(IntEnum):
     REPLAY = 2
 
 
-def is_capturable(main: Function, functions: Iterable[Function]) -> bool:
-    """Whether a program can be captured: all operands are in place or cheap to copy, and no op needs the host.
+def obstacle(main: Function, functions: Iterable[Function]) -> str:
+    """Why a program cannot be captured; empty if all operands are in place or cheap to copy, and no op needs the host.
 
     The activations that a forward saves for its backward are neither.
     """
-    is_copied = all(main.param_role(index).kind in IN_PLACE | COPIED for index in range(len(main.params)))
-    return is_copied and not any(declaration_of(op).host_reads for function in functions for op in function.ops)
+    if not all(main.param_role(index).kind in IN_PLACE | COPIED for index in range(len(main.params))):
+        return "it reads what a forward has saved"
+    waits = (op.name for function in functions for op in function.ops if declaration_of(op).host_reads)
+    return next((f"the host takes part in `{name}`" for name in waits), "")
 
 
 class GraphRecorder:
     """Runs a program: eagerly for SETTLED runs, then by replaying its graph where the operands fit."""
 
-    def __init__(self, main: Function, context: WorkerContext, group: Group, execute: Execute) -> None:
-        """`group` contains the ranks that communicate in the program."""
+    def __init__(
+        self, main: Function, context: WorkerContext, group: Group, execute: Execute, say: Callable[[str], None]
+    ) -> None:
+        """`group` contains the ranks that communicate in the program; `say` is told why it is not captured."""
         self._context = context
         self._group = group
         self._execute = execute
+        self._say = say
         self._in_place = [main.param_role(index).kind in IN_PLACE for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
         self._graph: _CapturedGraph | None = None
@@ -125,8 +130,9 @@ class GraphRecorder:
         captured = None
         try:
             captured = self._context.backend.record(lambda: self._execute(inputs, wanted))
-        except (RuntimeError, PeerLost):
+        except (RuntimeError, PeerLost) as error:
             self._context.transport.abandon()
+            self._say(f"the capture failed ({str(error).partition(chr(10))[0]})")
         # If capture failed on one rank, no rank keeps its graph.
         outcome = RunMode.EAGER if captured is None else RunMode.CAPTURE
         if not self._all_prefer(outcome) or captured is None:

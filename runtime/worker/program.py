@@ -21,13 +21,19 @@ from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.instruction_name import describe
 from moaic.runtime.worker.compile_shares import called_functions, shares
-from moaic.runtime.worker.cuda_graph import GraphRecorder, is_capturable
+from moaic.runtime.worker.cuda_graph import GraphRecorder, obstacle
 from moaic.runtime.worker.instructions import Compute, Instruction, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
 from moaic.runtime.worker.per_rank_order import rank_order
 from moaic.runtime.worker.stream_order import MANY, check_program, check_streams
+
+
+def _say_nothing(reason: str) -> None:
+    pass
+
 
 SIZES_KEPT = 64
 """Latest sizes of a program with open sizes whose instructions are kept."""
@@ -73,14 +79,15 @@ class Program:
         *,
         compiled: bool,
         note: Callable[[int], None],
-        recorded: bool = False,
+        graphs: GraphMode = GraphMode.NEVER,
+        say: Callable[[str], None] = _say_nothing,
         background: bool = False,
         record: Record | None = None,
     ) -> None:
         """`note` is called with the index of each instruction before it runs. Raises Diagnostic for an invalid text.
 
-        With `recorded` runs are captured and replayed as CUDA graphs, where the device can. With `background` runs are
-        op by op until `adopt`.
+        By `graphs` runs are captured and replayed as CUDA graphs, where the device can; `say` is told why they are not.
+        With `background` runs are op by op until `adopt`, and not captured before.
         """
         module = parse(text)
         self.mesh = module.mesh
@@ -89,8 +96,7 @@ class Program:
         self.makes_gradients = bool(self.main.gradients)
         self.record = record or Record()
         self._note = note
-        # Capture of a CUDA graph forbids synchronization.
-        self._clock = time.perf_counter if compiled or recorded else partial(_synchronized_clock, context.backend)
+        self._clock = time.perf_counter
         if not self.takes_part:
             return
         self._context = context
@@ -109,6 +115,7 @@ class Program:
         self._at: dict[bool, Callable[[tuple[int, ...]], list[Instruction]]] = {}
         self.loaded = time.monotonic()
         self._is_compiled = compiled and not background
+        self._is_compiled_at_last = compiled
         if self._is_compiled:
             self._at[True] = self._instructions.compiled(together=True)
         slots = {value: slot for slot, value in enumerate(self.main.values())}
@@ -117,19 +124,35 @@ class Program:
         self._params = len(self.main.params)
         roles = [self.main.param_role(index).kind for index in range(self._params)]
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
-        self._recorder = self._new_recorder(functions.values()) if recorded and symbols is None else None
+        self._recorder = self._new_recorder(graphs, functions.values(), say, is_open=symbols is not None)
+        # Capture of a CUDA graph forbids synchronization.
+        if not compiled and self._recorder is None:
+            self._clock = partial(_synchronized_clock, context.backend)
 
-    def _new_recorder(self, functions: Iterable[Function]) -> GraphRecorder | None:
+    def _new_recorder(
+        self, graphs: GraphMode, functions: Iterable[Function], say: Callable[[str], None], *, is_open: bool
+    ) -> GraphRecorder | None:
+        if graphs is GraphMode.NEVER or not self._context.backend.records:
+            return None
         communicates = any(is_communication(op) or is_ring(op) for op in self.main.ops)
-        can_capture = self._context.transport.can_be_recorded or not communicates
-        is_possible = self._context.backend.records and can_capture and is_capturable(self.main, functions)
+        if is_open:
+            reason = "its sizes are open"
+        elif communicates and not self._context.transport.can_be_recorded:
+            reason = "its workers share a GPU, and communicate over the host"
+        elif communicates and graphs is GraphMode.ALONE:
+            reason = "its GPUs communicate; cuda_graphs=True captures that, too"
+        else:
+            reason = obstacle(self.main, functions)
+        if reason:
+            say(reason)
+            return None
         rank = self._context.rank
         group = Group.of(range(self.mesh.ranks) if communicates else (rank,), rank)
 
         def execute(operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
             return self._execute(self._made(compiled=self._is_compiled)(()), operands, wanted)
 
-        return GraphRecorder(self.main, self._context, group, execute) if is_possible else None
+        return GraphRecorder(self.main, self._context, group, execute, say)
 
     def run(
         self,
@@ -150,7 +173,8 @@ class Program:
         del inputs
         instructions = self._made(compiled=self._is_compiled and not op_by_op)(tuple(sizes))
         start = self._clock()
-        if self._recorder is None or eager:
+        is_passing = op_by_op or self._is_compiled != self._is_compiled_at_last
+        if self._recorder is None or eager or is_passing:
             results = self._execute(instructions, operands, wanted)
         else:
             results = self._recorder.run(operands, wanted)

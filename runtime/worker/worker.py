@@ -17,6 +17,7 @@ from moaic.runtime.comm.bundle import LocalResharding, local_resharding, reshard
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.boxes import Box, FileSource
 from moaic.runtime.protocol.commands import (
     CODES,
@@ -330,7 +331,8 @@ class Worker:
             command.text,
             self.context,
             compiled=command.compiled,
-            recorded=command.recorded,
+            graphs=GraphMode(command.graphs),
+            say=self._not_captured,
             background=command.background,
             note=partial(self._note, number),
             record=record,
@@ -340,6 +342,10 @@ class Worker:
         self._marks[number] = command.mark
         if command.compiled and not command.background and self.context.rank == 0:
             _set_mark(command.mark)
+
+    def _not_captured(self, reason: str) -> None:
+        if self.context.rank == 0:
+            self._report(AnswerCode.NOT_CAPTURED, [reason])
 
     def _adopt(self, command: Adopt) -> None:
         programs = [self._programs[number] for number in command.programs if number in self._programs]

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from moaic.compile.planning import graph_mode
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.env_flags import GraphMode
 from tests.exact.models import EXAMPLES, VOCABULARY
 from tests.exact.training import PLANS, Call, Trainee, check, compiled
 
@@ -271,6 +273,30 @@ def test_a_model_that_stays_on_the_host() -> None:
 def test_compile_is_yes_no_or_wait(value: object) -> None:
     with pytest.raises(Diagnostic, match=r"invalid value .* for compile"):
         compiled(nn.Linear(2, 2), {}, compile=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "variable", "graphs"),
+    [
+        ({}, None, None, GraphMode.ALONE),
+        ({}, None, "0", GraphMode.NEVER),
+        ({}, None, "1", GraphMode.ALWAYS),
+        ({"cuda_graphs": False}, None, "1", GraphMode.NEVER),
+        ({"cuda_graphs": True}, None, "0", GraphMode.ALWAYS),
+        ({}, "reduce-overhead", "0", GraphMode.ALWAYS),
+    ],
+)
+def test_which_steps_are_captured(
+    options: Mapping[str, object],
+    mode: str | None,
+    variable: str | None,
+    graphs: GraphMode,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MOAI_CUDA_GRAPHS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MOAI_CUDA_GRAPHS", variable)
+    assert graph_mode(options, mode) is graphs
 
 
 @pytest.mark.parametrize("asked", [{"mode": "reduce-overhead"}, {"options": {"cuda_graphs": True}}])

@@ -27,6 +27,7 @@ from moaic.runtime.comm.device_backend import Result, Run
 from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker import cuda_graph
 from moaic.runtime.worker.overlap_and_bucket import Placed, arranged, program_order
 from moaic.runtime.worker.program import Program
@@ -146,7 +147,7 @@ def without_address(tensor: Tensor) -> int:
     return 0
 
 
-def run_on(context: WorkerContext, module: Module, *, recorded: bool = False) -> None:
+def run_on(context: WorkerContext, module: Module, *, graphs: GraphMode = GraphMode.NEVER) -> None:
     """Runs a program as one rank, as often as it takes to record it; its results are on the GPU, of its types."""
     main, at = module.main, module.mesh.coordinates(context.rank)
 
@@ -165,15 +166,15 @@ def run_on(context: WorkerContext, module: Module, *, recorded: bool = False) ->
         patch.setattr(cuda_graph, "is_shared", unshared)
         patch.setattr(torch.Tensor, "data_ptr", without_address)
         noted: list[int] = []
-        program = Program(render(module), context, compiled=False, recorded=recorded, note=noted.append)
+        program = Program(render(module), context, compiled=False, graphs=graphs, note=noted.append)
         roles = [main.param_role(index).kind for index in range(len(main.params))]
         inputs = [held(param) for param, role in zip(main.params, roles, strict=True) if role != "key"]
         wanted, key = [True] * len(main.results), (1, 2) if "key" in roles else None
-        for _ in range(cuda_graph.SETTLED + 1 if recorded else 0):
+        for _ in range(cuda_graph.SETTLED + 1 if graphs is GraphMode.ALWAYS else 0):
             program.run(inputs, key, wanted)
         noted.clear()
         found = program.run(inputs, key, wanted)
-        assert bool(noted) != recorded
+        assert bool(noted) == (graphs is GraphMode.NEVER)
         for value, tensor in zip(main.results, found, strict=True):
             assert (tensor is None) == (held(value) is None)
             if tensor is not None:
@@ -206,7 +207,7 @@ PLANS = {
 def test_a_recorded_step_stays_on_its_gpu(config: Config) -> None:
     program = builder("llama").build(config).programs.joint
     for context in stations(program.mesh.ranks, "cuda"):
-        run_on(context, program, recorded=True)
+        run_on(context, program, graphs=GraphMode.ALWAYS)
 
 
 FEW = (PLANS["llama"][1], PLANS["llama"][3])

@@ -21,6 +21,7 @@ from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, GraphRecorder, RunMode
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
@@ -114,7 +115,15 @@ class Trained:
         self.device = device
         context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
         self.noted: list[int] = []
-        self.program = Program(render(module), context, compiled=False, recorded=True, note=self.noted.append)
+        self.said: list[str] = []
+        self.program = Program(
+            render(module),
+            context,
+            compiled=False,
+            graphs=GraphMode.ALWAYS,
+            say=self.said.append,
+            note=self.noted.append,
+        )
         roles = [self.main.param_role(index).kind for index in range(len(self.main.params))]
         self.inputs: list[Tensor] = [tensor for tensor, role in zip(inputs, roles, strict=True) if role != "key"]
         self.roles = [role for role in roles if role != "key"]
@@ -255,6 +264,67 @@ def test_a_device_that_cannot_is_not_asked_again() -> None:
     for number in range(SETTLED + 3):
         compared(subject, plain, number)
     assert len(subject.device.tapes) == 1
+    assert subject.said == ["the capture failed (operation not permitted when stream is capturing)"]
+
+
+DOUBLED = """// moai 1
+mesh [dp=1]
+func @double(%x: f32[4]) -> (f32[4]) {
+  %y = aten.mul.Tensor %x, _ {other = 2} : f32[4]
+  return %y
+}
+func @main(%x: f32[4] input "x") -> (f32[4] output "y") {
+  %y = call @double %x : f32[4]
+  return %y
+}
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_nothing_is_captured_before_its_functions_are_compiled() -> None:
+    device = Recording()
+    context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False))
+    program = Program(DOUBLED, context, compiled=True, background=True, graphs=GraphMode.ALONE, note=lambda index: None)
+
+    def run_often(*, op_by_op: bool = False) -> None:
+        for _ in range(SETTLED + 2):
+            (found,) = program.run([torch.ones(4)], None, [True], op_by_op=op_by_op)
+            assert found is not None
+
+    run_often()
+    assert not device.tapes
+    program.compile()
+    program.adopt()
+    run_often(op_by_op=True)
+    assert not device.tapes
+    run_often()
+    assert len(device.tapes) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "graphs", "reason"),
+    [
+        (Config(), GraphMode.ALONE, None),
+        (Config(dp=2), GraphMode.ALONE, "its GPUs communicate; cuda_graphs=True captures that, too"),
+        (Config(dp=2), GraphMode.ALWAYS, None),
+        (Config(dp=2), GraphMode.NEVER, None),
+    ],
+    ids=str,
+)
+def test_it_says_why_steps_are_not_captured(config: Config, graphs: GraphMode, reason: str | None) -> None:
+    module, _ = step("llama", config)
+    device, said = Recording(), list[str]()
+    context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
+    Program(render(module), context, compiled=False, graphs=graphs, say=said.append, note=lambda index: None)
+    assert said == ([] if reason is None else [reason])
+
+
+def test_a_group_over_the_host_is_not_captured() -> None:
+    module, _ = step("llama", Config(dp=2))
+    device, said = Recording(), list[str]()
+    context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=True))
+    Program(render(module), context, compiled=False, graphs=GraphMode.ALWAYS, say=said.append, note=lambda index: None)
+    assert said == ["its workers share a GPU, and communicate over the host"]
 
 
 @pytest.mark.parametrize("other", list(RunMode))
@@ -273,7 +343,7 @@ def test_ranks_do_what_all_of_them_would(other: RunMode) -> None:
 
     device = Recording()
     transport = GroupTransport(no_group, agree, device, stages=False, can_be_recorded=True)
-    recorder = GraphRecorder(main, WorkerContext(0, device, transport), Group((0, 1), 0), execute)
+    recorder = GraphRecorder(main, WorkerContext(0, device, transport), Group((0, 1), 0), execute, lambda reason: None)
     for _ in range(SETTLED + 3):
         recorder.run([None] * len(main.params), [False] * len(main.results))
     assert asked[: SETTLED + 1] == [RunMode.EAGER] * SETTLED + [RunMode.CAPTURE]
@@ -302,6 +372,7 @@ def test_a_backward_that_finds_what_a_forward_saved_is_not_recorded() -> None:
     shapes = [(param.type.shape, DTYPES[param.type.dtype]) for param in backward.main.params]
     inputs = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in shapes]
     subject = Trained(backward, inputs, Recording())
+    assert subject.said == ["it reads what a forward has saved"]
     settle(subject)
     assert not subject.is_repeated(1)
     assert not subject.device.tapes
