@@ -15,7 +15,7 @@ from moaic.ir.graph import Function
 from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 from moaic.runtime.host.worker_kinds import takes_all_kernels
 from moaic.runtime.kernels import triton_launch
-from moaic.runtime.kernels.gains import GAINS, Gains, KernelShape, Wins, measured_kernels, worth_using
+from moaic.runtime.kernels.gains import GAINS, Gains, KernelShape, Wins, winning_in_functions, worth_using
 from moaic.runtime.kernels.tiles import tile_of
 from moaic.runtime.kernels.triton_launch import ELEMENTS, Tile, target_of
 
@@ -38,7 +38,7 @@ def measured_on(target: str, gains: Gains = GAINS) -> Wins:
 def with_measured_kernels(function: Function, target: str, gains: Gains = GAINS) -> Function:
     """`function`, of local types, with the kernels that were measured to win on this GPU."""
     takes_all = takes_all_kernels(os.environ)
-    names = measured_kernels(target, gains)
+    names = winning_in_functions(target, gains)
     if not names and not takes_all:
         return function
     from moaic.runtime.kernels.patterns.rewrite import RULES, with_kernels

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moaic.runtime.kernels.gains import measured_kernels
+from moaic.runtime.kernels.gains import winning_in_functions
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = "moaic.runtime.kernels"
@@ -55,6 +55,6 @@ def test_a_worker_of_a_cpu_imports_no_kernel() -> None:
 
 
 def test_a_gpu_without_measured_gains_imports_no_kernel() -> None:
-    if measured_kernels("sm_90"):
+    if winning_in_functions("sm_90"):
         pytest.skip("some kernel has a measured gain there")
     assert imported_by(ON_A_GPU) == LIGHT

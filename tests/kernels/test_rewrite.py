@@ -19,7 +19,7 @@ from moaic.runtime.codegen.lower_to_fx import run_ops
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.kernels.dispatch import measured_on, with_measured_kernels
-from moaic.runtime.kernels.gains import KernelShape, measured_kernels
+from moaic.runtime.kernels.gains import IN_FUNCTIONS, KernelShape, winning_in_functions
 from moaic.runtime.kernels.patterns.match import DefUse
 from moaic.runtime.kernels.patterns.rewrite import RULES, with_kernels
 from moaic.runtime.kernels.patterns.rule import KernelRule, Replacement
@@ -216,9 +216,13 @@ def test_the_table_is_of_16_bits_on_one_gpu_and_of_shapes_that_a_tile_is_for() -
     assert not measured_on("sm_80", NORM_WINS)("norm", (2048, 4096), "bf16")
 
 
-def test_nothing_is_used_that_nobody_measured(llama: Function) -> None:
+def test_the_kernels_in_functions_have_rules() -> None:
+    assert {*IN_FUNCTIONS} == {*RULES}
+
+
+def test_nothing_is_used_that_does_not_win(llama: Function) -> None:
     for target in TARGETS:
-        if not measured_kernels(target):
+        if not winning_in_functions(target):
             assert with_measured_kernels(llama, target) is llama
 
 

@@ -1,7 +1,7 @@
 """Replacement of ops in a function by kernels of moaic that were measured to win.
 
 Ops without a reader after a replacement are dropped. A rewrite is legal if its ops have a topological order, and if no
-op reads the values that the kernel exists to avoid, such as logits.
+op reads the values that the kernel exists to avoid.
 """
 
 from __future__ import annotations
