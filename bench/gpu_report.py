@@ -17,10 +17,11 @@ DONE = "done"
 HEAD = """\
 # Measured on GPUs
 
-`python bench/gpu.py` takes eight minutes on a machine with one GPU. It checks our own kernels and the plans of small
-models there, then measures training steps beside `torch.compile` and eager PyTorch, and the kernels beside Inductor's
-and Liger-Kernel's. Its parts have processes and shares of the time of their own: what fails or is cut is said, and the
-rest stands. `--json docs/measured/NAME.json` keeps what was found for this page.
+`python bench/gpu.py` takes four minutes on a machine with one GPU and sixteen cores. It checks our own kernels and the
+plans of small models there, then measures training steps beside `torch.compile` and eager PyTorch, and the kernels
+beside Inductor's and Liger-Kernel's. Its parts are processes of their own, each alone on the GPU while it takes times:
+what fails or is cut is said, and the rest stands. First steps are those of several processes that start at once.
+`--json docs/measured/NAME.json` keeps what was found for this page.
 
 Models are in bfloat16 throughout, with AdamW. *Wanted* is what the project is after. Peak memory is what `torch.cuda`
 and `torch.moai` say of it; memory held is what the GPU had more of once a way's processes had ended. The controller's

@@ -20,6 +20,7 @@ from parked_kernels.catalogue import ALL_KERNELS, table_of, tile_of
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
+from moaic.runtime.codegen.lower_random import teach_inductor
 from moaic.runtime.kernels.fused import exchange, gated, merge, norm, rotary
 from moaic.runtime.kernels.gains import KernelShape
 from moaic.runtime.kernels.triton_launch import Tile, target_of
@@ -136,6 +137,7 @@ def turned(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
 
 
 def dropped(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
+    teach_inductor()
     """Inductor's version draws the same numbers: it is what moaic compiles today."""
     from moaic.ir.graph import Op, Value
     from moaic.ir.types import TensorType

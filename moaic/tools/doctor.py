@@ -31,6 +31,9 @@ from moaic.support.cache_folder import cache_folder
 from moaic.support.environment import mistakes
 from moaic.text.units import count, gib
 
+TRIED = "sm_90"
+"""The architecture of the GPUs on which moaic has run."""
+
 OLDEST_PYTHON = (3, 11)
 
 ENTRY_POINTS = {"torch.backends": "moaic", "torch_dynamo_backends": "moai"}
@@ -189,7 +192,10 @@ def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
             return
     for gpu in used:
         text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
-        yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")
+        if gpu.arch == TRIED:
+            yield Finding(FindingState.FOUND, text)
+        else:
+            yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")
     if used:
         return
     built = built_for()
