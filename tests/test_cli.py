@@ -83,12 +83,14 @@ def test_a_model_is_captured_without_its_weights(tmp_path: Path) -> None:
     """A layer of the size of a 13B model: two gigabytes that are never made."""
     path = tmp_path / "llama.moai"
     sizes = ["hidden_size=5120", "num_attention_heads=40", "num_key_value_heads=40", "num_hidden_layers=1"]
+    sizes += ["tie_word_embeddings=true", "attention_bias=false", "eos_token_id=null"]
     settings = [word for size in sizes for word in ("--set", size)]
     assert main(["capture", "llama", *settings, "--batch", "2", "--sequence", "64", "-o", str(path)]) == 0
     step = load(path.read_text(encoding="utf-8")).main
     roles = {(role.kind, role.label) for role in (*step.param_roles, *step.result_roles)}
     weight = "model.layers.0.self_attn.q_proj.weight"
     assert {("input", "input_ids"), ("param", weight), ("grad", weight), ("output", "loss")} <= roles
+    assert len({("param", "lm_head.weight"), ("param", "model.embed_tokens.weight")} & roles) == 1, "they are tied"
 
 
 SCRIPT = """

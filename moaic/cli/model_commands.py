@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from moaic.check.proof import CapturedStep
     from moaic.passes.perf.machine import Machine
     from moaic.predict.guide import Question
+
+WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+"""Those of JSON."""
 
 
 def capture(chosen: argparse.Namespace) -> int:
@@ -188,10 +192,12 @@ def _source(chosen: argparse.Namespace) -> ModelSource:
 
 
 def _setting(text: str) -> tuple[str, object]:
-    """Name and value of `name=value`; the value is a Python literal, or else a word."""
+    """Name and value of `name=value`; the value is a literal of Python, a word of JSON, or text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise Diagnostic(f"a setting reads NAME=VALUE, not `{text}`")
+    if value in WORDS:
+        return name, WORDS[value]
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):
