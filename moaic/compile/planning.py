@@ -89,7 +89,8 @@ def graph_mode(options: Mapping[str, object], mode: str | None = None) -> env_fl
         return env_flags.GraphMode.ALWAYS
     asked = options.get(CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE))
     if asked is None:
-        return env_flags.GraphMode.ALONE
+        is_plain = when_to_compile(options) is CompileMode.NEVER
+        return env_flags.GraphMode.NEVER if is_plain else env_flags.GraphMode.ALONE
     return env_flags.GraphMode.ALWAYS if env_flags.says_yes(CUDA_GRAPHS, asked) else env_flags.GraphMode.NEVER
 
 

@@ -279,6 +279,9 @@ def test_compile_is_yes_no_or_wait(value: object) -> None:
     ("options", "mode", "variable", "graphs"),
     [
         ({}, None, None, GraphMode.ALONE),
+        ({"compile": "wait"}, None, None, GraphMode.ALONE),
+        ({"compile": False}, None, None, GraphMode.NEVER),
+        ({"compile": False, "cuda_graphs": True}, None, None, GraphMode.ALWAYS),
         ({}, None, "0", GraphMode.NEVER),
         ({}, None, "1", GraphMode.ALWAYS),
         ({"cuda_graphs": False}, None, "1", GraphMode.NEVER),
@@ -293,7 +296,8 @@ def test_which_steps_are_captured(
     graphs: GraphMode,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("MOAI_CUDA_GRAPHS", raising=False)
+    for name in ("MOAI_CUDA_GRAPHS", "MOAI_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv("MOAI_CUDA_GRAPHS", variable)
     assert graph_mode(options, mode) is graphs
