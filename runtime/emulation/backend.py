@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.comm.device_backend import CpuBackend, Result, Run
+from moaic.runtime.emulation.recording import Recording
 from moaic.runtime.emulation.side_stream import SideStream
 from moaic.runtime.host.gpu_specs import Target
 from moaic.runtime.host.gpus import CPU
@@ -24,6 +25,7 @@ class EmulatedGpuBackend:
         self.compiled_for = GPU
         self._target = target
         self._memory = CpuBackend()
+        self.is_recording = False
 
     def begin(self) -> None:
         from moaic.runtime.emulation.gpu import emulate
@@ -43,14 +45,18 @@ class EmulatedGpuBackend:
 
     @property
     def records(self) -> bool:
-        return False
-
-    @property
-    def is_recording(self) -> bool:
-        return False
+        return True
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        raise RuntimeError("an emulated GPU records nothing")
+        recording = Recording()
+        self.is_recording = True
+        try:
+            with recording:
+                result = run()
+        finally:
+            self.is_recording = False
+        recording.spoil()
+        return recording.repeat, result
 
     def synchronize(self) -> None:
         self._side.wait()

@@ -26,6 +26,7 @@ NEEDED: Final = (
     "torch._C._dynamo.guards:_empty_strided_cpu",
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner._interpret_args_grid",
     "torch.library:get_kernel",
+    "torch.utils._python_dispatch:_disable_current_modes",
     "triton.runtime.interpreter:GridExecutor.__call__",
     "triton.runtime.interpreter:InterpreterBuilder.create_extern_elementwise",
     "triton.runtime.interpreter:InterpreterBuilder.create_masked_load",

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from moaic.runtime.codegen.gpu_answers import always
 from moaic.runtime.emulation.device_functions import called
 from moaic.runtime.emulation.narrow_floats import NarrowFloats
+from moaic.runtime.emulation.recording import launched
 from moaic.runtime.host.worker_kinds import INTERPRETED
 
 LAUNCHES: Final = Counter[str]()
@@ -151,16 +153,20 @@ def _complete_launch(interpreter: Any) -> None:
     asserting.options = replace(asserting.options, debug=True, sanitize_overflow=False)
     executor = interpreter.GridExecutor
     run = executor.__call__
+    unrecorded: Any = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
 
-    def launch(self: Any, *operands: Any, **named: Any) -> Any:
+    def launch(self: Any, *operands: Any, **named: Any) -> None:
         name = _name(self.fn)
         with _ONE_AT_A_TIME, numpy.errstate(all="ignore"):  # what GPUs say nothing of
             LAUNCHES[name] += 1
             _BOUNDS.enter((*operands, *named.values()))
             try:
-                return run(self, *operands, **named)
+                # What the interpreter has PyTorch do is the kernel's own work, and not recorded by itself.
+                with unrecorded():
+                    run(self, *operands, **named)
             except interpreter.InterpreterError as error:
                 raise RuntimeError(f"{name}: {error.__cause__ or error}") from error
+        launched(partial(launch, self, *operands, **named))
 
     executor.__call__ = launch
 

@@ -20,9 +20,14 @@ from torch import Tensor
 
 from moaic.check.proof import CapturedStep, ProofOutcome, one_of_each_kind, plans_of, sampled
 from moaic.check.workers import WorkerProof, workers
+from moaic.device.host_tensor_cache import uploaded
+from moaic.ir.printer import render
+from moaic.passes.build import Builder
 from moaic.passes.config import Config, Request
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
+from moaic.runtime.host.env_flags import GraphMode
+from moaic.runtime.worker.cuda_graph import SETTLED
 from tests.exact.graphs import captured_step
 from tests.exact.models import DROPOUT, EXAMPLES, MIXTURE
 
@@ -104,6 +109,35 @@ func @main(%k: i64[2] key) -> (f32[8{dp}, 33]) {
   return %r
 }
 """
+
+
+@pytest.mark.parametrize("model", ["llama", pytest.param("dropout", marks=pytest.mark.exact)])
+def test_a_replayed_step_is_the_step(model: str) -> None:
+    """Another key for its dropout each time; parameters lie where they lay, and batches do not."""
+    step = captured(model).cast("f32")
+    programs = Builder(step.module).build(Config()).programs
+    main, inputs = programs.joint.main, [step.inputs[at] for at in programs.joint_params]
+    kinds = [main.param_role(at).kind for at in range(len(inputs))]
+    with emulated("sm_90", count=1) as accelerator:
+
+        def results(number: int, run: int) -> list[Tensor]:
+            given = [
+                kept.get(at) or uploaded(accelerator, inputs[at].roll(run, 0) if kind == "input" else inputs[at])
+                for at, kind in enumerate(kinds)
+                if kind != "key"
+            ]
+            made = [accelerator.buffer(each.type.dtype, each.type.shape) for each in main.results]
+            accelerator.run(number, given, made, key=(run, 7) if "key" in kinds else None)
+            return [accelerator.download(whole(each)) for each in made]
+
+        kept = {at: uploaded(accelerator, inputs[at]) for at, kind in enumerate(kinds) if kind == "param"}
+        modes = (GraphMode.ALONE, GraphMode.NEVER)
+        numbers = [accelerator.load(render(programs.joint), graphs=graphs) for graphs in modes]
+        for run in range(SETTLED + 3):
+            for one, other in zip(*(results(number, run) for number in numbers), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+        (worker,) = accelerator.stats().workers
+        assert [worker.programs[number].repeated for number in numbers] == [3, 0]
 
 
 def drawn(accelerator: Accelerator) -> Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
@@ -21,66 +20,28 @@ from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.emulation.recording import Recording
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, GraphRecorder, RunMode
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES
 
-GARBAGE = 1
-
-
-class Tape(TorchDispatchMode):
-    """Calls of PyTorch, on the memory that they read and wrote."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {memory(tensor) for tensor in tensors_in([*args, *(kwargs or {}).values()])}
-        made = [tensor for tensor in tensors_in(result) if memory(tensor) not in given]
-        self.calls.append((lambda: func(*args, **(kwargs or {})), made))
-        return result
-
-    def repeat(self) -> None:
-        for call, made in self.calls:
-            again = tensors_in(call())
-            for old, new in zip(made, again if made else (), strict=True):
-                old.copy_(new)
-
-    def spoil(self) -> None:
-        for _, made in self.calls:
-            for tensor in made:
-                tensor.fill_(GARBAGE)
-
-
-def tensors_in(found: Any) -> list[Tensor]:
-    if isinstance(found, Tensor):
-        return [found]
-    items = cast("Iterable[Any]", found) if isinstance(found, tuple | list) else ()
-    return [each for item in items for each in tensors_in(item)]
-
-
-def memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
 
 @dataclass(frozen=True)
-class Recording(CpuBackend):
+class RecordingCpu(CpuBackend):
     """The CPU as a device that can do again what it was told once."""
 
     space: int = 1 << 40
     fails: bool = False
-    tapes: list[Tape] = field(default_factory=list[Tape])
+    tapes: list[Recording] = field(default_factory=list[Recording])
 
     @property
     def records(self) -> bool:
         return True
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        tape = Tape()
+        tape = Recording()
         self.tapes.append(tape)
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -110,7 +71,7 @@ def alone(peers: Sequence[int], choice: int) -> bool:
 class Trained:
     """A program on one such device, and what to give it: the same parameters and another batch each time."""
 
-    def __init__(self, module: Module, inputs: list[Tensor], device: Recording) -> None:
+    def __init__(self, module: Module, inputs: list[Tensor], device: RecordingCpu) -> None:
         self.main = module.main
         self.device = device
         context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
@@ -161,7 +122,7 @@ def step(name: str, config: Config) -> tuple[Module, tuple[Tensor, ...]]:
 
 def trained(name: str = "llama", config: Config | None = None, **device: Any) -> Trained:
     module, inputs = step(name, config or Config())
-    return Trained(module, [tensor.clone() for tensor in inputs], Recording(**device))
+    return Trained(module, [tensor.clone() for tensor in inputs], RecordingCpu(**device))
 
 
 def settle(trained: Trained) -> None:
@@ -282,7 +243,7 @@ func @main(%x: f32[4] input "x") -> (f32[4] output "y") {
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_nothing_is_captured_before_its_functions_are_compiled() -> None:
-    device = Recording()
+    device = RecordingCpu()
     context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False))
     program = Program(DOUBLED, context, compiled=True, background=True, graphs=GraphMode.ALONE, note=lambda index: None)
 
@@ -313,7 +274,7 @@ def test_nothing_is_captured_before_its_functions_are_compiled() -> None:
 )
 def test_it_says_why_steps_are_not_captured(config: Config, graphs: GraphMode, reason: str | None) -> None:
     module, _ = step("llama", config)
-    device, said = Recording(), list[str]()
+    device, said = RecordingCpu(), list[str]()
     context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False, can_be_recorded=True))
     Program(render(module), context, compiled=False, graphs=graphs, say=said.append, note=lambda index: None)
     assert said == ([] if reason is None else [reason])
@@ -321,7 +282,7 @@ def test_it_says_why_steps_are_not_captured(config: Config, graphs: GraphMode, r
 
 def test_a_group_over_the_host_is_not_captured() -> None:
     module, _ = step("llama", Config(dp=2))
-    device, said = Recording(), list[str]()
+    device, said = RecordingCpu(), list[str]()
     context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=True))
     Program(render(module), context, compiled=False, graphs=GraphMode.ALWAYS, say=said.append, note=lambda index: None)
     assert said == ["its workers share a GPU, and communicate over the host"]
@@ -341,7 +302,7 @@ def test_ranks_do_what_all_of_them_would(other: RunMode) -> None:
         asked.append(choice)
         return choice == other
 
-    device = Recording()
+    device = RecordingCpu()
     transport = GroupTransport(no_group, agree, device, stages=False, can_be_recorded=True)
     recorder = GraphRecorder(main, WorkerContext(0, device, transport), Group((0, 1), 0), execute, lambda reason: None)
     for _ in range(SETTLED + 3):
@@ -371,7 +332,7 @@ def test_a_backward_that_finds_what_a_forward_saved_is_not_recorded() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(param.type.shape, DTYPES[param.type.dtype]) for param in backward.main.params]
     inputs = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in shapes]
-    subject = Trained(backward, inputs, Recording())
+    subject = Trained(backward, inputs, RecordingCpu())
     assert subject.said == ["it reads what a forward has saved"]
     settle(subject)
     assert not subject.is_repeated(1)
