@@ -87,7 +87,9 @@ def graph_mode(options: Mapping[str, object], mode: str | None = None) -> env_fl
         )
     if mode == REDUCE_OVERHEAD:
         return env_flags.GraphMode.ALWAYS
-    asked = options.get(CUDA_GRAPHS, os.environ.get(env_flags.GRAPHS_VARIABLE))
+    asked = options.get(CUDA_GRAPHS)
+    if asked is None:
+        asked = os.environ.get(env_flags.GRAPHS_VARIABLE) or None
     if asked is None:
         is_plain = when_to_compile(options) is CompileMode.NEVER
         return env_flags.GraphMode.NEVER if is_plain else env_flags.GraphMode.ALONE

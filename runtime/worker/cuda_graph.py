@@ -36,7 +36,10 @@ MISFITS: Final = 2
 """Successive runs that do not fit a graph, after which it is released."""
 
 TRIES: Final = 3
-"""Captures of one program at most."""
+"""Captures of one program at most, without those that were released for another program."""
+
+LENT: Final = 32
+"""Successive runs during which a gradient of an earlier one is in use, after which a graph is released for good."""
 
 IN_PLACE: Final = frozenset({"param", "constant"})
 """Roles of operands that a graph reads in place: their addresses rarely change between runs."""
@@ -56,10 +59,12 @@ class RunMode(IntEnum):
 def obstacle(main: Function, functions: Iterable[Function]) -> str:
     """Why a program cannot be captured; empty if all operands are in place or cheap to copy, and no op needs the host.
 
-    The activations that a forward saves for its backward are neither.
+    The activations that a forward saves for its backward are neither: each replay would copy them all.
     """
     if not all(main.param_role(index).kind in IN_PLACE | COPIED for index in range(len(main.params))):
         return "it reads what a forward has saved"
+    if any(main.result_role(index).kind == "saved" for index in range(len(main.results))):
+        return "a backward reads what it saves"
     waits = (op.name for function in functions for op in function.ops if declaration_of(op).host_reads)
     return next((f"the host takes part in `{name}`" for name in waits), "")
 
@@ -78,7 +83,7 @@ class GraphRecorder:
         self._in_place = [main.param_role(index).kind in IN_PLACE for index in range(len(main.params))]
         self._lent = [main.result_role(index).kind == "grad" for index in range(len(main.results))]
         self._graph: _CapturedGraph | None = None
-        self._runs = self._misfits = self._tries = 0
+        self._runs = self._misfits = self._lent_runs = self._tries = 0
         self.repeated = 0
 
     def run(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> Tensors:
@@ -90,30 +95,51 @@ class GraphRecorder:
         if self._graph is not None and agreed is not RunMode.EAGER:
             return self._replayed(self._graph, operands)
         if self._graph is not None:
-            self._misfits += 1
-            if self._misfits >= MISFITS:
-                self.forget()
+            self._missed(self._graph)
         return self._execute(operands, wanted)
 
     def _preferred(self, operands: Sequence[Tensor | None], wanted: Sequence[bool]) -> RunMode:
         """The mode that this rank prefers for the run."""
         if self._graph is not None:
             return RunMode.REPLAY if self._graph.fits(operands, wanted) else RunMode.EAGER
-        is_due = self._runs > SETTLED and self._tries < TRIES and self._has_memory()
+        is_due = self._runs > SETTLED and self._tries < TRIES
+        if is_due and not self._has_memory():
+            self._say("memory is too short for a second pool as large as the highest peak")
+            return RunMode.EAGER
         return RunMode.CAPTURE if is_due else RunMode.EAGER
 
     def _all_prefer(self, mode: RunMode) -> bool:
         return self._group.size == 1 or self._context.transport.agree(self._group, mode)
 
     def _replayed(self, graph: _CapturedGraph, operands: Sequence[Tensor | None]) -> Tensors:
-        self._misfits = 0
+        self._misfits = self._lent_runs = 0
         self.repeated += 1
         return graph.run(operands)
 
-    def forget(self) -> None:
-        """Release the graph and its memory; another one may be captured after SETTLED more runs."""
+    def _missed(self, graph: _CapturedGraph) -> None:
+        """A run did without the graph."""
+        if graph.is_lent:
+            self._lent_runs += 1
+        else:
+            self._misfits += 1
+        if self._lent_runs >= LENT:
+            self._tries = TRIES
+            self._forget("gradients of an earlier run are always in use")
+        elif self._misfits >= MISFITS:
+            self._forget(f"{TRIES} captures no longer fitted, as parameters moved or other results were asked for")
+
+    def release(self) -> None:
+        """Give the memory of the graph back, for another program; it may be captured again after SETTLED more runs."""
+        if self._graph is not None:
+            self._tries -= 1
+            self._forget("")
+
+    def _forget(self, reason: str) -> None:
+        """`reason` is why there will be no other graph, if that is so."""
         self._graph = None
-        self._runs = self._misfits = 0
+        self._runs = self._misfits = self._lent_runs = 0
+        if self._tries >= TRIES:
+            self._say(reason)
 
     def _has_memory(self) -> bool:
         """Whether free memory covers the peak of runs twice: a graph keeps a pool of that size between runs."""
@@ -174,8 +200,13 @@ class _CapturedGraph:
         return (
             self.wanted == tuple(wanted)
             and all(known is None or known == here for known, here in zip(self.fixed, addresses, strict=True))
-            and not any(lent and result is not None and is_shared(result) for result, lent in self._pairs())
+            and not self.is_lent
         )
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody still has a gradient of the last run."""
+        return any(lent and result is not None and is_shared(result) for result, lent in self._pairs())
 
     def run(self, operands: Sequence[Tensor | None]) -> Tensors:
         for target, operand in zip(self.copied, operands, strict=True):

@@ -200,7 +200,7 @@ class Program:
     def release_graph(self) -> None:
         """Release the CUDA graph and its memory."""
         if self.takes_part and self._recorder is not None:
-            self._recorder.forget()
+            self._recorder.release()
 
     def _made(self, *, compiled: bool) -> Callable[[tuple[int, ...]], list[Instruction]]:
         """From the sizes of a run to its instructions, compiled at the first call if need be."""

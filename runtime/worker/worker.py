@@ -94,6 +94,7 @@ class Worker:
         self._reshardings: dict[int, _DefinedResharding] = {}
         self._programs: dict[int, Program] = {}
         self._marks: dict[int, str] = {}
+        self._reasons: set[tuple[int, str]] = set()
         self._loads: dict[int, int] = {}
         """The number of the Load command of each program, which caused the error if the program is missing."""
         self._tracer: Final = Tracer(context.backend.synchronize)
@@ -226,6 +227,9 @@ class Worker:
         )
         shortage = shortage_of(error, self.context.backend, self.idle_bytes)
         missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
+        if shortage is not None:
+            # What is tried instead may have their memory.
+            self._release_graphs()
         trace = "".join(traceback.format_exception(error))
         return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
@@ -320,8 +324,7 @@ class Worker:
     # Programs.
 
     def _load(self, command: Load) -> None:
-        for program in self._programs.values():
-            program.release_graph()
+        self._release_graphs()
         number, record = command.program, Record()
         self._loads[number] = self._number
         if command.background:
@@ -332,7 +335,7 @@ class Worker:
             self.context,
             compiled=command.compiled,
             graphs=GraphMode(command.graphs),
-            say=self._not_captured,
+            say=partial(self._not_captured, number),
             background=command.background,
             note=partial(self._note, number),
             record=record,
@@ -343,8 +346,14 @@ class Worker:
         if command.compiled and not command.background and self.context.rank == 0:
             _set_mark(command.mark)
 
-    def _not_captured(self, reason: str) -> None:
-        if self.context.rank == 0:
+    def _release_graphs(self) -> None:
+        for program in self._programs.values():
+            program.release_graph()
+
+    def _not_captured(self, number: int, reason: str) -> None:
+        """Reported once for each program, whichever rank has the reason."""
+        if (number, reason) not in self._reasons:
+            self._reasons.add((number, reason))
             self._report(AnswerCode.NOT_CAPTURED, [reason])
 
     def _adopt(self, command: Adopt) -> None:

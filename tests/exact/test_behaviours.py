@@ -284,6 +284,8 @@ def test_compile_is_yes_no_or_wait(value: object) -> None:
         ({"compile": False, "cuda_graphs": True}, None, None, GraphMode.ALWAYS),
         ({}, None, "0", GraphMode.NEVER),
         ({}, None, "1", GraphMode.ALWAYS),
+        ({}, None, "", GraphMode.ALONE),
+        ({"cuda_graphs": None}, None, "1", GraphMode.ALWAYS),
         ({"cuda_graphs": False}, None, "1", GraphMode.NEVER),
         ({"cuda_graphs": True}, None, "0", GraphMode.ALWAYS),
         ({}, "reduce-overhead", "0", GraphMode.ALWAYS),

@@ -22,7 +22,7 @@ from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.emulation.recording import Recording
 from moaic.runtime.host.env_flags import GraphMode
-from moaic.runtime.worker.cuda_graph import MISFITS, SETTLED, TRIES, GraphRecorder, RunMode
+from moaic.runtime.worker.cuda_graph import LENT, MISFITS, SETTLED, TRIES, GraphRecorder, RunMode
 from moaic.runtime.worker.program import Program
 from tests.exact.graphs import captured_step
 from tests.exact.models import EXAMPLES
@@ -218,6 +218,7 @@ def test_it_is_made_as_often_as_is_worth_it() -> None:
         subject.inputs = [tensor.clone() for tensor in subject.inputs]
         subject.run(number)
     assert len(subject.device.tapes) == TRIES
+    assert subject.said == ["3 captures no longer fitted, as parameters moved or other results were asked for"]
 
 
 def test_a_device_that_cannot_is_not_asked_again() -> None:
@@ -316,11 +317,55 @@ def test_nothing_is_recorded_where_memory_is_short() -> None:
     settle(subject)
     assert not subject.is_repeated(1)
     assert not subject.device.tapes
+    assert {*subject.said} == {"memory is too short for a second pool as large as the highest peak"}
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5])
+def test_gradients_of_several_runs_may_be_summed(steps: int) -> None:
+    """The first of each sum is made by a replay, as often as one likes."""
+    subject = trained()
+    held: list[Tensor | None] = []
+    seen = list[bool]()
+    for number in range(10 * steps):
+        if number % steps == 0:
+            held.clear()
+        subject.noted.clear()
+        results = subject.run(number)
+        seen.append(not subject.noted)
+        if not held:
+            held += [results[index] for index in subject.main.gradients]
+        del results
+    assert all(seen[steps * SETTLED :: steps])
+    assert not subject.said
+    assert len(subject.device.tapes) == 1
+
+
+def test_a_graph_whose_gradients_are_always_in_use_is_given_up() -> None:
+    subject = trained()
+    settle(subject)
+    held = subject.run(0)
+    for number in range(LENT):
+        subject.run(number)
+    assert subject.said == ["gradients of an earlier run are always in use"]
+    del held
+    settle(subject)
+    assert not subject.is_repeated(1)
+
+
+def test_a_forward_that_saves_for_a_backward_is_not_recorded() -> None:
+    forward = Builder(captured_step(EXAMPLES["llama"]).cast("f32").module).build(Config()).programs.forward
+    device, said = RecordingCpu(), list[str]()
+    context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=False))
+    Program(render(forward), context, compiled=False, graphs=GraphMode.ALWAYS, say=said.append, note=lambda index: None)
+    assert said == ["a backward reads what it saves"]
 
 
 def test_memory_is_given_back_for_another_program() -> None:
     subject = trained()
     settle(subject)
+    for _ in range(2 * TRIES):
+        subject.program.release_graph()
+        settle(subject)
     subject.program.release_graph()
     assert [subject.is_repeated(number) for number in range(SETTLED + 2)] == [False] * (SETTLED + 1) + [True]
 
