@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -117,13 +117,29 @@ def run_all(parts: Sequence[Part], deadline: float, folder: Path, *, here: bool)
     stages = staged(parts, here=here)
     for place, stage in enumerate(stages):
         seconds = allotted(stages[place:], deadline - time.monotonic()) - GRACE
+        processes: list[subprocess.Popen[bytes]] = []
         with ThreadPoolExecutor(len(stage)) as pool:
-            running = [pool.submit(run, part, part.until * seconds, folder, here=here) for part in stage]
-            yield from (each.result() for each in as_completed(running))
+            running = [
+                pool.submit(run, part, part.until * seconds, folder, here=here, started=processes.append)
+                for part in stage
+            ]
+            try:
+                yield from (each.result() for each in as_completed(running))
+            finally:
+                # Parts are sessions of their own: Ctrl-C ends this process alone, which would wait for them.
+                for process in processes:
+                    end_group(process)
 
 
-def run(part: Part, seconds: float, folder: Path, *, here: bool) -> Ended:
-    """One part, to its end or until its time and some grace are over."""
+def run(
+    part: Part,
+    seconds: float,
+    folder: Path,
+    *,
+    here: bool,
+    started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+) -> Ended:
+    """One part, to its end or until its time and some grace are over; `started` is given its process."""
     findings, log = folder / f"{part.name}.findings", folder / f"{part.name}.log"
     command = [sys.executable, str(part.script), str(findings), "--seconds", f"{seconds:.1f}", *part.options]
     command += ["--here"] if here else []
@@ -138,6 +154,7 @@ def run(part: Part, seconds: float, folder: Path, *, here: bool) -> Ended:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        started(process)
         end = ended(process, seconds)
     took = time.monotonic() - start
     said = "" if end == DONE else log.read_text(encoding="utf-8", errors="replace")[-LOG:]

@@ -93,7 +93,9 @@ def workers_on_the_gpu() -> Finding:
     """Whether the allocators of GPUs have given memory to workers."""
     peaks = [worker.peak for worker in session.accelerator().stats().workers]
     said = ", ".join(f"{peak / 1e6:.0f} MB" for peak in peaks)
-    return Check("workers are on the GPU", passed=all(peaks), detail=f"the most that each has held: {said}")
+    return Check(
+        "workers are on the GPU", passed=bool(peaks) and all(peaks), detail=f"the most that each has held: {said}"
+    )
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ import json
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,22 @@ class Task:
     @contextmanager
     def _holding(self, kind: int) -> Generator[None]:
         with self.findings.with_name("gpu.lock").open("a") as file:
-            fcntl.flock(file, kind)
-            yield
+            self._lock(file, kind)
+            try:
+                yield
+            finally:
+                # Not by closing it alone: a process that was forked meanwhile has it open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _lock(self, file: TextIO, kind: int) -> None:
+        """Raises TimeoutError where others keep the GPU until this part's time is over."""
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                return
+            if self.seconds_left < 0:
+                raise TimeoutError("other parts kept the GPU until the time was over")
+            time.sleep(0.05)
 
     def say(self, *found: Finding) -> None:
         """Written down at once."""

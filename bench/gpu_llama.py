@@ -40,7 +40,7 @@ EAGER_START = 12.0
 """Seconds that eager needs until its first steps are done, at most: it compiles nothing."""
 
 ROOM = 0.8
-"""Share of the GPU's memory that two ways at once are meant to take: what they take is estimated."""
+"""Share of the GPU's memory that ways that run at once are meant to take: what they take is estimated."""
 
 OUR_SHARE = 0.7
 """Of the time that is left: how long our own way is waited for."""
@@ -324,10 +324,10 @@ def _falls(name: str, run: Run) -> Check:
 def measure(task: Task, name: str, *, own_kernels: bool) -> None:
     """All ways train the model of this name, cut to fit."""
     whole = (TINY if task.here else LLAMAS)[name]
-    room = TINY_ROOM if task.here else int(ROOM * torch.cuda.mem_get_info()[1] / 2)
+    compared = (OURS, *([OWN_KERNELS] if own_kernels else []), COMPILED)
+    room = TINY_ROOM if task.here else int(ROOM * torch.cuda.mem_get_info()[1] / len(compared))
     llama = whole.cut(room)
     subject = f"{name} Llama, {llama.layers} of {whole.layers} layers, {llama.tokens} tokens"
-    compared = (OURS, *([OWN_KERNELS] if own_kernels else []), COMPILED)
     with ExitStack() as running:
         ways = {way: Way(way, running.enter_context(started(way, llama, task))) for way in (*compared, EAGER)}
         running.callback(lambda: [way.process.kill() for way in ways.values()])
@@ -349,7 +349,7 @@ def cuts(subject: str, llama: Llama, whole: Llama, done: int) -> list[LeftOut]:
     found: list[LeftOut] = []
     if llama.layers < whole.layers:
         found.append(
-            LeftOut(f"{subject}: {whole.layers - llama.layers} layers", "two ways at once must fit the memory")
+            LeftOut(f"{subject}: {whole.layers - llama.layers} layers", "ways that run at once must fit the memory")
         )
     if done < MOST_ROUNDS:
         found.append(LeftOut(f"{subject}: {MOST_ROUNDS - done} of {MOST_ROUNDS} rounds", "no time was left"))

@@ -128,7 +128,10 @@ def main() -> None:
         found = prepare_all(task)
     with task.alone():
         for subject, runs in found.items():
-            take_times(task, subject, runs)
+            if task.seconds_left < 0:
+                task.say(LeftOut(subject, "no time was left"))
+            else:
+                take_times(task, subject, runs)
 
 
 if __name__ == "__main__":

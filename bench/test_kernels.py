@@ -137,8 +137,8 @@ def turned(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
 
 
 def dropped(shape: KernelShape, device: torch.device, tile: Tile) -> Peers:
-    teach_inductor()
     """Inductor's version draws the same numbers: it is what moaic compiles today."""
+    teach_inductor()
     from moaic.ir.graph import Op, Value
     from moaic.ir.types import TensorType
     from moaic.runtime.codegen.lower_to_fx import run_op

@@ -184,7 +184,7 @@ shows a gain moves to `runtime/kernels/fused/`, into the table above, and gets a
 
 def kernels_page() -> str:
     from moaic.runtime.host.gpu_specs import TARGETS
-    from moaic.runtime.kernels.gains import GAINS, in_words
+    from moaic.runtime.kernels.gains import in_words
     from moaic.runtime.kernels.registry import KERNELS
 
     gpus = [f"{target.device} (`{target.name}`)" for target in TARGETS.values()]
@@ -198,9 +198,8 @@ def kernels_page() -> str:
         )
         for each in KERNELS.values()
     ]
-    used = "" if GAINS else "\nNone is measured yet, and no plan uses one.\n"
     table = _table(("kernel", "what it computes", "in the place of", "sizes", *gpus), rows)
-    return f"{KERNELS_HEAD}{used}\n{table}\n\n{PARKED_HEAD}\n{_parked()}\n"
+    return f"{KERNELS_HEAD}\n{table}\n\n{PARKED_HEAD}\n{_parked()}\n"
 
 
 def _parked() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +89,57 @@ def test_what_parts_start_ends_with_them(tmp_path: Path) -> None:
     while child.exists() and child.read_bytes() and time.monotonic() < late:
         time.sleep(0.02)
     assert not child.exists() or not child.read_bytes()
+
+
+GREEDY = """
+with task.alone():
+    while task.seconds_left > -60: time.sleep(0.1)
+"""
+
+PATIENT = "time.sleep(0.5)\nwith task.alone(): pass"
+
+FORKS = """
+import os
+with task.beside():
+    if not os.fork(): time.sleep(600); os._exit(0)
+with task.alone():
+    task.say(Check("alone", True))
+"""
+
+
+def test_a_part_that_keeps_the_gpu_costs_the_others_their_times_alone(tmp_path: Path) -> None:
+    parts = [part(tmp_path, "greedy", GREEDY), part(tmp_path, "patient", PATIENT)]
+    ends = {each.name: each for each in gpu.run_all(parts, time.monotonic() + gpu.GRACE + 4, tmp_path, here=False)}
+    assert "other parts kept the GPU until the time was over" in ends["patient"].log
+    assert ends["greedy"].end != DONE
+
+
+def test_a_process_that_a_part_has_forked_does_not_keep_the_gpu(tmp_path: Path) -> None:
+    (ended,) = gpu.run_all([part(tmp_path, "forks", FORKS)], time.monotonic() + gpu.GRACE + 20, tmp_path, here=False)
+    assert ended.end == DONE
+    assert ended.seconds < 15
+
+
+def test_an_interrupt_ends_the_parts(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(part(tmp_path, "hanging", HANGING).script), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "bench")))}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        findings = tmp_path / "hanging.findings"
+        late = time.monotonic() + 60
+        while not findings.exists() and time.monotonic() < late:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in said
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+import gpu
+script, folder = map(Path, sys.argv[1:])
+list(gpu.run_all([gpu.Part("hanging", script, 1.0)], time.monotonic() + 300, folder, here=False))
+"""
 
 
 def test_all_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +297,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
         assert all(each.value > 0 for each in part.figures)
         names = {each.name for each in part.figures if each.way == "moaic"}
         assert {"tokens per second", "step", "peak memory", "controller's CPU time of the step"} <= names
-    assert {each.way for each in repeated.figures} >= {"moaic", "moaic, repeated", "torch.compile, reduce-overhead"}
+    assert {each.way for each in repeated.figures} >= {"moaic", "moaic, no graphs", "torch.compile, reduce-overhead"}
     assert "layers" in large.left_out[0].name
     assert {each.way for each in timed.figures} >= {"ours", "inductor", "inductor / ours"}
     assert done.stdout.count("\n### ") == len(gpu.PARTS)

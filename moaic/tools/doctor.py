@@ -32,7 +32,7 @@ from moaic.support.environment import mistakes
 from moaic.text.units import count, gib
 
 TRIED = "sm_90"
-"""The architecture of the GPUs on which moaic has run."""
+"""The architecture of the GPUs on which moaic has run, one at a time."""
 
 OLDEST_PYTHON = (3, 11)
 
@@ -192,7 +192,7 @@ def _graphics(environment: Mapping[str, str]) -> Iterator[Finding]:
             return
     for gpu in used:
         text = f"{gpu.name} with {gib(gpu.memory, 0)}: a worker computes on it"
-        if gpu.arch == TRIED:
+        if gpu.arch == TRIED and len(used) == 1:
             yield Finding(FindingState.FOUND, text)
         else:
             yield Finding(FindingState.NOTE, f"{text}, which this version has not been tried with")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -29,15 +29,17 @@ LAYOUT = re.compile(
     r"(#\w+) = #ttg\.blocked<\{sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\]), warpsPerCTA = (\[.*?\])"
 )
 FROM_POINTER = re.compile(r"(%\w+) = (?:tt\.(?:addptr|splat|broadcast|expand_dims)|ttg\.convert_layout) (%\w+)")
-READ = re.compile(r"tt\.load (%\w+).* : tensor<((?:\d+x)+)!tt\.ptr<\w+>, (#[^>]*)>")
-WRITTEN = re.compile(r"tt\.store (%\w+),")
+READ = re.compile(r"tt\.load (%\w+).* : (?:tensor<((?:\d+x)+)!tt\.ptr<\w+>, (#[^>]*)>|!tt\.ptr)")
+WRITTEN = re.compile(r"tt\.(?:store|atomic_\w+)(?: [\w, ]+,)? (%\w+),")
 BARRIER = re.compile(r"(?:gpu|ttg)\.(?:local_)?barrier")
 
 
 def read_too_late(text: str) -> Iterator[str]:
     """The operands of a function, in Triton's text for GPUs, that a thread may overwrite before another reads them.
 
-    An element that only one thread reads is safe: what overwrites it is made from what was read.
+    An element that only one thread reads is safe if what overwrites it is made from what was read, as in all kernels
+    here. Not seen: a write elsewhere than where was read, in an earlier turn of a loop, or by another block, and two
+    operands that are one tensor. A pointer whose operand is not known is an error.
     """
     layouts, operand_of = dict(spans(text)), dict[str, str]()
     readers = Counter[str]()
@@ -46,13 +48,19 @@ def read_too_late(text: str) -> Iterator[str]:
             operand_of[found[1]] = operand_of.get(found[2], found[2])
         elif found := READ.search(line):
             pointers, shape, layout = found.groups()
-            sizes = [int(size) for size in shape.split("x") if size]
+            sizes = [int(size) for size in (shape or "").split("x") if size]
             is_shared = layout not in layouts or any(a > b for a, b in zip(layouts[layout], sizes, strict=True))
-            readers[operand_of[pointers]] += 2 if is_shared else 1
+            readers[operand(pointers, operand_of)] += 2 if is_shared else 1
         elif BARRIER.search(line):
             readers.clear()
-        elif (found := WRITTEN.search(line)) and readers[operand_of[found[1]]] > 1:
-            yield operand_of[found[1]]
+        elif (found := WRITTEN.search(line)) and readers[operand(found[1], operand_of)] > 1:
+            yield operand(found[1], operand_of)
+
+
+def operand(pointers: str, operand_of: Mapping[str, str]) -> str:
+    """The operand that pointers are into: themselves, if they are one, or what they are made from."""
+    assert pointers in operand_of or not re.search(r"_\d+$|^%\d", pointers), f"{pointers} is made in an unknown way"
+    return operand_of.get(pointers, pointers)
 
 
 def spans(text: str) -> Iterator[tuple[str, list[int]]]:
