@@ -24,6 +24,7 @@ from moaic.ir.graph import Function, Op, Value
 from moaic.ir.specialize import Specializer, sizes_of
 from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import TensorType
+from moaic.runtime.codegen.integer_division import cache_tag
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, Numbering, add_in_place, run_ops, scatters, trace
 from moaic.runtime.kernels.dispatch import with_measured_kernels
 from moaic.runtime.kernels.triton_launch import target_of
@@ -225,7 +226,7 @@ def _inductor(function: Function, device: torch.device, numbering: Numbering | N
     if numbering is None:
         function = _with_kernels(function, device)
     compiler: Any = torch.compiler.config
-    tagged = compiler.patch(cache_key_tag=f"{compiler.cache_key_tag}{CACHE_TAG}")
+    tagged = compiler.patch(cache_key_tag=f"{compiler.cache_key_tag}{CACHE_TAG}{cache_tag()}")
     with config.patch(dict(SETTINGS)), tagged, torch.no_grad():
         graph_module, fake_mode = trace(function, device, {**select_decomp_table(), **scatters()}, numbering)
         with tracing(TracingContext(fake_mode)), fake_mode:

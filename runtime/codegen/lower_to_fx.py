@@ -25,6 +25,7 @@ from moaic.ir.symbols import Numbers
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen import checked, lower_experts
 from moaic.runtime.codegen.cpu_gemm import product
+from moaic.runtime.codegen.integer_division import check_divisors
 from moaic.runtime.codegen.lower_attention import sdpa, sdpa_backward
 from moaic.runtime.codegen.lower_float8 import scaled_mm
 from moaic.runtime.codegen.lower_random import fold_key, rand, teach_inductor
@@ -127,6 +128,7 @@ def trace(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     teach_inductor()
+    check_divisors()
     numbering = numbering or Numbering({}, {})
 
     def body(*given: Any) -> list[Tensor]:
