@@ -16,6 +16,7 @@ from torch._guards import TracingContext
 
 from moaic.capture.before_autograd import replace_calls
 from moaic.capture.decompositions import decompositions
+from moaic.capture.error_codes import keep_checks
 from moaic.capture.fx.captured import Instance, Slot
 from moaic.capture.fx.program import FxProgram
 from moaic.capture.fx.stubs import backward_stub, example_token, forward_stub
@@ -57,6 +58,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
     """Compile one graph of Dynamo: the callable runs it on the engine that `make_engine` returns."""
     from torch._dynamo.backends.common import aot_autograd
 
+    keep_checks()
     replace_calls(graph_module)
     capture = _Capture(names_of(graph_module, examples), make_engine)
     compile_graph = aot_autograd(
