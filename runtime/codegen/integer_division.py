@@ -46,9 +46,10 @@ def _checked(lowering: Any, op: Any) -> Callable[..., Any]:
     plain, by_op = lowering.lowerings[op], lowering.fallback_handler(op)
 
     def lower(a: Any, b: Any, **named: Any) -> Any:
+        operands: list[Any] = [a, b]
         is_safe = isinstance(b, int | float) and b != 0
-        is_integer = all(lowering.is_integer_type(each) for each in (a, b))
-        is_on_cpu = any(each.get_device().type == "cpu" for each in (a, b) if hasattr(each, "get_device"))
+        is_integer = all(lowering.is_integer_type(each) for each in operands)
+        is_on_cpu = any(each.get_device().type == "cpu" for each in operands if hasattr(each, "get_device"))
         return by_op(a, b, **named) if is_integer and is_on_cpu and not is_safe else plain(a, b, **named)
 
     return lower
