@@ -128,7 +128,8 @@ def run_all(parts: Sequence[Part], deadline: float, folder: Path, *, here: bool)
             finally:
                 # Parts are sessions of their own: Ctrl-C ends this process alone, which would wait for them.
                 for process in processes:
-                    end_group(process)
+                    if process.poll() is None:
+                        end_group(process)
 
 
 def run(
