@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from moaic.runtime.host.gpu_specs import Target
-from moaic.runtime.kernels.triton_launch import FUSED
+from moaic.runtime.kernels.triton_launch import LAUNCH_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Binary:
     """Bytes of a block."""
     spills: int
     """Registers of a thread that went to memory (AMD), or bytes of them (NVIDIA)."""
+    text: str
+    """Triton's last text that is in the same words for all GPUs: it says which thread has which elements."""
 
 
 def compiled(name: str, source: str, target: Target) -> Binary:
@@ -55,26 +57,11 @@ def compiled(name: str, source: str, target: Target) -> Binary:
     return first
 
 
-def ahead(
-    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
-) -> Binary:
+def ahead(function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int) -> Binary:
     """Compiles a Triton function for one launch, whose pointers and integers are multiples of 16, as most are.
 
     `types` are by parameter, in Triton's words (`*bf16`, `i32`); a parameter without a type is a constant.
     """
-    return _binary(_ahead(function, types, constants, target, warps, stages), target)
-
-
-def gpu_text(
-    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
-) -> str:
-    """Triton's last text of the function that is the same for all GPUs: it says which thread has which elements."""
-    return _ahead(function, types, constants, target, warps, stages).asm["ttgir"]
-
-
-def _ahead(
-    function: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, warps: int, stages: int
-) -> Any:
     compiler: Any = importlib.import_module("triton.compiler")
     backends: Any = importlib.import_module("triton.backends.compiler")
     names: Sequence[str] = function.arg_names
@@ -82,13 +69,13 @@ def _ahead(
     signature = {name: types.get(name, "constexpr") for name in names}
     source = compiler.ASTSource(function, signature, dict(constants), aligned)
     where = backends.GPUTarget(target.backend, target.arch, target.warp)
-    return compiler.compile(source, where, {**FUSED, "num_warps": warps, "num_stages": stages})
+    return _binary(compiler.compile(source, where, {**LAUNCH_SETTINGS, "num_warps": warps}), target)
 
 
 def _binary(made: Any, target: Target) -> Binary:
     code: bytes = made.asm[target.suffix]
     registers, spills = _nvidia(made.asm["ptx"], target.arch) if target.backend == "cuda" else _amd(made.asm["amdgcn"])
-    return Binary(code, registers, int(made.metadata.shared), spills)
+    return Binary(code, registers, int(made.metadata.shared), spills, made.asm["ttgir"])
 
 
 def _nvidia(ptx: str, arch: Any) -> tuple[int, int]:

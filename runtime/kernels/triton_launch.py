@@ -14,8 +14,9 @@ ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"
 """Element types of the kernels, with Triton's names for them; all arithmetic is in float32."""
 
 
-FUSED: Final[Mapping[str, Any]] = {"enable_fp_fusion": True}
-"""Fused multiply-add, on in every version of Triton, so that results do not depend on its default."""
+LAUNCH_SETTINGS: Final[Mapping[str, Any]] = {"enable_fp_fusion": True, "num_stages": 1}
+"""Fused multiply-add, so that results do not depend on the default of Triton's version; no software pipelining, as no
+kernel multiplies matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,6 @@ class Tile:
     rows: int = 1
     columns: int = 1
     warps: int = 4
-    stages: int = 1
-    """Stages of software pipelining."""
     programs: int = 1
     """Number of programs that share a reduction; their partial sums are added in order."""
 
@@ -58,7 +57,7 @@ def target_of(device: torch.device) -> str:
 def launch(function: Any, grid: tuple[int, ...], tile: Tile, *operands: Any, **constants: Any) -> None:
     """Launch a kernel; does nothing for an empty grid."""
     if prod(grid):
-        function[grid](*operands, **constants, num_warps=tile.warps, num_stages=tile.stages, **FUSED)
+        function[grid](*operands, **constants, num_warps=tile.warps, **LAUNCH_SETTINGS)
 
 
 def blocks(count: int, size: int) -> int:

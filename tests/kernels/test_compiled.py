@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 
 
 def compiled(program: TritonProgram, target: Target, tile: Tile) -> Binary:
-    return ahead(program.function, program.types, program.constants, target, tile.warps, tile.stages)
+    return ahead(program.function, program.types, program.constants, target, tile.warps)
 
 
 def fits(kernel: str, target: Target, cut: Tiling, element: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from parked_kernels.catalogue import ALL_KERNELS, ALL_TILES
 
-from moaic.runtime.codegen.triton_aot import gpu_text
+from moaic.runtime.codegen.triton_aot import ahead
 from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.kernels.fused import merge
 from moaic.runtime.kernels.triton_launch import Tile, TritonProgram
@@ -71,7 +71,7 @@ def spans(text: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def text_of(program: TritonProgram, tile: Tile, target: str) -> str:
-    return gpu_text(program.function, program.types, program.constants, TARGETS[target], tile.warps, tile.stages)
+    return ahead(program.function, program.types, program.constants, TARGETS[target], tile.warps).text
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
