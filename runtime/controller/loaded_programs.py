@@ -109,7 +109,7 @@ class LoadedPrograms:
             self._loaded[program] = replace(self._loaded[program], compilation=compilation)
 
     def _not_captured(self, reason: str) -> None:
-        """Said once: the programs of a training have the same reason."""
+        """Said once: ranks have the same reasons."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             compile_log.not_captured(reason)

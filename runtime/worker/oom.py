@@ -19,14 +19,17 @@ SIGNS: Final = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory
 """Texts of out-of-memory errors of PyTorch and its libraries on a CPU."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
+
+
 def shortage_of(error: BaseException, backend: DeviceBackend, idle: int) -> Shortage | None:
     """The shortage that caused an error; None for other errors. Call it where the error is caught, to read free bytes.
 
     `idle` is the private memory of the process when it became ready.
     """
-    text = str(error)
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in text for sign in SIGNS):
+    if not is_out_of_memory(error):
         return None
-    match = ASKED.search(text)
+    match = ASKED.search(str(error))
     asked = int(float(match[1]) * UNITS[match[2]]) if match else 0
     return Shortage(asked, backend.free_bytes(), max(0, backend.private_bytes() - idle))

@@ -30,11 +30,6 @@ from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
 from moaic.runtime.worker.per_rank_order import rank_order
 from moaic.runtime.worker.stream_order import MANY, check_program, check_streams
 
-
-def _say_nothing(reason: str) -> None:
-    pass
-
-
 SIZES_KEPT = 64
 """Latest sizes of a program with open sizes whose instructions are kept."""
 
@@ -80,7 +75,7 @@ class Program:
         compiled: bool,
         note: Callable[[int], None],
         graphs: GraphMode = GraphMode.NEVER,
-        say: Callable[[str], None] = _say_nothing,
+        say: Callable[[str], None] = lambda reason: None,
         background: bool = False,
         record: Record | None = None,
     ) -> None:
@@ -96,7 +91,6 @@ class Program:
         self.makes_gradients = bool(self.main.gradients)
         self.record = record or Record()
         self._note = note
-        self._clock = time.perf_counter
         if not self.takes_part:
             return
         self._context = context
@@ -126,8 +120,8 @@ class Program:
         self._keys = [index for index, kind in enumerate(roles) if kind == "key"]
         self._recorder = self._new_recorder(graphs, functions.values(), say, is_open=symbols is not None)
         # Capture of a CUDA graph forbids synchronization.
-        if not compiled and self._recorder is None:
-            self._clock = partial(_synchronized_clock, context.backend)
+        is_queued = compiled or self._recorder is not None
+        self._clock = time.perf_counter if is_queued else partial(_synchronized_clock, context.backend)
 
     def _new_recorder(
         self, graphs: GraphMode, functions: Iterable[Function], say: Callable[[str], None], *, is_open: bool

@@ -49,7 +49,7 @@ from moaic.runtime.worker.agreement import Agreement
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.eager_op import EagerOp
 from moaic.runtime.worker.failed_commands import FATAL, FailedCommands, Poisoned
-from moaic.runtime.worker.oom import shortage_of
+from moaic.runtime.worker.oom import is_out_of_memory, shortage_of
 from moaic.runtime.worker.program import Program, Record
 from moaic.runtime.worker.requests import Answer, Requests
 from moaic.runtime.worker.tracer import Tracer
@@ -94,7 +94,7 @@ class Worker:
         self._reshardings: dict[int, _DefinedResharding] = {}
         self._programs: dict[int, Program] = {}
         self._marks: dict[int, str] = {}
-        self._reasons: set[tuple[int, str]] = set()
+        self._reasons: set[str] = set()
         self._loads: dict[int, int] = {}
         """The number of the Load command of each program, which caused the error if the program is missing."""
         self._tracer: Final = Tracer(context.backend.synchronize)
@@ -178,6 +178,9 @@ class Worker:
         assert self._command is not None
         effects, began = self._effects(self._command), not isinstance(error, Poisoned)
         self._failures.record_failure(self.failed(error), self._number, effects.makes, effects.writes, began=began)
+        if is_out_of_memory(error):
+            # What is tried instead may have their memory.
+            self._release_graphs()
 
     def _effects(self, command: Command) -> _Effects:
         match command:
@@ -227,9 +230,6 @@ class Worker:
         )
         shortage = shortage_of(error, self.context.backend, self.idle_bytes)
         missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
-        if shortage is not None:
-            # What is tried instead may have their memory.
-            self._release_graphs()
         trace = "".join(traceback.format_exception(error))
         return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
@@ -335,7 +335,7 @@ class Worker:
             self.context,
             compiled=command.compiled,
             graphs=GraphMode(command.graphs),
-            say=partial(self._not_captured, number),
+            say=self._not_captured,
             background=command.background,
             note=partial(self._note, number),
             record=record,
@@ -350,10 +350,10 @@ class Worker:
         for program in self._programs.values():
             program.release_graph()
 
-    def _not_captured(self, number: int, reason: str) -> None:
-        """Reported once for each program, whichever rank has the reason."""
-        if (number, reason) not in self._reasons:
-            self._reasons.add((number, reason))
+    def _not_captured(self, reason: str) -> None:
+        """Reported once by each rank that has the reason, which may come again in every run."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
             self._report(AnswerCode.NOT_CAPTURED, [reason])
 
     def _adopt(self, command: Adopt) -> None:
