@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Owner
-from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER
+from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER, SEND
 
 
 def overlap_order(main: Function) -> list[int]:
@@ -61,5 +61,7 @@ def overlap_schedule(program: Module) -> Module:
 def meet(owner: Owner, op: Op) -> bool:
     """Whether a rank of `owner` takes part in an op."""
     here = dict(owner)
-    owners = [value.type.layout.owner for value in (*op.inputs(), *op.results)]
+    # An operand that all ranks hold does not make them all run the op.
+    places = (*op.inputs(), *op.results) if op.name == SEND else op.results
+    owners = [value.type.layout.owner for value in places]
     return any(all(here.get(axis, at) == at for axis, at in other) for other in owners)
