@@ -38,10 +38,12 @@ IMPOSSIBLE = {
     "resnet": "needs the whole batch|splits the sequence, and @step has none|is about logits",
     "mixtral": "a pipeline begins the backward of a micro-batch before the forward of others",
     "vit": "cp=2 does not divide a sequence of 5|is about logits",
+    "vit_dropout": "splits the sequence, and @step has none|is about logits",
+    "deepseek_v3": "is about logits",
     "remote": "cannot cut this loss",
 }
 """Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward.
-Where losses are cut: not every step makes logits, and a row of 7 has no halves."""
+Where losses are cut: not every step makes logits, tiny experts make more, and a row of 7 has no halves."""
 
 AMID = "a stage may begin amid the loss"
 """What may be in the way of cutting any loss: models are small, and several stages on each worker are many."""
