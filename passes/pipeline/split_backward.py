@@ -66,15 +66,25 @@ def _split(function: Function, summed: Sequence[int]) -> tuple[Function, Functio
     """
     for_inputs = [value for i, value in enumerate(function.results) if i not in summed]
     first = backward_slice(function, for_inputs)
-    second = _with_views(function, backward_slice(function, [function.results[i] for i in summed]) - first)
+    # One op may make a gradient of a parameter together with what another layer waits for.
+    early = {result for i in first for result in function.ops[i].results}
+    late = [i for i in summed if function.results[i] not in early]
+    second = _with_views(function, backward_slice(function, [function.results[i] for i in late]) - first)
     if not for_inputs or not any(kind_of(function.ops[i]) is Kind.HEAVY for i in second - first):
         return None
+    at_once = [value for i, value in enumerate(function.results) if i not in late]
     own = {result for i in second for result in function.ops[i].results}
     read = dict.fromkeys(value for i in sorted(second) for value in function.ops[i].inputs() if value not in own)
     passed = [value for value in read if value not in function.params]
-    results = [function.results[i] for i in summed]
+    results = [function.results[i] for i in late]
     return (
-        _part(function, "inputs", sorted(first), function.params, [*for_inputs, *passed]),
+        _part(
+            function,
+            "inputs",
+            sorted(first),
+            function.params,
+            [*at_once, *(value for value in passed if value not in at_once)],
+        ),
         _part(function, "weights", sorted(second), tuple(read), results),
     )
 
@@ -117,7 +127,7 @@ def _calls(op: Op, module: Module, halves: dict[str, tuple[Function, Function]])
             op,
             operands=tuple(outside[value] for value in half.params),
             results=tuple(outside[value] for value in half.results),
-            attrs={"callee": half.name},
+            attrs={**op.attrs, "callee": half.name},
         )
         for half in (first, second)
     ]
