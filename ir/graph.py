@@ -68,6 +68,13 @@ class Op:
         assert isinstance(callee, str)
         return callee
 
+    @property
+    def times(self) -> int:
+        """How many equal calls a `call` stands for: more than one only in a shallow copy of a step."""
+        times = self.attrs.get("times", 1)
+        assert isinstance(times, int)
+        return times
+
     def with_operands(self, mapping: Mapping[Value, Value]) -> Op:
         """This op with every operand found in `mapping` replaced."""
         operands = tuple(substitute(operand, mapping) for operand in self.operands)
@@ -171,5 +178,5 @@ class Module:
         for function in reversed(self.functions):
             for op in function.ops:
                 if op.name == "call":
-                    runs[op.callee] += runs[function.name]
+                    runs[op.callee] += runs[function.name] * op.times
         return runs

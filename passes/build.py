@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -23,6 +24,7 @@ from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import TensorParallel
 from moaic.passes.transforms.outline import Outline
 from moaic.passes.transforms.recompute import Recomputation
+from moaic.passes.transforms.shallow import Stack, shallow, stacks_of
 
 
 def build(step: Module, config: Config, coefficients: CostCoefficients | None = None) -> Plan:
@@ -33,28 +35,60 @@ def build(step: Module, config: Config, coefficients: CostCoefficients | None = 
 class Builder:
     """Builds plans of one step. Plans that begin with the same passes share the modules that these make."""
 
-    def __init__(self, step: Module, coefficients: CostCoefficients | None = None) -> None:
-        """`coefficients` are the rates by which layouts are chosen; assumed ones unless given."""
+    def __init__(self, step: Module, coefficients: CostCoefficients | None = None, *, is_sketch: bool = False) -> None:
+        """`coefficients` are the rates by which layouts are chosen; assumed ones unless given.
+
+        A sketch is outlined already, and its modules are only priced, so that they need not be verified.
+        """
         self._coefficients = coefficients or CostCoefficients()
-        self._outlined = check_made(Outline().apply(check_made(step, "capture")), Outline.name)
+        self._verifies = not is_sketch
+        self._outlined = step if is_sketch else check_made(Outline().apply(check_made(step, "capture")), Outline.name)
         self._results: dict[tuple[Pass, ...], Module | Diagnostic] = {}
+
+    @cached_property
+    def stacks(self) -> Sequence[Stack]:
+        """The stacks of equal layers of the step."""
+        return stacks_of(self._outlined.main)
+
+    def shallow(self, units: Sequence[int]) -> Builder | None:
+        """The builder for the step with so many units of each of its stacks; None where it has no such form."""
+        module = self._outlined
+        for stack, count in zip(self.stacks, units, strict=True):
+            if count < stack.units:
+                less = shallow(module, stack, count)
+                if less is None:
+                    return None
+                module = less
+        return Builder(module, self._coefficients, is_sketch=True)
 
     def build(self, config: Config) -> Plan:
         """The plan for `config`; raises Diagnostic (UnshardableOp among them) with the reason where there is none."""
+        module = self.partitioned(config)
+        return Plan(config, module, lower(module))
+
+    def partitioned(self, config: Config) -> Module:
+        """The module of the plan for `config`; raises Diagnostic with the reason where there is none."""
         module, done = self._outlined, ()
         for step in passes_of(config, self._coefficients):
             done = (*done, step)
             module = self._after(module, done)
-        return Plan(config, module, lower(module))
+        return module
 
     def _after(self, before: Module, passes: tuple[Pass, ...]) -> Module:
-        """`before` after the last of these passes, verified; raises the Diagnostic of a pass that failed before."""
+        """`before` after the last of these passes; raises the Diagnostic of a pass that failed before."""
         if passes not in self._results:
-            self._results[passes] = _outcome(before, passes[-1])
+            self._results[passes] = self._outcome(before, passes[-1])
         result = self._results[passes]
         if isinstance(result, Diagnostic):
             raise result
         return result
+
+    def _outcome(self, before: Module, last: Pass) -> Module | Diagnostic:
+        try:
+            result = last.apply(before)
+        except Diagnostic as reason:
+            return reason
+        return check_made(result, last.name) if self._verifies else result
 
 
 def passes_of(config: Config, coefficients: CostCoefficients) -> Iterator[Pass]:
@@ -78,11 +112,3 @@ def passes_of(config: Config, coefficients: CostCoefficients) -> Iterator[Pass]:
         yield AssignStages(config.pp, config.schedule)
     if config.loss_chunks > 1:
         yield LossChunks(config.loss_chunks)
-
-
-def _outcome(before: Module, last: Pass) -> Module | Diagnostic:
-    try:
-        result = last.apply(before)
-    except Diagnostic as reason:
-        return reason
-    return check_made(result, last.name)

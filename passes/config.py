@@ -133,6 +133,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
     return tuple(_rank(name, getattr(config, name)) for name in FROM_SIMPLE)
 
 
+@cache
 def _rank(name: str, value: Any) -> int:
     if name == "schedule":
         return [*SCHEDULES, value].index(value)

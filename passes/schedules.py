@@ -8,10 +8,11 @@ of deadlock here is a schedule.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from heapq import heappop, heappush
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -101,21 +102,39 @@ class Schedule:
     def _ends(self) -> Mapping[Action, int]:
         """The time at which each action would end, in the order in which they would start."""
         done: dict[Action, int] = {}
-        rest = [list(reversed(actions)) for actions in self.workers]
         clock = [0] * len(self.workers)
-        while any(rest):
-            heads = [(worker, actions[-1]) for worker, actions in enumerate(rest) if actions]
-            waiting = [(worker, action, _needs(action, self.stages)) for worker, action in heads]
-            ready = [
-                (max([clock[worker], *(done[need] for need in needs)]), worker, action)
-                for worker, action, needs in waiting
-                if all(need in done for need in needs)
-            ]
-            if not ready:
-                raise _deadlock(waiting, done)
-            start, worker, action = min(ready, key=lambda choice: choice[:2])
+        place = [0] * len(self.workers)
+        waiting: dict[Action, list[int]] = defaultdict(list)
+        """By action that has not ended, the workers whose next action needs it."""
+        ready: list[tuple[int, int]] = []
+
+        def look_at(worker: int) -> None:
+            """Makes the next action of a worker ready, or has it wait."""
+            if place[worker] == len(self.workers[worker]):
+                return
+            needs = _needs(self.workers[worker][place[worker]], self.stages)
+            missing = next((need for need in needs if need not in done), None)
+            if missing is None:
+                heappush(ready, (max([clock[worker], *(done[need] for need in needs)]), worker))
+            else:
+                waiting[missing].append(worker)
+
+        for worker in range(len(self.workers)):
+            look_at(worker)
+        while ready:
+            start, worker = heappop(ready)
+            action = self.workers[worker][place[worker]]
             clock[worker] = done[action] = start + self._units(action)
-            rest[worker].pop()
+            place[worker] += 1
+            for other in (worker, *waiting.pop(action, ())):
+                look_at(other)
+        stuck = [
+            (worker, actions[place[worker]])
+            for worker, actions in enumerate(self.workers)
+            if place[worker] < len(actions)
+        ]
+        if stuck:
+            raise _deadlock([(worker, action, _needs(action, self.stages)) for worker, action in stuck], done)
         return done
 
     def _units(self, action: Action) -> int:
@@ -143,6 +162,15 @@ class Schedule:
 
     def __str__(self) -> str:
         return " / ".join(self.rows)
+
+
+def part_by_part(schedule: Schedule, parts: int) -> tuple[Action, ...]:
+    """The actions of the first micro-batches, one after another: what estimates look at instead of the schedule."""
+    stages = range(schedule.stages)
+    kinds = {action.kind for actions in schedule.workers for action in actions}
+    orders = [("F", stages), ("B", reversed(stages)), ("W", reversed(stages))]
+    in_part = [(kind, stage) for kind, order in orders if kind in kinds for stage in order]
+    return tuple(Action(kind, stage, part) for part in range(parts) for kind, stage in in_part)
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -185,14 +213,19 @@ def _check_complete(schedule: Schedule) -> None:
     wanted = ["F", *sorted(kinds - {"F"})] if kinds - {"F"} else ["F"]
     if "W" in wanted and "B" not in wanted:
         raise Diagnostic("the schedule has gradients of parameters (W) and no backward (B)")
+    owners: dict[int, set[int]] = defaultdict(set)
+    for worker, actions in enumerate(schedule.workers):
+        for action in actions:
+            owners[action.stage].add(worker)
     for stage in range(schedule.stages):
         for kind in wanted:
             missing = [part for part in range(schedule.parts) if Action(kind, stage, part) not in counts]
             if missing:
                 raise Diagnostic(f"the schedule never runs {Action(kind, stage, missing[0])}")
-        owners = {w for w, actions in enumerate(schedule.workers) for action in actions if action.stage == stage}
-        if len(owners) > 1:
-            raise Diagnostic(f"stage {stage} stands in the lists of workers {', '.join(map(str, sorted(owners)))}")
+        if len(owners[stage]) > 1:
+            raise Diagnostic(
+                f"stage {stage} stands in the lists of workers {', '.join(map(str, sorted(owners[stage])))}"
+            )
 
 
 def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[Action, int]) -> Diagnostic:
@@ -282,17 +315,22 @@ def zero_bubble(workers: int, parts: int) -> Schedule:
     finished: dict[Action, int] = {}
     clock = [0] * workers
     todo = [{"F": _row("F", s, parts), "B": _row("B", s, parts), "W": _row("W", s, parts)} for s in range(workers)]
-    while any(any(each.values()) for each in todo):
-        choices = [
-            (*option, worker)
-            for worker in range(workers)
-            if (option := _next_of(worker, workers, todo[worker], finished, clock[worker])) is not None
-        ]
-        start, _, action, worker = min(choices, key=lambda choice: (choice[0], choice[1], choice[3]))
+    choices: dict[int, tuple[int, int, Action]] = {}
+    changed: Iterable[int] = range(workers)
+    while True:
+        for worker in changed:
+            choices.pop(worker, None)
+            if (option := _next_of(worker, workers, todo[worker], finished, clock[worker])) is not None:
+                choices[worker] = option
+        if not choices:
+            return Schedule(tuple(map(tuple, rows)))
+        worker = min(choices, key=lambda each: (*choices[each][:2], each))
+        start, _, action = choices[worker]
         todo[worker][action.kind].pop(0)
         rows[worker].append(action)
         clock[worker] = finished[action] = start + UNITS["W"]
-    return Schedule(tuple(map(tuple, rows)))
+        # Only the neighbors of a stage wait for it.
+        changed = range(max(worker - 1, 0), min(worker + 2, workers))
 
 
 def _next_of(

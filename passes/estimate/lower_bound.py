@@ -8,13 +8,13 @@ assumed to have equal shares of parameters and work.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import GATHERING, Config
 from moaic.passes.estimate.memory import Memory
-from moaic.passes.schedules import Schedule, schedule_of
+from moaic.passes.schedules import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,15 @@ class Bounds:
     """Bounds from the step on one device (`alone`). A configuration that is not known has the bound zero."""
 
     by_config: Mapping[Config, Alone]
+    simpler: Mapping[Config, float] = field(default_factory=dict[Config, float])
+    """Seconds of plans that do no more work than others (`unstaged`, `least`)."""
 
     def seconds(self, config: Config) -> float:
         """Lower bound on the seconds of a step under `config`."""
         known = self.by_config.get(alone(config))
-        schedule = _schedule(config)
-        stretch = schedule.stretch if schedule is not None else 1.0
-        return 0.0 if known is None else known.seconds * stretch / config.ranks
+        share = _shape(config).stretch / config.pp
+        alone_bound = 0.0 if known is None else known.seconds * config.pp / config.ranks
+        return share * max(alone_bound, *(self.simpler.get(each, 0.0) for each in (unstaged(config), least(config))))
 
     def nbytes(self, config: Config) -> int:
         """Lower bound on the peak bytes of a worker under `config`."""
@@ -58,33 +60,59 @@ class Bounds:
         return persistent + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
 
 
+def unstaged(config: Config) -> Config:
+    """The plan whose work the stages of `config` share, on as many times fewer ranks: they can do no less than that."""
+    return replace(config, pp=1, schedule=Config().schedule, distribute_param="none", distribute_low_prec_param=False)
+
+
+def least(config: Config) -> Config:
+    """The plan on the same mesh, stages left out, that computes and sends least: whatever it needs in memory."""
+    return replace(unstaged(config), micro_batches=1, recompute="saved", gather_keys=True, loss_chunks=1)
+
+
+def fewer_bytes(memory: Memory, more: float) -> int:
+    """Lower bound on the peak of a plan with `more` times as many micro-batches as the plan that needs `memory`.
+
+    No value becomes smaller than in proportion to its rows; parameters and optimizer state do not become smaller.
+    """
+    stays = memory.parameters + memory.optimizer
+    return max(memory.step, stays + int((memory.joint - stays) / more))
+
+
 def alone(config: Config) -> Config:
     """The decisions of `config` that change how much one device computes and holds."""
     return Config(recompute=config.recompute, loss_chunks=config.loss_chunks)
 
 
 def _kept(activations: int, config: Config) -> int:
-    """Bytes of activations on the fullest worker, if stages are cut such that these are minimal.
+    """Bytes of activations on the fullest worker, if stages are cut such that these are minimal."""
+    of_micro_batch = activations / (config.dp * config.ep * config.cp * config.tp * config.micro_batches)
+    return int(of_micro_batch * _shape(config).kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the schedule of a configuration does to time and memory."""
+
+    stretch: float = 1.0
+    kept: float = 1.0
+    """Activations of whole micro-batches that the fullest worker holds.
 
     Workers that keep `n` micro-batches hold equally many bytes when their shares of a micro-batch's activations are in
     inverse proportion to their `n`.
     """
-    schedule = _schedule(config)
-    of_micro_batch = activations / (config.dp * config.ep * config.cp * config.tp * config.micro_batches)
-    if schedule is None:
-        return int(of_micro_batch)
-    chunks = schedule.stages // config.pp
-    return int(of_micro_batch / sum(chunks / schedule.unfinished(worker) for worker in range(config.pp)))
 
 
-def _schedule(config: Config) -> Schedule | None:
-    return _cached_schedule(config.schedule, config.pp, config.micro_batches) if config.pp > 1 else None
+def _shape(config: Config) -> _Shape:
+    return _cached_shape(config.schedule, config.pp, config.micro_batches) if config.pp > 1 else _Shape()
 
 
 @cache
-def _cached_schedule(name: str, workers: int, parts: int) -> Schedule | None:
-    """None where there is no such schedule; building the plan raises the error."""
+def _cached_shape(name: str, workers: int, parts: int) -> _Shape:
+    """The shape of a schedule; where there is no such schedule, building the plan raises the error."""
     try:
-        return schedule_of(name, workers, parts)
+        schedule = schedule_of(name, workers, parts)
     except Diagnostic:
-        return None
+        return _Shape()
+    chunks = schedule.stages // workers
+    return _Shape(schedule.stretch, 1 / sum(chunks / schedule.unfinished(worker) for worker in range(workers)))

@@ -79,13 +79,13 @@ def memory_of(plan: Plan, fused: FusedFunctions) -> Memory:
 
 
 def _memory_at(plan: Plan, coords: dict[str, int], fused: FusedFunctions) -> Memory:
-    persistent = _Persistent.of(plan, coords)
+    persistent = Persistent.of(plan, coords)
     joint = _joint_at(plan.programs, persistent, coords, fused)
     gradients = sum(each.gradient.local_nbytes(persistent.mesh) for each in persistent.trained)
     return Memory(bytes_of(persistent.values.values(), persistent.mesh), gradients, persistent.state, joint)
 
 
-def _joint_at(programs: Programs, persistent: _Persistent, coords: dict[str, int], fused: FusedFunctions) -> int:
+def _joint_at(programs: Programs, persistent: Persistent, coords: dict[str, int], fused: FusedFunctions) -> int:
     return persistent.beside(programs.joint_params) + program_peak(programs.joint, fused, coords)
 
 
@@ -93,7 +93,7 @@ def held_peak(plan: Plan, fused: FusedFunctions) -> int:
     """Peak bytes of the joint program where the user holds every output until its end."""
     programs = lower(plan.module, ())
     return max(
-        _joint_at(programs, _Persistent.of(plan, coords), coords, fused)
+        _joint_at(programs, Persistent.of(plan, coords), coords, fused)
         for coords in owner_coordinates(programs.joint.mesh)
     )
 
@@ -104,7 +104,7 @@ def split_peak(plan: Plan, fused: FusedFunctions) -> int:
 
 
 def _split_peak_at(plan: Plan, coords: dict[str, int], fused: FusedFunctions) -> int:
-    programs, persistent = plan.programs, _Persistent.of(plan, coords)
+    programs, persistent = plan.programs, Persistent.of(plan, coords)
     first = persistent.beside(programs.forward_params) + program_peak(programs.forward, fused, coords)
     if programs.backward is None:
         return first
@@ -115,7 +115,7 @@ def _split_peak_at(plan: Plan, coords: dict[str, int], fused: FusedFunctions) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Persistent:
+class Persistent:
     """The values that the ranks at given coordinates hold between steps."""
 
     values: Mapping[int, Value]
@@ -124,7 +124,7 @@ class _Persistent:
     mesh: Mesh
 
     @classmethod
-    def of(cls, plan: Plan, coords: dict[str, int]) -> _Persistent:
+    def of(cls, plan: Plan, coords: dict[str, int]) -> Persistent:
         step = plan.on_workers
         values = {
             i: param
@@ -171,23 +171,43 @@ def bytes_of(values: Iterable[Value], mesh: Mesh) -> int:
     return sum(value.type.local_nbytes(mesh) for value in set(values))
 
 
-def program_peak(program: Module, fused: FusedFunctions, coords: dict[str, int] | None = None) -> int:
-    """Peak bytes of a worker (in a pipeline the one at `coords`), parameters and results included."""
-    main, mesh = of_rank(program.main, coords or {}), program.mesh
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one instruction does to the memory of its worker, in bytes."""
+
+    made: int
+    most: int
+    """The largest need while it runs, beyond what was live before."""
+    dying: Sequence[Value]
+    """Values that no later instruction uses, which own their memory."""
+
+
+def changes(main: Function, program: Module, fused: FusedFunctions) -> list[Change]:
+    """The change by every instruction of `main`, one worker's part of the program's main function."""
+    mesh = program.mesh
     functions = {function.name: function for function in program.functions}
     owners = _owners(main, lambda op: fused(functions[op.callee], mesh))
     last = _last_uses(main, owners)
     dying: dict[int, list[Value]] = defaultdict(list)
     for owner, index in last.items():
         dying[index].append(owner)
-    live = peak = sum(owner.type.local_nbytes(mesh) for owner in set(main.params))
+    found: list[Change] = []
     for index, op in enumerate(main.ops):
-        new = bytes_of((result for result in op.results if owners[result] is result), mesh)
+        made = bytes_of((result for result in op.results if owners[result] is result), mesh)
         inside = fused(functions[op.callee], mesh).transient if op.name == "call" else 0
         if is_ring(op):
             inside = transient(op, mesh)
-        peak = max(peak, live + max(new, inside))
-        live += new - sum(owner.type.local_nbytes(mesh) for owner in dying[index])
+        found.append(Change(made, max(made, inside), dying[index]))
+    return found
+
+
+def program_peak(program: Module, fused: FusedFunctions, coords: dict[str, int] | None = None) -> int:
+    """Peak bytes of a worker (in a pipeline the one at `coords`), parameters and results included."""
+    main, mesh = of_rank(program.main, coords or {}), program.mesh
+    live = peak = bytes_of(main.params, mesh)
+    for change in changes(main, program, fused):
+        peak = max(peak, live + change.most)
+        live += change.made - sum(value.type.local_nbytes(mesh) for value in change.dying)
     return peak
 
 

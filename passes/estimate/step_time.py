@@ -93,7 +93,7 @@ def compile_seconds(program: Module) -> float:
 def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds) -> dict[str, Number]:
     """Seconds of the worker that ends last, by part; `bubble` is its wait for other workers."""
     functions = {function.name: function for function in program.functions}
-    prices = {op: _priced(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
+    prices = {op: op_seconds(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
     beside = {op for op in prices if machine.overlaps and op.name in COMMUNICATING}
     run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
     spent: dict[str, list[Number]] = defaultdict(list)
@@ -109,7 +109,7 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     return {part: total(numbers) for part, numbers in spent.items()}
 
 
-def _priced(
+def op_seconds(
     op: Op, mesh: Mesh, functions: Mapping[str, Function], machine: Machine, seconds: FunctionSeconds
 ) -> dict[str, Number]:
     spent = {"overhead": machine.call_overhead}

@@ -12,7 +12,7 @@ far exists before the call. A matmul then adds its result to the sum, and the gr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from moaic.ir.graph import NO_ROLE, NOWHERE, Function, Module, Op, Operand, Value
 from moaic.ir.op_names import ACCUMULATE, ADD_TO
@@ -68,13 +68,22 @@ def _links(main: Function, positions: Mapping[Value, int], reads: Mapping[Value,
     return chain if value is None else []
 
 
-def added_inside(program: Module, known: AccumulatingFunctions) -> Module:
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A program after accumulation was fused into its functions, and for each instruction the one that it was."""
+
+    program: Module
+    origins: tuple[int, ...]
+
+
+def added_inside(program: Module, known: AccumulatingFunctions) -> Merged:
     """`program` with every accumulation fused into the function that makes the part, where that is legal."""
     accumulates = _accumulates(program.main)
     sums = _sums(program.main, accumulates)
-    main = replace(program.main, ops=tuple(_instructions(program.main, accumulates, sums)))
+    instructions = [*_instructions(program.main, accumulates, sums)]
+    main = replace(program.main, ops=tuple(op for _, op in instructions))
     functions = (_adding(function, sums.get(function.name, {}), known) for function in program.functions[:-1])
-    return replace(program, functions=(*functions, main))
+    return Merged(replace(program, functions=(*functions, main)), tuple(origin for origin, _ in instructions))
 
 
 def _accumulates(main: Function) -> dict[Value, Op]:
@@ -107,8 +116,10 @@ def _dtype(accumulate: Op) -> str:
     return (before if isinstance(before, Value) else accumulate.results[0]).type.dtype
 
 
-def _instructions(main: Function, accumulates: Mapping[Value, Op], sums: Mapping[str, Sums]) -> Iterator[Op]:
-    """Calls with the sums that they add to.
+def _instructions(
+    main: Function, accumulates: Mapping[Value, Op], sums: Mapping[str, Sums]
+) -> Iterator[tuple[int, Op]]:
+    """Calls with the sums that they add to; before each instruction the position of the one that it was.
 
     An accumulation remains where a sum begins, and as a cast where the last part makes it narrower:
 
@@ -117,13 +128,13 @@ def _instructions(main: Function, accumulates: Mapping[Value, Op], sums: Mapping
         %s1 = moai.accumulate _, %t : bf16[64, 64]
     """
     ends: dict[Op, Value] = {}
-    for op in main.ops:
+    for index, op in enumerate(main.ops):
         if op in ends:
             if ends[op] is not op.results[0]:
-                yield replace(op, operands=(None, ends[op]))
+                yield index, replace(op, operands=(None, ends[op]))
             continue
         if op.name != "call" or not sums[op.callee]:
-            yield op
+            yield index, op
             continue
         before, results = list[Value](), list(op.results)
         for position, dtype in sums[op.callee].items():
@@ -131,11 +142,11 @@ def _instructions(main: Function, accumulates: Mapping[Value, Op], sums: Mapping
             (total,), start = add.results, add.operands[0]
             if not isinstance(start, Value):
                 start = Value(_with_dtype(total.type, dtype), total.name)
-                yield replace(add, operands=(None, None), results=(start,))
+                yield index, replace(add, operands=(None, None), results=(start,))
             same = total.type.dtype == dtype
             ends[add] = results[position] = total if same else Value(_with_dtype(total.type, dtype), total.name)
             before.append(start)
-        yield replace(op, operands=(*op.operands, *before), results=tuple(results))
+        yield index, replace(op, operands=(*op.operands, *before), results=tuple(results))
 
 
 def _adding(function: Function, sums: Sums, known: AccumulatingFunctions) -> Function:

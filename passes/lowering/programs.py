@@ -13,7 +13,7 @@ from moaic.ir.ops import Kind, kind_of
 from moaic.ir.specialize import specialized
 from moaic.ir.symbols import Numbers
 from moaic.ir.verify import check_made
-from moaic.passes.loop_axes import MICRO_BATCHES, Unrolled
+from moaic.passes.loop_axes import MICRO_BATCHES, Phase, Unrolled
 from moaic.passes.lowering.grad_accumulation import added_inside
 from moaic.passes.lowering.segments import Segments, segment
 from moaic.passes.lowering.unroll_loops import function_of_part, runs_per_part, unroll
@@ -100,6 +100,27 @@ def lower(module: Module, unread: Collection[int] | None = None) -> Programs:
     return Programs(_program(joint, segments), joint_params, lambda: _in_halves(unrolled, segments))
 
 
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The joint program with only some of its micro-batches, and the phase of each of its instructions."""
+
+    joint: Module
+    joint_params: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    parts: int
+    """Micro-batches that the program has."""
+
+
+def excerpt(module: Module, parts: int) -> Excerpt:
+    """The joint program of `lower` with at most so many micro-batches."""
+    segments = Segments(frozenset(function.name for function in module.functions))
+    unrolled = unroll(_inlined(module, segments), parts)
+    left_out = usually_unread(module.main)
+    selected, params = _selected(unrolled, [i for i in range(len(unrolled.function.results)) if i not in left_out])
+    joint, phases = _phased_program(selected, segments)
+    return Excerpt(joint, params, phases, min(parts, module.mesh.size(MICRO_BATCHES)))
+
+
 def usually_unread(main: Function) -> frozenset[int]:
     """Positions of the outputs beside a loss that the user no longer holds when the backward runs.
 
@@ -147,9 +168,8 @@ def _inlined(module: Module, segments: Segments) -> Module:
     for function in module.functions[:-1]:
         if any(kind_of(op) is Kind.INSTRUCTION for op in function.ops):
             body = _expand(function, bodies)
-            bodies[function.name] = segment(
-                body, module.mesh, [runs_per_part(op, MICRO_BATCHES) for op in body.ops], segments
-            )
+            phases = [runs_per_part(op, MICRO_BATCHES) for op in body.ops]
+            bodies[function.name] = segment(body, module.mesh, phases, segments).function
         else:
             segments.by_key[function.name] = function
     for key, function in segments.by_key.items():
@@ -225,7 +245,13 @@ def _halves(unrolled: Unrolled, outputs: Sequence[int]) -> tuple[Unrolled, Unrol
 
 def _program(unrolled: Unrolled, segments: Segments) -> Module:
     """One program with the segments that it calls, accumulation over micro-batches fused into them."""
-    main = segment(unrolled.function, unrolled.mesh, unrolled.phases, segments)
+    return _phased_program(unrolled, segments)[0]
+
+
+def _phased_program(unrolled: Unrolled, segments: Segments) -> tuple[Module, tuple[Phase, ...]]:
+    segmented = segment(unrolled.function, unrolled.mesh, unrolled.phases, segments)
+    main = segmented.function
     called = {op.callee for op in main.ops if op.name == "call"}
     functions = tuple(function for function in segments.functions if function.name in called)
-    return added_inside(Module((*functions, main), unrolled.mesh), segments.accumulating)
+    merged = added_inside(Module((*functions, main), unrolled.mesh), segments.accumulating)
+    return merged.program, tuple(segmented.phases[i] for i in merged.origins)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from moaic.ir.graph import Function, Location, Op, Value
 from moaic.ir.layout import Mesh
@@ -39,12 +40,24 @@ class Segments:
         return tuple(self.by_key.values())
 
 
-def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], segments: Segments) -> Function:
+P = TypeVar("P", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented(Generic[P]):
+    """A function of calls and instructions alone, and the phase of each of its ops."""
+
+    function: Function
+    phases: tuple[P, ...]
+
+
+def segment(function: Function, mesh: Mesh, phases: Sequence[P], segments: Segments) -> Segmented[P]:
     """`function` as calls of segments and instructions alone; new segment functions are added to `segments`."""
     early = _keys(function, phases)
     keys = sunk(function, early, mesh)
     members = _members(function, keys)
     calls: dict[int, Op] = {i: op for i, op in enumerate(function.ops) if kind_of(op) is Kind.INSTRUCTION}
+    phase_of = {op: phases[i] for i, op in calls.items()}
     used = _used(function, members)
     for key in (key for key in dict.fromkeys(early) if key in members):
         indices = members[key]
@@ -52,9 +65,10 @@ def segment(function: Function, mesh: Mesh, phases: Sequence[Hashable], segments
         call = _call(function, indices, {result for i in own for result in function.ops[i].results}, used, segments)
         if call is not None:
             calls[next(i for i in own if early[i] == key)] = call
+            phase_of[call] = phases[own[0]]
     ops = sort_ops(calls)
     assert ops is not None, f"segments of @{function.name} wait for each other"
-    return replace(function, ops=ops)
+    return Segmented(replace(function, ops=ops), tuple(phase_of[op] for op in ops))
 
 
 def _keys(function: Function, phases: Sequence[Hashable]) -> list[SinkKey]:

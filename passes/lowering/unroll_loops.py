@@ -36,7 +36,7 @@ from moaic.ir.types import FLOATING, TensorType
 from moaic.passes.loop_axes import CHUNKS, EPILOGUE, MICRO_BATCHES, PROLOGUE, Phase, Unrolled, combines_parts
 from moaic.passes.lowering.grad_accumulation import merged_accumulation
 from moaic.passes.pipeline.stage_actions import actions_of, on_workers
-from moaic.passes.schedules import Schedule, schedule_in
+from moaic.passes.schedules import Schedule, part_by_part, schedule_in
 
 NUMBER = TensorType("i64", (1,))
 """Type of the number of a part."""
@@ -66,15 +66,16 @@ def function_of_part(function: Function, axis: str, mesh: Mesh) -> Function:
     )
 
 
-def unroll(module: Module) -> Unrolled:
+def unroll(module: Module, parts: int | None = None) -> Unrolled:
     """The main function of `module` with both loop axes unrolled; its callees are functions of one part.
 
-    Raises Diagnostic where an op reads a value that the module's schedule makes later.
+    At most `parts` micro-batches are unrolled, of the size that all have: enough for estimates, as those between the
+    first and the last are alike. Raises Diagnostic where an op reads a value that the module's schedule makes later.
     """
     schedule, chunks = schedule_in(module), dict[Op, int]()
     if module.mesh.size(CHUNKS) > 1:
         module, chunks = _with_chunks_unrolled(module)
-    unroller = _Unroller(module, MICRO_BATCHES, chunks)
+    unroller = _Unroller(module, MICRO_BATCHES, chunks, parts)
     function = unroller.run(schedule)
     unrolled = Unrolled(function, unroller.without, tuple(unroller.phases))
     unrolled = merged_accumulation(unrolled) if chunks else unrolled
@@ -83,7 +84,7 @@ def unroll(module: Module) -> Unrolled:
 
 def _with_chunks_unrolled(module: Module) -> tuple[Module, dict[Op, int]]:
     """`module` with the axis of chunks unrolled, and the chunk of each op of its main function."""
-    unroller = _Unroller(module, CHUNKS, {})
+    unroller = _Unroller(module, CHUNKS, {}, None)
     main = unroller.run(None)
     chunks = {op: chunk for op, (chunk, _) in zip(main.ops, unroller.phases, strict=True)}
     return replace(module, functions=(*module.functions[:-1], main), mesh=unroller.without), chunks
@@ -92,12 +93,14 @@ def _with_chunks_unrolled(module: Module) -> tuple[Module, dict[Op, int]]:
 class _Unroller:
     """Unrolls one loop axis of the main function of a module."""
 
-    def __init__(self, module: Module, axis: str, chunks: Mapping[Op, int]) -> None:
+    def __init__(self, module: Module, axis: str, chunks: Mapping[Op, int], parts: int | None) -> None:
         self.axis = axis
         self.mesh = module.mesh
         self.without = Mesh(tuple((name, size) for name, size in module.mesh.axes if name != axis))
         self.chunks = chunks
         self.count = module.mesh.size(axis)
+        self.unrolled = min(self.count, parts or self.count)
+        """Number of parts that are unrolled."""
         self.old = module.main
         self.functions = {function.name: function for function in module.functions[:-1]}
         self.ops: list[Op] = []
@@ -132,7 +135,7 @@ class _Unroller:
             self._all_once(phase, lambda op, now=number: self.loop_pass[op] == now)
             body = [op for op in self.old.ops if op in self.body and self.loop_pass[op] == number]
             for action, (ops, index) in enumerate(self._actions(body, schedule)):
-                self.phase = number * self.count + action
+                self.phase = number * self.unrolled + action
                 for op in ops:
                     self._part_of(op, index)
         self._all_once(EPILOGUE, lambda op: self.loop_pass[op] >= pass_count)
@@ -156,11 +159,12 @@ class _Unroller:
     def _actions(self, body: Sequence[Op], schedule: Schedule | None) -> Iterator[tuple[Sequence[Op], int]]:
         """Groups of body ops in the order in which they run, each with the number of its part."""
         if schedule is None:
-            yield from ((body, index) for index in range(self.count))
+            yield from ((body, index) for index in range(self.unrolled))
             return
         chunked = {op for op, chunk in self.chunks.items() if chunk >= 0}
         groups = actions_of(self.old, body, chunked, splits_backward=schedule.splits_backward)
-        for action in schedule.merged:
+        merged = schedule.merged if self.unrolled == self.count else part_by_part(schedule, self.unrolled)
+        for action in merged:
             yield groups.get((action.kind, action.stage), ()), action.part
 
     def _loop_passes(self) -> dict[Op, int]:
@@ -309,7 +313,7 @@ class _Unroller:
         """
         (result,) = op.results
         dtype = part.type.dtype
-        wide = "f32" if dtype in FLOATING - {"f64"} and count < self.count else dtype
+        wide = "f32" if dtype in FLOATING - {"f64"} and count < self.unrolled else dtype
         total = Value(TensorType(wide, part.type.shape, part.type.layout), result.name)
         self._append(Op(ACCUMULATE, (self.whole.get(result), part), (total,), {}, op.loc), self.phase)
         self.whole[result] = total

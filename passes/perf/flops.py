@@ -10,7 +10,7 @@ def flops_in(module: Module, op: Op) -> int:
     """FLOPs of one execution of `op`; a call counts those of its callee."""
     if op.name != "call":
         return flops_of(op)
-    return function_flops(module, module.function(op.callee))
+    return op.times * function_flops(module, module.function(op.callee))
 
 
 def function_flops(module: Module, function: Function) -> int:

@@ -225,7 +225,9 @@ class FunctionPartitioner:
             self._define(old, DEFERRED if is_deferred and state == REPLICATED else state)
             for old, state in zip(op.results, states, strict=True)
         ]
-        self._append(op, replace(op, operands=tuple(operands), results=tuple(new), attrs={"callee": callee.name}))
+        self._append(
+            op, replace(op, operands=tuple(operands), results=tuple(new), attrs={**op.attrs, "callee": callee.name})
+        )
 
     def _call_states(self, op: Op, inputs: Sequence[Value]) -> tuple[State, ...]:
         if self.insertion.callee_params is not None:
@@ -340,7 +342,7 @@ class FunctionPartitioner:
             results = tuple(Value(self._typed(old, REPLICATED), old.name) for old in op.results)
             copy = _rebuild(op, operands, results)
             if op.name == "call":
-                copy = replace(copy, attrs={"callee": self._unsharded_callee(op)})
+                copy = replace(copy, attrs={**op.attrs, "callee": self._unsharded_callee(op)})
             self._append(op, copy)
             if reader is not None:
                 self.early_reader[op] = reader

@@ -79,16 +79,22 @@ def _with_calls(module: Module, groups: Sequence[Sequence[tuple[Region, LayerSha
     return Module((*module.functions[:-1], *functions, replace(main, ops=ops)), module.mesh)
 
 
+def layer_of(path: str) -> tuple[str, int] | None:
+    """Container and number of the layer that a module path is in; None outside layers."""
+    match = _LAYER.match(path)
+    return None if match is None else (match["container"], int(match["index"]))
+
+
 def regions(function: Function) -> list[Region]:
     """Ops by layer and side. Ops without a module path go with the latest op that they read."""
     keys: list[tuple[str, int, str] | None] = []
     made_by = {result: i for i, op in enumerate(function.ops) for result in op.results}
     members: dict[tuple[str, int, str], list[int]] = defaultdict(list)
     for i, op in enumerate(function.ops):
-        match = _LAYER.match(op.loc.module)
+        place = layer_of(op.loc.module)
         key: tuple[str, int, str] | None = None
-        if match is not None:
-            key = (match["container"], int(match["index"]), op.loc.side)
+        if place is not None:
+            key = (*place, op.loc.side)
         elif not op.loc.module:
             latest = max((made_by[v] for v in op.inputs() if v in made_by), default=None)
             key = keys[latest] if latest is not None else None

@@ -12,7 +12,7 @@ is the same as a use of `%x` that wants it as f32[8{tp}, 4].
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moaic.ir.graph import Function, Module, Op, Value
@@ -105,7 +105,7 @@ class _Builder:
         times = self.module.runs()
         representatives = {f: self._representatives(f) for f in self.module.functions}
         for function in self.module.functions:
-            counts = Counter(representatives[function].values())
+            counts = _counts(function, representatives[function], function.values())
             if function is self.module.main:
                 self._main_params(function, representatives[function], counts)
             else:
@@ -223,7 +223,7 @@ class _Builder:
         merged: dict[Value, dict[Use, None]] = defaultdict(dict)
         for value, readers in uses.items():
             merged[representatives[value]].update(readers)
-        counts = Counter(representatives[value] for value in uses)
+        counts = _counts(function, representatives, uses)
         for value, readers in merged.items():
             if value in self.producer:
                 choice, result = self.producer[value]
@@ -253,6 +253,39 @@ class _Builder:
         if function is self.module.main:
             for index, value in enumerate(function.results):
                 yield through(self.of_result[index], 0, value)
+
+
+def _counts(function: Function, representatives: Mapping[Value, Value], values: Iterable[Value]) -> Counter[Value]:
+    """How many of these values each representative stands for, where calls may stand for several (`Op.times`)."""
+    times = _times(function)
+    counts = Counter[Value]()
+    for value in values:
+        counts[representatives[value]] += times.get(value, 1)
+    return counts
+
+
+def _times(function: Function) -> Mapping[Value, int]:
+    """By value, how many it stands for: as many as the call that makes it, or as all calls that read it.
+
+    %c = aten._to_copy %w0 : bf16[64, 64]                   # %w0 and %c as many as the call
+    %h, %s = call @layers.fwd %h0, %c, %rope {times = 31}   # %h and %s as many as the call
+    %t = call @layers.fwd %h, %w1, %rope                    # %rope is one value, that all layers read
+    """
+    if all(op.name != "call" or op.times == 1 for op in function.ops):
+        return {}
+    read: dict[Value, int] = {}
+    for op in reversed(function.ops):
+        times = op.times if op.name == "call" else min((read.get(result, 1) for result in op.results), default=1)
+        read.update((value, min(times, read.get(value, times))) for value in op.inputs())
+    made: dict[Value, int] = {}
+    for op in function.ops:
+        own = op.times if op.name == "call" else max((made.get(value, 1) for value in op.inputs()), default=1)
+        made.update(dict.fromkeys(op.results, own))
+    of_calls = {result for op in function.ops if op.name == "call" for result in op.results}
+    return {
+        value: made.get(value, 1) if value in of_calls else max(made.get(value, 1), read.get(value, 1))
+        for value in function.values()
+    }
 
 
 def value_roles(module: Module) -> dict[Value, ValueRole]:

@@ -37,7 +37,7 @@ func @main(%x: T[4, 4] input "x", %y: T[4, 4] input "y") -> (T[4, 4], T[4]) {
 
 
 def changed(text: str) -> Module:
-    module = added_inside(load(text), {})
+    module = added_inside(load(text), {}).program
     verify(module)
     return module
 

@@ -1,0 +1,115 @@
+"""Seconds of every worker of a step whose instructions are those of an excerpt, by the rules of `simulate`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moaic.ir.collectives import COMMUNICATING
+from moaic.ir.op_names import SEND
+from moaic.passes.estimate.sequence import Instruction, Instructions
+from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds
+from moaic.passes.perf.machine import Machine, MeasureSource, Number, total
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of one worker."""
+
+    parts: Mapping[str, Number]
+    end: float
+    """Seconds from the begin of the step to the end of its last instruction."""
+    exposed: Number
+    """Seconds of waiting for asynchronous collectives."""
+
+
+def spent_by(
+    step: Instructions, order: Sequence[Instruction], machine: Machine, seconds: FunctionSeconds
+) -> list[Spent]:
+    """Seconds of every worker along `pp`."""
+    module = step.excerpt.joint
+    functions = {function.name: function for function in module.functions}
+    prices = [op_seconds(op, module.mesh, functions, machine, seconds) for op in step.ops]
+    beside = [machine.overlaps and op.name in COMMUNICATING for op in step.ops]
+    clocks = _Times(step, [total(price.values()).value for price in prices], beside)
+    clocks.run(order)
+    runs = Counter(index for index, _ in order)
+    return [_spent(worker, step, prices, beside, runs, clocks) for worker in range(step.mesh.size("pp"))]
+
+
+def _spent(
+    worker: int,
+    step: Instructions,
+    prices: Sequence[Mapping[str, Number]],
+    beside: Sequence[bool],
+    runs: Mapping[int, int],
+    clocks: _Times,
+) -> Spent:
+    parts: dict[str, list[Number]] = defaultdict(list)
+    for index, price in enumerate(prices):
+        if beside[index] or worker not in step.workers[index]:
+            continue
+        share = 0.5 if step.ops[index].name == SEND else 1
+        for part, number in price.items():
+            parts[part].append(Number(runs[index] * share * number.value, number.source))
+    waits = [prices[index]["collective"].source for index, is_beside in enumerate(beside) if is_beside]
+    exposed = Number(clocks.exposed[worker], max(waits, default=MeasureSource.MEASURED))
+    return Spent({part: total(numbers) for part, numbers in parts.items()}, clocks.clock[worker], exposed)
+
+
+class _Times:
+    """The times of workers and values: the rules of `simulate`."""
+
+    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool]) -> None:
+        self.step = step
+        self.seconds = seconds
+        self.beside = beside
+        workers = range(step.mesh.size("pp"))
+        self.clock = [0.0 for _ in workers]
+        self.asynchronous = [0.0 for _ in workers]
+        self.exposed = [0.0 for _ in workers]
+        self.ready: dict[tuple[Instruction, int], float] = {}
+        """When the result of a send or of an asynchronous instruction exists on a worker."""
+        waited = [[read for read in reads if self._is_waited_for(read.made_by)] for reads in step.reads]
+        self.waited = waited
+
+    def _is_waited_for(self, index: int) -> bool:
+        return self.beside[index] or self.step.ops[index].name == SEND
+
+    def run(self, order: Sequence[Instruction]) -> None:
+        sends = [op.name == SEND for op in self.step.ops]
+        for index, part in order:
+            if sends[index]:
+                self._send(index, part)
+                continue
+            for worker in self.step.workers[index]:
+                (self._begin if self.beside[index] else self._run)(index, part, worker, self.seconds[index])
+        for worker, end in enumerate(self.asynchronous):
+            self.exposed[worker] += max(0.0, end - self.clock[worker])
+            self.clock[worker] = max(self.clock[worker], end)
+
+    def _begin(self, index: int, part: int, worker: int, duration: float) -> None:
+        times = [self.ready.get((self.step.maker(read, part), worker), 0.0) for read in self.waited[index]]
+        self.asynchronous[worker] = max([self.asynchronous[worker], self.clock[worker], *times]) + duration
+        self.ready[(index, part), worker] = self.asynchronous[worker]
+
+    def _run(self, index: int, part: int, worker: int, duration: float) -> None:
+        earliest = start = self.clock[worker]
+        for read in self.waited[index]:
+            time = self.ready.get((self.step.maker(read, part), worker), 0.0)
+            start = max(start, time)
+            if not self.beside[read.made_by]:
+                earliest = max(earliest, time)
+        self.exposed[worker] += start - earliest
+        self.clock[worker] = start + duration
+
+    def _send(self, index: int, part: int) -> None:
+        op, half = self.step.ops[index], self.seconds[index] / 2
+        (source,) = (value.type.layout.owner_on("pp") for value in op.inputs())
+        target = op.results[0].type.layout.owner_on("pp")
+        assert source is not None
+        assert target is not None
+        self._run(index, part, source, half)
+        self.ready[(index, part), target] = self.clock[source]
+        self.clock[target] += half
