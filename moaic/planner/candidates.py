@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import get_args
 
@@ -34,6 +34,19 @@ WIDE = 64 * MIB
 CHUNKS = (1, 8)
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the step says about its candidates."""
+
+    rows: int
+    experts: int
+    """The fewest experts of a mixture."""
+    sequence: int
+    """The longest sequence that attention has."""
+    casts: bool
+    """Whether a parameter is cast to a narrower type."""
+
+
 def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     """Configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none.
 
@@ -44,6 +57,8 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     check_request(step, workers, request)
     _check_batch(workers, rows, request)
     _check_shares(workers, rows, trains, request)
+    facts = _Facts(rows, min(experts_of(step), default=1), max(lengths(step), default=1), _casts_parameters(step.main))
+    chunks_of_loss = _chunks(step, workers, trains, request)
     found = [
         Config(
             dp=dp,
@@ -60,16 +75,16 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
             loss_chunks=chunks,
         )
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
-        for ep in _expert_parts(step, workers // (request.cp or 1), pp * dp * tp, request)
-        for cp in _contexts(step, workers, pp * dp * tp * ep, request)
+        for ep in _expert_parts(facts, workers // (request.cp or 1), pp * dp * tp, request)
+        for cp in _contexts(facts, workers, pp * dp * tp * ep, request)
         for gather_keys in _gather_keys(cp, request)
         for micro_batches in _micro_batches(rows, request)
         if _divides(dp * micro_batches, rows)
         for schedule in _schedules(pp, micro_batches, trains, request)
         for mode in _recompute_modes(trains, request)
         for level in _levels(dp, trains, request)
-        for low_precision in _low_precision(step, level, request)
-        for chunks in _chunks(step, workers, trains, request)
+        for low_precision in _low_precision(facts, level, request)
+        for chunks in chunks_of_loss
     ]
     assert found, f"{request} was found possible, and nothing keeps to it"
     return sorted(found, key=simplicity)
@@ -114,24 +129,22 @@ def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
                     yield pp, dp, tp
 
 
-def _expert_parts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+def _expert_parts(facts: _Facts, workers: int, others: int, request: Request) -> Sequence[int]:
     """Values of ep beside `others` ranks: powers of two that divide the experts; only 1 where there are none."""
     if request.ep is not None:
         return [request.ep]
-    fewest = min(experts_of(step), default=1)
-    powers = (1 << power for power in range(1, fewest.bit_length()))
-    return [1, *(n for n in powers if others * n <= workers and fewest % n == 0)]
+    powers = (1 << power for power in range(1, facts.experts.bit_length()))
+    return [1, *(n for n in powers if others * n <= workers and facts.experts % n == 0)]
 
 
-def _contexts(step: Module, workers: int, others: int, request: Request) -> Sequence[int]:
+def _contexts(facts: _Facts, workers: int, others: int, request: Request) -> Sequence[int]:
     """Values of cp beside `others` ranks: more than 1 for long sequences, and for fewer rows than workers."""
     if request.cp is not None:
         return [request.cp]
-    most = max(lengths(step), default=1)
-    if most < LONG and batch_size(step.main) >= workers:
+    if facts.sequence < LONG and facts.rows >= workers:
         return [1]
     powers = (1 << power for power in range(1, (workers // others).bit_length()))
-    return [1, *(n for n in powers if others * n <= workers and most % n == 0)]
+    return [1, *(n for n in powers if others * n <= workers and facts.sequence % n == 0)]
 
 
 def _gather_keys(cp: int, request: Request) -> Sequence[bool]:
@@ -186,13 +199,13 @@ def _chunks(step: Module, workers: int, trains: bool, request: Request) -> Seque
     return CHUNKS if logits is not None and logits.type.nbytes() >= WIDE * workers else [1]
 
 
-def _low_precision(step: Module, level: Distribute, request: Request) -> Sequence[bool]:
+def _low_precision(facts: _Facts, level: Distribute, request: Request) -> Sequence[bool]:
     """Whether parameters are gathered after their cast: only where one is cast to a narrower type."""
     if level not in GATHERING:
         return [False]
     if request.distribute_low_prec_param is not None:
         return [request.distribute_low_prec_param]
-    return [False, True] if _casts_parameters(step.main) else [False]
+    return [False, True] if facts.casts else [False]
 
 
 def _casts_parameters(main: Function) -> bool:

@@ -11,7 +11,8 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.perf import machine as machines
 from moaic.planner.log import configuration
-from moaic.planner.search import Candidate, Selection
+from moaic.planner.outcome import Candidate
+from moaic.planner.search import Selection
 from moaic.text.tables import aligned_table, left
 from moaic.text.units import MIB
 

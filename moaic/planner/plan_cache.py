@@ -19,7 +19,8 @@ from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.perf import machine
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
-from moaic.planner.search import Candidate, SearchResult, Selection, again, search
+from moaic.planner.outcome import Candidate
+from moaic.planner.search import SearchResult, Selection, again, search
 from moaic.planner.worker import CompilerPool, config_in, config_out, prediction_in, prediction_out
 from moaic.text.files import write_whole
 

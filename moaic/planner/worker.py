@@ -15,21 +15,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TextIO
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.ir.parser import parse
-from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
-from moaic.passes.estimate.step_time import Prediction, function_seconds, predict
-from moaic.passes.lowering.plan import Plan
+from moaic.passes.estimate.memory import Memory
+from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine as machines
 from moaic.passes.perf.machine import Machine, MeasureSource, Number
-from moaic.passes.sharding.solver.costs import coefficients_of
+from moaic.planner.pricer import Pricer
 
 REST_SECONDS = 10.0
 """Seconds without a request after which a process that has compiled something ends."""
@@ -81,39 +78,27 @@ class InProcessPool:
 
 
 class Compiler:
-    """Compiles candidates of one step, and keeps those that fit until their cost is asked for."""
+    """Prices candidates of one step, and keeps the predictions until they are asked for."""
 
     def __init__(self, step: Module, machine: Machine) -> None:
-        self._builder = Builder(step, coefficients_of(machine))
-        self._machine = machine
-        self._fused = fused_functions()
-        self._seconds = function_seconds(machine, self._fused)
-        self._plans: dict[Config, Plan] = {}
+        self._pricer = Pricer(step, machine)
+        self._predictions: dict[Config, Prediction] = {}
 
     def compile(self, config: Config) -> Compiled:
         try:
-            plan = self._build(config)
-            memory = memory_of(plan, self._fused)
+            memory, self._predictions[config] = self._pricer.price(config)
         except Diagnostic as error:
             return Compiled(dropped=error.message)
         except Exception:
             # One candidate that crashes must not end training; the search logs it as a bug.
             return Compiled(crash=traceback.format_exc())
-        if memory.peak <= self._machine.memory:
-            self._plans[config] = plan
         return Compiled(memory)
 
     def cost(self, config: Config) -> Prediction:
-        """The prediction for a candidate that compiled; built again where it was not kept."""
-        plan = self._plans.get(config) or self._build(config)
-        return predict(plan, self._machine, self._seconds)
-
-    def _build(self, config: Config) -> Plan:
-        """The plan, its joint program reordered if collectives of this machine overlap with compute."""
-        plan = self._builder.build(config)
-        if not self._machine.overlaps:
-            return plan
-        return replace(plan, programs=replace(plan.programs, joint=overlap_schedule(plan.programs.joint)))
+        """The prediction for a candidate that compiled; priced again where this process has not done it."""
+        if config not in self._predictions:
+            self._predictions[config] = self._pricer.price(config)[1]
+        return self._predictions[config]
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

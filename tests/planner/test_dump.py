@@ -10,7 +10,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.parser import parse
 from moaic.passes.config import Request
 from moaic.passes.perf import machine as machines
-from moaic.planner import search
+from moaic.planner import evaluation, search
 from moaic.planner.dump import dump
 from moaic.planner.worker import InProcessPool
 from tests.passes.steps import dense, machine
@@ -32,6 +32,6 @@ def test_the_dump_can_be_read_and_parsed(tmp_path: Path) -> None:
         parse((folder / name).read_text(encoding="utf-8"))
     table = (folder / "candidates.txt").read_text(encoding="utf-8")
     assert table.startswith("selected: num_stages : 1")
-    assert search.NOT_NEEDED in table
+    assert evaluation.NOT_NEEDED in table
     assert machines.from_text((folder / "machine.json").read_text(encoding="utf-8")) == machine()
     assert dump(tmp_path, step, found) == folder

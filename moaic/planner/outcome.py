@@ -1,0 +1,61 @@
+"""The outcome of a candidate, and the order of prices and of simplicity by which one is selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moaic.passes.config import Config, simplicity
+from moaic.passes.estimate.memory import Memory
+from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.perf.machine import Machine
+from moaic.planner.worker import Compiled
+from moaic.text.units import mib
+
+TIE = 0.02
+"""Relative difference from the best price up to which prices count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration, dropped with a reason or possible with a prediction."""
+
+    config: Config
+    memory: Memory | None = None
+    prediction: Prediction | None = None
+    dropped: str = ""
+    crash: str = ""
+    """Trace of the bug of moaic for which it is dropped."""
+
+    @property
+    def outcome(self) -> str:
+        return self.dropped or "possible"
+
+    def price(self, steps: int) -> float:
+        """Seconds of one of `steps` steps of a candidate that is possible."""
+        assert self.prediction is not None
+        return self.prediction.price(steps)
+
+
+def compiled_candidate(config: Config, result: Compiled, machine: Machine) -> Candidate:
+    """The outcome of compiling a candidate, without its prediction."""
+    if result.crash:
+        return crashed(config, result.crash)
+    if result.memory is not None and result.memory.peak > machine.memory:
+        return Candidate(config, result.memory, dropped=f"needs {per_worker(result.memory.peak, machine)}")
+    return Candidate(config, result.memory, dropped=result.dropped)
+
+
+def crashed(config: Config, trace: str) -> Candidate:
+    return Candidate(config, dropped=trace.strip().rpartition("\n")[2], crash=trace)
+
+
+def simplest_of_equals(candidates: Iterable[Candidate], steps: int) -> Config | None:
+    """The simplest of the possible candidates whose price is the best or equal to it; None if none is possible."""
+    prices = {each.config: each.price(steps) for each in candidates if each.prediction is not None}
+    equal = [config for config, price in prices.items() if price <= min(prices.values()) * (1 + TIE)]
+    return min(equal, key=simplicity, default=None)
+
+
+def per_worker(nbytes: int, machine: Machine) -> str:
+    return f"{mib(nbytes)} per worker, and there are {mib(machine.memory)}"

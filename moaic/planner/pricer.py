@@ -1,0 +1,65 @@
+"""Prices of candidates: of a deep step from sketches of few of its layers, of any other from the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moaic.ir.graph import Module
+from moaic.passes.build import Builder
+from moaic.passes.config import Config
+from moaic.passes.estimate.memory import Memory, fused_functions
+from moaic.passes.estimate.step_time import Prediction, function_seconds
+from moaic.passes.estimate.structural import Deeper, Sketch, extrapolated, sketch
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.solver.costs import coefficients_of
+
+UNITS = 3
+"""Units of every stack of layers in the base of the sketches; each deeper one has one more of one stack."""
+
+WORTH = 2
+"""A step is priced from sketches if it has as many times the units of all sketches together."""
+
+
+class Pricer:
+    """Prices candidates of one step on one machine."""
+
+    def __init__(self, step: Module, machine: Machine, worth: float = WORTH) -> None:
+        self._machine = machine
+        self._builder = Builder(step, coefficients_of(machine))
+        self._fused = fused_functions()
+        self._seconds = function_seconds(machine, self._fused)
+        self._sketches = self._sketched(worth)
+
+    def price(self, config: Config) -> tuple[Memory, Prediction]:
+        """Memory and time of the plan for `config`; raises Diagnostic with the reason where there is none."""
+        # Where stages are cut depends on the depth.
+        found = self._from_sketches(config) if config.pp == 1 else None
+        return found or self._whole(config)
+
+    def _whole(self, config: Config) -> tuple[Memory, Prediction]:
+        found = extrapolated(self._sketch(self._builder, config), [])
+        assert found is not None, "a whole step has all instructions of itself"
+        return found
+
+    def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
+        if not self._sketches:
+            return None
+        (base, _), *rest = self._sketches
+        deeper = [Deeper(self._sketch(builder, config), lacking) for builder, lacking in rest]
+        return extrapolated(self._sketch(base, config), deeper)
+
+    def _sketched(self, worth: float) -> Sequence[tuple[Builder, int]]:
+        """Builders of the base and of each deeper step, with the units that the base lacks; none if not worth it."""
+        stacks = self._builder.stacks
+        base = [min(stack.units, UNITS) for stack in stacks]
+        lacking = {at: stack.units - UNITS for at, stack in enumerate(stacks) if stack.units > UNITS}
+        sketched = (1 + len(lacking)) * sum(base) + len(lacking)
+        if not lacking or worth * sketched > sum(stack.units for stack in stacks):
+            return ()
+        first = self._builder.shallow(base)
+        deeper = [self._builder.shallow([units + (at == more) for at, units in enumerate(base)]) for more in lacking]
+        found = [(each, lack) for each, lack in zip((first, *deeper), (0, *lacking.values()), strict=True) if each]
+        return found if len(found) == 1 + len(deeper) else ()
+
+    def _sketch(self, builder: Builder, config: Config) -> Sketch:
+        return sketch(builder.partitioned(config), config, self._machine, self._fused, self._seconds)

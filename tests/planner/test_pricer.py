@@ -1,0 +1,194 @@
+"""A plan has the price of its written-out program, and nothing is lost where candidates are left out by bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from moaic.capture.trace_only import ModelSource, Sample
+from moaic.ir.errors import Diagnostic
+from moaic.ir.graph import Module
+from moaic.ir.overlap_schedule import overlap_schedule
+from moaic.passes.build import Builder
+from moaic.passes.config import Config, Request
+from moaic.passes.estimate.lower_bound import Bounds, least, unstaged
+from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
+from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
+from moaic.passes.perf.machine import Machine
+from moaic.passes.sharding.solver.costs import coefficients_of
+from moaic.planner.candidates import candidates
+from moaic.planner.evaluation import Evaluation
+from moaic.planner.outcome import TIE
+from moaic.planner.pricer import Pricer
+from moaic.planner.worker import Compiled, InProcessPool
+from moaic.predict.gpu_machine import machine_of
+from moaic.predict.guide import captured_step
+from moaic.runtime.host.gpu_specs import target_of
+
+SMALL: Final = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "num_hidden_layers": 8,
+}
+GROUPED: Final = {**SMALL, "num_key_value_heads": 2}
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": GROUPED,
+    "gemma2": {**GROUPED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
+    "gpt2": {"n_embd": 64, "n_layer": 8, "n_head": 4, "vocab_size": 256},
+    "qwen2_moe": {
+        **GROUPED,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "bart": {
+        "d_model": 64,
+        "encoder_layers": 6,
+        "decoder_layers": 7,
+        "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "vocab_size": 256,
+    },
+}
+"""Models with a stack of layers; with layers of two kinds, and of experts; with two stacks."""
+
+ERROR: Final = 0.01
+"""Relative difference between the two prices."""
+
+AMID: Final = 0.03
+"""The same for a pipeline: a stage that begins amid a layer adds up its gradients in more than one way."""
+
+Priced = tuple[Memory, Prediction]
+
+
+@cache
+def step_of(model: str) -> Module:
+    return captured_step(ModelSource(model, MODELS[model]), Sample(32, 64))
+
+
+def gpus(*, overlaps: bool, count: int = 8) -> Machine:
+    return replace(machine_of(target_of("sm_90"), count, {}), overlaps=overlaps, memory=1 << 60)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOut:
+    """The prices of programs that are written out."""
+
+    builder: Builder
+    machine: Machine
+
+    def price(self, config: Config) -> Priced:
+        plan, fused = self.builder.build(config), fused_functions()
+        if self.machine.overlaps:
+            plan = replace(plan, programs=replace(plan.programs, joint=overlap_schedule(plan.programs.joint)))
+        return memory_of(plan, fused), predict(plan, self.machine, function_seconds(self.machine, fused))
+
+
+def drawn(model: str, count: int) -> Sequence[Config]:
+    """Some candidates for eight ranks, and some that split the sequence; pipelines are one in three."""
+    random = Random(f"{model} {count}")
+    found = candidates(step_of(model), 8, Request())
+    found += candidates(step_of(model), 8, Request(cp=2, pp=1))
+    staged = [each for each in found if each.pp > 1]
+    flat = [each for each in found if each.pp == 1]
+    return [*random.sample(staged, count // 3), *random.sample(flat, count - count // 3)]
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ("llama", 9),
+        ("gemma2", 6),
+        *(pytest.param(model, 40, marks=pytest.mark.exact) for model in MODELS),
+    ],
+)
+def test_a_plan_costs_what_its_written_out_program_costs(model: str, count: int, overlaps: bool) -> None:
+    where = gpus(overlaps=overlaps)
+    pricer, oracle = Pricer(step_of(model), where, worth=0), _oracle(model, where)
+    compared = 0
+    for config in drawn(model, count):
+        written, found = _outcome(oracle, config), _outcome(pricer, config)
+        if isinstance(written, str) or isinstance(found, str):
+            assert found == written, config
+            continue
+        compared += 1
+        (memory, prediction), (told_memory, told) = written, found
+        error = ERROR if config.pp == 1 else AMID
+        assert told.seconds.value == pytest.approx(prediction.seconds.value, rel=error), config
+        assert told_memory.peak == pytest.approx(memory.peak, rel=error), config
+        for kept in ("parameters", "gradients", "optimizer"):
+            assert getattr(told_memory, kept) == getattr(memory, kept), config
+    assert compared > count // 2
+
+
+def _outcome(prices: Pricer | WrittenOut, config: Config) -> Priced | str:
+    """The price, or the reason why the plan is not possible."""
+    try:
+        return prices.price(config)
+    except Diagnostic as reason:
+        return reason.message
+
+
+def _oracle(model: str, where: Machine) -> WrittenOut:
+    return WrittenOut(Builder(step_of(model), coefficients_of(where)), where)
+
+
+def test_plans_that_do_less_bound_others() -> None:
+    pricer = Pricer(step_of("llama"), gpus(overlaps=True), worth=0)
+    compared = 0
+    for config in drawn("llama", 12):
+        plan = _outcome(pricer, config)
+        if isinstance(plan, str):
+            continue
+        for simpler in (least(config), unstaged(config)):
+            bound = Bounds({}, {simpler: pricer.price(simpler)[1].seconds.value}).seconds(config)
+            assert bound <= plan[1].seconds.value * 1.001, config
+            compared += 1
+    assert compared > 12
+
+
+class Counting(InProcessPool):
+    """A pool that counts what it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def compile(self, configs: Sequence[Config]) -> list[Compiled]:
+        self.count += len(configs)
+        return super().compile(configs)
+
+
+@pytest.mark.parametrize(
+    "mebibytes", [24, pytest.param(1 << 20, marks=pytest.mark.exact)], ids=["short of memory", "roomy"]
+)
+def test_what_is_left_out_would_not_have_been_selected(mebibytes: int) -> None:
+    """Beside every candidate compiled."""
+    step = step_of("llama")
+    where = replace(gpus(overlaps=True, count=4), memory=mebibytes << 20)
+    configs = candidates(step, 4, Request(distribute_param="optimizer"))
+    pool = Counting()
+    found = Evaluation(step, configs, pool, where, EXPECTED_STEPS)
+    found.run()
+    assert pool.count < len(configs) / 2
+    prices = _all(step, configs, where)
+    assert found.simplest is not None
+    assert prices[found.simplest] <= min(prices.values()) * (1 + TIE)
+
+
+def _all(step: Module, configs: Sequence[Config], where: Machine) -> dict[Config, float]:
+    """The price of every candidate that fits."""
+    pricer = Pricer(step, where)
+    priced = ((config, _outcome(pricer, config)) for config in configs)
+    possible = ((config, plan) for config, plan in priced if not isinstance(plan, str))
+    return {config: told.price(EXPECTED_STEPS) for config, (memory, told) in possible if memory.peak <= where.memory}
