@@ -28,7 +28,6 @@ Instruction = tuple[int, int]
 class Read:
     """An operand made by the instruction at a position of the excerpt: of the reader's micro-batch, or of another."""
 
-    value: Value
     made_by: int
     in_part: bool
 
@@ -64,7 +63,7 @@ class Instructions:
         makers = {result: index for index, op in enumerate(self.ops) for result in op.results}
         return [
             [
-                Read(value, makers[value], self.parts[makers[value]] == self.parts[index])
+                Read(makers[value], self.parts[makers[value]] == self.parts[index])
                 for value in op.inputs()
                 if value in makers
             ]

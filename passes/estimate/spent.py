@@ -71,8 +71,8 @@ class _Times:
         self.exposed = [0.0 for _ in workers]
         self.ready: dict[tuple[Instruction, int], float] = {}
         """When the result of a send or of an asynchronous instruction exists on a worker."""
-        waited = [[read for read in reads if self._is_waited_for(read.made_by)] for reads in step.reads]
-        self.waited = waited
+        self.waited = [[read for read in reads if self._is_waited_for(read.made_by)] for reads in step.reads]
+        """By position, the operands that a worker may have to wait for."""
 
     def _is_waited_for(self, index: int) -> bool:
         return self.beside[index] or self.step.ops[index].name == SEND
