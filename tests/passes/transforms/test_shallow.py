@@ -42,12 +42,11 @@ def test_a_shallow_step_is_that_of_a_shallow_model() -> None:
     deep = llama(7)
     (stack,) = stacks_of(deep.main)
     assert stack == Stack("model.layers", 0, 1, 7)
-    for units in (3, 5):
-        found = shallow(deep, stack, units)
-        assert found is not None
-        assert keys(check_made(found, "shallow")) == keys(llama(units))
-        assert found.runs() == deep.runs()
-        assert function_flops(found, found.main) == function_flops(deep, deep.main)
+    found = shallow(deep, stack, 4)
+    assert found is not None
+    assert keys(check_made(found, "shallow")) == keys(llama(4))
+    assert found.runs() == deep.runs()
+    assert function_flops(found, found.main) == function_flops(deep, deep.main)
 
 
 PAIR = """func @a.fwd(%x: f32[4], %w: f32[4]) -> (f32[4]) {
