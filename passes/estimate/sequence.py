@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from moaic.ir.graph import Op, Value
+from moaic.ir.graph import Op
 from moaic.ir.layout import Mesh
-from moaic.ir.op_names import ACCUMULATE, ALL_GATHER, REDUCE_SCATTER, SEND
+from moaic.ir.overlap_schedule import overlapping, places
 from moaic.passes.loop_axes import PROLOGUE
 from moaic.passes.lowering.programs import Excerpt
 from moaic.passes.schedules import Action, Schedule, part_by_part
@@ -74,7 +74,7 @@ class Instructions:
     def workers(self) -> Sequence[frozenset[int]]:
         """By position, the workers along `pp` that run the instruction."""
         all_of_them = frozenset(range(self.mesh.size("pp")))
-        owners = [[value.type.layout.owner_on("pp") for value in _places(op)] for op in self.ops]
+        owners = [[value.type.layout.owner_on("pp") for value in places(op)] for op in self.ops]
         return [all_of_them if None in each else frozenset(o for o in each if o is not None) for each in owners]
 
     def maker(self, read: Read, part: int) -> Instruction:
@@ -98,8 +98,13 @@ class Instructions:
         return groups
 
     def overlapping(self) -> list[Instruction]:
-        """All instructions in the order of `overlap_order`."""
-        return _Overlapping(self).order()
+        """All instructions, in the order of workers that do."""
+        return overlapping(
+            self.in_order(),
+            lambda each: self.ops[each[0]],
+            lambda each: {self.maker(read, each[1]) for read in self.reads[each[0]]},
+            lambda one, other: not self.workers[one[0]].isdisjoint(self.workers[other[0]]),
+        )
 
     def _phases(self, numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         """The phases of the excerpt in the order in which the step runs them, each with its micro-batch."""
@@ -140,53 +145,3 @@ class Instructions:
         if part == 0 or self.excerpt.parts == self.count:
             return part
         return self.excerpt.parts - 1 if part == self.count - 1 else self.excerpt.parts - 2
-
-
-def _places(op: Op) -> Sequence[Value]:
-    """Values whose owners run an op: a result, of a send also the operand."""
-    return (*op.inputs(), op.results[0]) if op.name == SEND else op.results[:1]
-
-
-class _Overlapping:
-    """`overlap_order` of all instructions of a step."""
-
-    def __init__(self, step: Instructions) -> None:
-        self.step = step
-        self.ordered: list[Instruction] = []
-        self.scattered: set[Instruction] = set()
-        self.late: list[Instruction] = []
-
-    def order(self) -> list[Instruction]:
-        ops = self.step.ops
-        for index, part in self.step.in_order():
-            op, here = ops[index], (index, part)
-            makers = [self.step.maker(read, part) for read in self.step.reads[index]]
-            if op.name == ACCUMULATE and not self.scattered.isdisjoint(makers):
-                self.late.append(here)
-                continue
-            if self.late and not set(self.late).isdisjoint(makers):
-                self.ordered, self.late = [*self.ordered, *self.late], []
-            self.ordered.insert(self._earlier(index, makers) if op.name == ALL_GATHER else len(self.ordered), here)
-            if op.name == REDUCE_SCATTER:
-                self.scattered.add(here)
-            elif op.name == "call" and self.late:
-                self._add_late(index)
-        return [*self.ordered, *self.late]
-
-    def _earlier(self, index: int, makers: Sequence[Instruction]) -> int:
-        """The place of a gather: one function earlier, unless an operand is made later."""
-        for at in reversed(range(len(self.ordered))):
-            before = self.ordered[at]
-            if before in makers:
-                break
-            if self.step.ops[before[0]].name == "call" and self._meet(before[0], index):
-                return at
-        return len(self.ordered)
-
-    def _add_late(self, call: int) -> None:
-        due = [each for each in self.late if self._meet(call, each[0])]
-        self.ordered += due
-        self.late = [each for each in self.late if each not in due]
-
-    def _meet(self, one: int, other: int) -> bool:
-        return not self.step.workers[one].isdisjoint(self.step.workers[other])
