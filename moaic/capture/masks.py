@@ -46,6 +46,8 @@ _ELEMENTWISE: Final = _aten(
 _FILLED: Final = _aten("full zeros ones")
 _BOTH: Final = _aten("bitwise_and.Tensor logical_and")
 _REARRANGED: Final = _aten("expand slice.Tensor view clone alias")
+_ALONG: Final = _aten("slice.Tensor cat cumsum")
+"""Ops along one dim, the attribute `dim`: in any other all elements of a result are equal if those of operands are."""
 _ARBITRARY: Final = _aten("empty.memory_format")
 _UP_TO: Final[Mapping[str, tuple[int, bool]]] = {
     "aten.le.Tensor": (0, True),
@@ -175,10 +177,50 @@ def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
         if torch.broadcast_tensors(*tensors.values())[0].numel() <= LIMIT:
             return [_collapsed(made) for made in run_op(op, inputs)]
         return _compared(op, *inputs) if op.name in _UP_TO else []
-    if op.name in _ARBITRARY or any(value.type.elements() > LIMIT for value in (*op.inputs(), *op.results)):
+    if op.name in _ARBITRARY:
         return []
-    whole = {value: tensor.expand(value.type.shape) for value, tensor in tensors.items()}
-    return [_collapsed(made) for made in run_op(op, [operand_of(each, whole) for each in op.operands])]
+    if op.name in _ALONG and {tensor.dim() for tensor in tensors.values()} == {len(result.shape)} != {0}:
+        tensors = _whole_along(int(op.attrs.get("dim", 0)), tensors)
+    elif _is_lookup(op):
+        tensors = _at_first(op, tensors)
+    elif any(value.type.elements() > LIMIT for value in op.results):
+        return []
+    else:
+        tensors = {value: tensor.expand(value.type.shape) for value, tensor in tensors.items()}
+    if any(tensor.numel() > LIMIT for tensor in tensors.values()):
+        return []
+    return [_collapsed(made) for made in run_op(op, [operand_of(each, tensors) for each in op.operands])]
+
+
+def _whole_along(dim: int, tensors: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+    """The operands of an op along `dim`: whole in this dim, and in others as large as any of them is known."""
+    shapes = [tensor.shape for tensor in tensors.values()]
+    at = dim % len(shapes[0])
+    known = torch.broadcast_shapes(*((*shape[:at], 1, *shape[at + 1 :]) for shape in shapes))
+    return {
+        value: tensor.expand((*known[:at], value.type.shape[at], *known[at + 1 :])) for value, tensor in tensors.items()
+    }
+
+
+def _is_lookup(op: Op) -> bool:
+    """Whether an op looks up single elements of a table by a position in each dim."""
+    values = [*op.inputs()]
+    distinct = len(set(values)) == len(values)
+    whole = len(values) == 1 + len(values[0].type.shape) if values else False
+    return (
+        op.name == "aten.index.Tensor" and distinct and whole and all(each.type.dtype == "i64" for each in values[1:])
+    )
+
+
+def _at_first(op: Op, tensors: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+    """The operands of a lookup: in a dim along which all elements are equal any position means the first."""
+    table, *positions = op.inputs()
+    first = {
+        value: torch.zeros((1,) * tensors[value].dim(), dtype=torch.int64)
+        for value, size in zip(positions, tensors[table].shape, strict=True)
+        if size == 1
+    }
+    return {**tensors, **first}
 
 
 def _compared(op: Op, one: Tensor, other: Tensor) -> Sequence[_Known]:

@@ -59,6 +59,14 @@ def test_what_a_model_spells_out_becomes_a_flag(
     torch.testing.assert_close(found.float(), example.model()(**example.batch()).loss)
 
 
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_masks_of_many_rows_become_flags(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are alike, so that what is made of all of them is computed for one."""
+    monkeypatch.setattr(masks, "LIMIT", LENGTH**2)
+    step = captured_step(Example(make, lambda seed, _: whole(seed, 2 * LENGTH)))
+    assert set(flags(step.module.main)) == {(True, False)}
+
+
 def test_another_usual_device_changes_nothing() -> None:
     with torch.device("meta"):
         assert flags(with_flags(load(Spelled(4, 4, (("le", True, 0),), added=True).text).main, {}, Symbols())) == [
