@@ -80,7 +80,10 @@ class _Liveness:
 
 
 def _kind(op: Op) -> Hashable:
-    """What instructions of two sketches have in common that stand at the same place."""
+    """What instructions of two sketches have in common that stand at the same place.
+
+    One function may make something of each layer, such as the casts of parameters: the more layers, the more results.
+    """
     layer = layer_of(op.loc.module)
     place = op.loc.module if layer is None else layer[0]
-    return op.name, place, op.loc.side, tuple(result.type for result in op.results)
+    return op.name, place, op.loc.side, frozenset(result.type for result in op.results)
