@@ -1,4 +1,7 @@
-"""Partition a sequence of costs into consecutive pieces: the largest piece is minimal, then the bytes that cross."""
+"""Partition a sequence of costs into consecutive pieces.
+
+The largest piece is minimal, up to some slack, then the bytes that cross are, then the pieces are most alike.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +45,25 @@ def _pieces_needed(prefix_sums: Sequence[float], bound: float) -> int:
 
 
 def _cheapest_boundaries(prefix_sums: Sequence[float], crossing: Sequence[int], pieces: int, most: float) -> list[int]:
-    """Boundaries such that no piece costs more than `most`, none is empty, and the fewest bytes cross."""
+    """Boundaries such that no piece costs more than `most`, none is empty, and the fewest bytes cross.
+
+    Of several the one with the least sum of squared costs.
+    """
     positions = len(prefix_sums) - 1
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
     for piece in range(pieces - 1):
-        reached: dict[int, tuple[float, list[int]]] = {}
-        for start, (nbytes, boundaries) in best.items():
+        reached: dict[int, tuple[float, float, list[int]]] = {}
+        for start, (nbytes, squares, boundaries) in best.items():
             for end in range(start + 1, positions - (pieces - 2 - piece)):
                 if prefix_sums[end] - prefix_sums[start] > most:
                     break
                 if _rest_fits(prefix_sums, end, pieces - 1 - piece, most):
-                    option = (nbytes + crossing[end - 1], [*boundaries, end])
+                    more = (prefix_sums[end] - prefix_sums[start]) ** 2
+                    option = (nbytes + crossing[end - 1], squares + more, [*boundaries, end])
                     reached[end] = min(reached.get(end, option), option)
         best = reached
-    return min(best.values())[1]
+    rest = {end: (prefix_sums[-1] - prefix_sums[end]) ** 2 for end in best}
+    return min((nbytes, squares + rest[end], at) for end, (nbytes, squares, at) in best.items())[2]
 
 
 def _rest_fits(prefix_sums: Sequence[float], start: int, pieces: int, most: float) -> bool:

@@ -226,6 +226,13 @@ def test_pieces_are_as_even_as_can_be(costs: list[int], data: st.DataObject) -> 
     borders = tuple(i for i in range(1, len(costs)) if found[i] != found[i - 1])
     assert largest(borders) <= best * (1 + SLACK) + 1e-6
 
+    def rank(borders: tuple[int, ...]) -> tuple[int, int]:
+        sizes = [sum(costs[start:end]) for start, end in pairwise((0, *borders, len(costs)))]
+        return sum(crossing[at - 1] for at in borders), sum(size**2 for size in sizes)
+
+    allowed = (each for each in combinations(range(1, len(costs)), pieces - 1) if largest(each) <= best * (1 + SLACK))
+    assert rank(borders) == min(map(rank, allowed))
+
 
 @pytest.mark.parametrize(
     ("request_text", "message"),
