@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moaic.ir.graph import Module
 from moaic.passes.build import Builder
@@ -12,6 +13,7 @@ from moaic.passes.estimate.step_time import Prediction, function_seconds
 from moaic.passes.estimate.structural import Deeper, Sketch, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.solver.costs import coefficients_of
+from moaic.passes.transforms.shallow import shallow
 
 UNITS = 3
 """Units of every stack of layers in the base of the sketches; each deeper one has one more of one stack."""
@@ -37,7 +39,7 @@ class Pricer:
         return found or self._whole(config)
 
     def _whole(self, config: Config) -> tuple[Memory, Prediction]:
-        found = extrapolated(self._sketch(self._builder, config), [])
+        found = extrapolated(self._priced(self._builder.partitioned(config), config), [])
         assert found is not None, "a whole step has all instructions of itself"
         return found
 
@@ -45,8 +47,18 @@ class Pricer:
         if not self._sketches:
             return None
         (base, _), *rest = self._sketches
-        deeper = [Deeper(self._sketch(builder, config), lacking) for builder, lacking in rest]
-        return extrapolated(self._sketch(base, config), deeper)
+        modules = [(builder.partitioned(config), lacking) for builder, lacking in rest]
+        first = self._shorter(modules[0][0]) or base.partitioned(config)
+        deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in modules]
+        return extrapolated(self._priced(first, config), deeper)
+
+    def _shorter(self, module: Module) -> Module | None:
+        """The module of the base, from that of the first deeper step: what passes make of equal layers is equal.
+
+        None where it is not.
+        """
+        stack = next(stack for stack in self._builder.stacks if stack.units > UNITS)
+        return shallow(module, replace(stack, units=UNITS + 1), UNITS)
 
     def _sketched(self, worth: float) -> Sequence[tuple[Builder, int]]:
         """Builders of the base and of each deeper step, with the units that the base lacks; none if not worth it."""
@@ -61,5 +73,5 @@ class Pricer:
         found = [(each, lack) for each, lack in zip((first, *deeper), (0, *lacking.values()), strict=True) if each]
         return found if len(found) == 1 + len(deeper) else ()
 
-    def _sketch(self, builder: Builder, config: Config) -> Sketch:
-        return sketch(builder.partitioned(config), config, self._machine, self._fused, self._seconds)
+    def _priced(self, module: Module, config: Config) -> Sketch:
+        return sketch(module, config, self._machine, self._fused, self._seconds)

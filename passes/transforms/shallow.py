@@ -1,8 +1,8 @@
 """Shallow copies of a step: the same step with fewer equal layers, from which the prices of a deep one follow.
 
-Only an outlined step has them. Layers are equal where they are calls of the same functions, or sequences of such calls
-with a common period (`LocalLayer, GlobalLayer, LocalLayer, …`). A layer is taken out by passing on what the layer below
-it, or in the backward the one above it, made:
+Only an outlined step has them, and what is made of it. Layers are equal where they are calls of the same functions, or
+sequences of such calls with a common period (`LocalLayer, GlobalLayer, LocalLayer, …`). A layer is taken out by passing
+on what the layer below it, or in the backward the one above it, made:
 
     %h1 = call @layers.fwd %h0, %w0 in "layers.0"
     %h2 = call @layers.fwd %h1, %w1 in "layers.1"
@@ -19,10 +19,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.passes.transforms.dce import without_dead_ops
 from moaic.passes.transforms.outline import layer_of
+
+BACKWARD = "backward"
 
 MOST_PERIOD = 8
 """Most layers of different kinds that follow each other in a pattern."""
@@ -69,25 +72,41 @@ def shallow(module: Module, stack: Stack, units: int) -> Module | None:
 
     These are the two lowest and the highest ones; calls of the second stand for those that are taken out (`Op.times`).
     """
-    last = stack.first + stack.period * (stack.units - units + 2)
-    return _Removal(module, stack, range(stack.first + 2 * stack.period, last)).run()
+    return _Removal(module, stack, units).run()
+
+
+class _Place(NamedTuple):
+    """Where a value of a layer is made: the layer, its side, the op's place on it, and the result's."""
+
+    layer: int
+    side: str
+    op: int
+    result: int
 
 
 class _Removal:
-    """The removal of the layers `out` of a stack from the main function of a module."""
+    """The removal of all but so many units of a stack from the main function of a module."""
 
-    def __init__(self, module: Module, stack: Stack, out: range) -> None:
+    def __init__(self, module: Module, stack: Stack, units: int) -> None:
         self.module = module
         self.main = module.main
         self.stack = stack
-        self.out = out
-        self.made: dict[Value, tuple[int, int, int]] = {}
-        """By value of the container's layers: the layer, its place in that layer, and the result's."""
-        self.at: dict[tuple[int, int, int], Value] = {}
+        found = {place for op in self.main.ops if (place := layer_of(op.loc.module)) is not None}
+        numbers = sorted(number for container, number in found if container == stack.container)
+        self.order = {number: index for index, number in enumerate(numbers)}
+        """By number of a layer, how many layers there are below it: a shallow step leaves some numbers out."""
+        start = self.order[stack.first] + 2 * stack.period
+        self.out = range(start, start + stack.period * (stack.units - units))
+        """The layers to take out, counted from the lowest."""
+        self.made: dict[Value, _Place] = {}
+        """By value of the container's layers."""
+        self.at: dict[_Place, Value] = {}
         self.aliases: dict[Value, Value] = {}
 
     def run(self) -> Module | None:
         removed = self._removed()
+        if not self._is_uniform():
+            return None
         ops: list[Op] = []
         for op in self.main.ops:
             if op in removed:
@@ -107,36 +126,53 @@ class _Removal:
 
     def _standing_for_more(self, op: Op, layer: int | None) -> Op:
         """The op; calls of the layers below those that are taken out stand for these, too."""
-        if layer not in range(self.out.start - self.stack.period, self.out.start):
+        if op.name != "call" or layer not in range(self.out.start - self.stack.period, self.out.start):
             return op
         return replace(op, attrs={**op.attrs, "times": op.times + len(self.out) // self.stack.period})
 
     def _removed(self) -> set[Op]:
         """The ops of the layers to take out; records what every layer makes."""
-        places: dict[int, int] = defaultdict(int)
+        places: dict[tuple[int, str], int] = defaultdict(int)
         removed: set[Op] = set()
         for op in self.main.ops:
             if (layer := self._layer(op)) is None:
                 continue
             for index, result in enumerate(op.results):
-                self.made[result] = key = layer, places[layer], index
-                self.at[key] = result
-            places[layer] += 1
+                self.made[result] = place = _Place(layer, op.loc.side, places[layer, op.loc.side], index)
+                self.at[place] = result
+            places[layer, op.loc.side] += 1
             if layer in self.out:
                 removed.add(op)
         return removed
 
+    def _is_uniform(self) -> bool:
+        """Whether the layers whose values stand for others make the same: for each layer that is out the one below it.
+
+        In the backward it is the one above it.
+        """
+        makes: dict[tuple[int, str], list[Hashable]] = defaultdict(list)
+        for place, value in self.at.items():
+            makes[place.layer, place.side].append((place.op, place.result, value.type))
+        period = self.stack.period
+        return all(
+            makes[layer, side] == makes[layer + (period if side == BACKWARD else -period), side]
+            for layer in self.out
+            for side in {side for _, side in makes}
+        )
+
     def _layer(self, op: Op) -> int | None:
-        place = layer_of(op.loc.module) if op.name == "call" else None
-        return place[1] if place is not None and place[0] == self.stack.container else None
+        """How many layers there are below that of an op; None if it is in none of this container."""
+        place = layer_of(op.loc.module)
+        return self.order[place[1]] if place is not None and place[0] == self.stack.container else None
 
     def _is_out(self, value: Value) -> bool:
-        return value in self.made and self.made[value][0] in self.out
+        return value in self.made and self.made[value].layer in self.out
 
     def _instead(self, value: Value, reader: int) -> Value | None:
         """What a layer reads instead of a removed one's value: that of the layer as far beyond the removed ones."""
-        layer, place, index = self.made[value]
-        return self.at.get((layer + (-len(self.out) if reader > layer else len(self.out)), place, index))
+        place = self.made[value]
+        layer = place.layer + (-len(self.out) if reader > place.layer else len(self.out))
+        return self.at.get(place._replace(layer=layer))
 
     def _passed_on(self, op: Op) -> bool:
         """Whether `op` only adds a removed layer's value to a sum, which then stays as it was."""

@@ -9,6 +9,8 @@ from typing import Any
 from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.graph import Module, Op
 from moaic.ir.verify import check_made, load
+from moaic.passes.build import Builder
+from moaic.passes.config import Config
 from moaic.passes.perf.flops import function_flops
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.transforms.outline import outline
@@ -24,9 +26,13 @@ LLAMA: Mapping[str, Any] = {
 }
 
 
-def llama(layers: int) -> Module:
+def captured(layers: int) -> Module:
     settings = {**LLAMA, "num_hidden_layers": layers}
-    return outline(captured_step(ModelSource("llama", settings), Sample(4, 8)))
+    return captured_step(ModelSource("llama", settings), Sample(4, 8))
+
+
+def llama(layers: int) -> Module:
+    return outline(captured(layers))
 
 
 def keys(module: Module) -> list[str]:
@@ -47,6 +53,35 @@ def test_a_shallow_step_is_that_of_a_shallow_model() -> None:
     assert keys(check_made(found, "shallow")) == keys(llama(4))
     assert found.runs() == deep.runs()
     assert function_flops(found, found.main) == function_flops(deep, deep.main)
+
+
+def test_what_is_made_of_equal_layers_has_a_shallow_form() -> None:
+    """A plan of four layers without one is that of three, but for how many layers a call stands for."""
+    for config in (Config(dp=2, tp=2, micro_batches=2), Config(dp=4, distribute_param="use", recompute="full")):
+        plans = [Builder(captured(layers)).partitioned(config) for layers in (3, 4)]
+        found = shallow(plans[1], Stack("model.layers", 0, 1, 4), 3)
+        assert found is not None
+        assert keys(check_made(found, "shallow")) == keys(plans[0])
+
+
+def test_layers_of_another_layout_stand_for_no_others() -> None:
+    text = """// moai 1
+mesh [dp=2]
+func @a.fwd(%x: f32[4], %w: f32[4]) -> (f32[4]) {
+  %y = aten.mul.Tensor %x, %w : f32[4]
+  return %y
+}
+func @step(%h0: f32[4], %w: f32[4]) -> (f32[4]) {
+  %h1 = call @a.fwd %h0, %w : f32[4] in "m.0" forward
+  %h2 = call @a.fwd %h1, %w : f32[4] in "m.1" forward
+  %h3 = call @a.fwd %h2, %w : f32[4] in "m.2" forward
+  %s = moai.shard %h3 {axis = "dp"} : f32[4{dp}] in "m.2" forward
+  %g = moai.all_gather %s {axis = "dp"} : f32[4] in "m.2" forward
+  %h4 = call @a.fwd %g, %w : f32[4] in "m.3" forward
+  return %h4
+}
+"""
+    assert shallow(load(text), Stack("m", 0, 1, 4), 3) is None
 
 
 PAIR = """func @a.fwd(%x: f32[4], %w: f32[4]) -> (f32[4]) {
