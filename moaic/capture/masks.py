@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -179,8 +179,9 @@ def _computed(op: Op, known: Mapping[Value, _Known]) -> Sequence[_Known]:
         return _compared(op, *inputs) if op.name in _UP_TO else []
     if op.name in _ARBITRARY:
         return []
-    if op.name in _ALONG and {tensor.dim() for tensor in tensors.values()} == {len(result.shape)} != {0}:
-        tensors = _whole_along(int(op.attrs.get("dim", 0)), tensors)
+    dim, rank = op.attrs.get("dim", 0), len(result.shape)
+    if op.name in _ALONG and isinstance(dim, int) and rank > 0 and {each.dim() for each in tensors.values()} == {rank}:
+        tensors = _whole_along(dim, tensors)
     elif _is_lookup(op):
         tensors = _at_first(op, tensors)
     elif any(value.type.elements() > LIMIT for value in op.results):
@@ -196,7 +197,7 @@ def _whole_along(dim: int, tensors: Mapping[Value, Tensor]) -> dict[Value, Tenso
     """The operands of an op along `dim`: whole in this dim, and in others as large as any of them is known."""
     shapes = [tensor.shape for tensor in tensors.values()]
     at = dim % len(shapes[0])
-    known = torch.broadcast_shapes(*((*shape[:at], 1, *shape[at + 1 :]) for shape in shapes))
+    known = cast("torch.Size", torch.broadcast_shapes(*((*shape[:at], 1, *shape[at + 1 :]) for shape in shapes)))
     return {
         value: tensor.expand((*known[:at], value.type.shape[at], *known[at + 1 :])) for value, tensor in tensors.items()
     }
