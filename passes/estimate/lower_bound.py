@@ -55,9 +55,14 @@ class Bounds:
         parts = config.pp * config.ep * config.tp
         trained = parts * (1 if level == "none" else config.dp)
         persistent = held.parameters // (parts * (config.dp if level in GATHERING else 1)) + held.optimizer // trained
-        gathered = held.parameters // parts if level == "step" else 0
+        gathered = held.parameters // (parts * _narrower(config)) if level == "step" else 0
         sums = held.gradients // parts if level == "none" and config.micro_batches > 1 else 0
         return persistent + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
+
+
+def _narrower(config: Config) -> int:
+    """How many times narrower gathered parameters may be: eight bits instead of 32."""
+    return 4 if config.distribute_low_prec_param else 1
 
 
 def unstaged(config: Config) -> Config:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from moaic.ir.graph import Function, Module, Op, Value
+from moaic.ir.graph import Function, Module, Op, Operand, Value
 from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
 from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from moaic.ir.rules import fits
@@ -44,6 +44,8 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
     if low_precision:
         module = hoist_casts(module)
     main = _scatter_gradients(module.main, module.mesh, per_micro_batch=level == "use")
+    if low_precision and level == "step":
+        main = _cast_once(main)
     if level in ("step", "use"):
         main = _gather_parameters(main, module.mesh, level, low_precision)
     return Module((*module.functions[:-1], main), module.mesh)
@@ -156,6 +158,22 @@ def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precis
         ops.append(op.with_operands(mapping))
     results = tuple(shards.get(value, value) for value in main.results)
     return replace(main, params=params, ops=tuple(ops), results=results)
+
+
+def _cast_once(main: Function) -> Function:
+    """`main` with equal casts of a parameter made once: a backward that casts it again would gather it again."""
+    params = {*main.params}
+    first: dict[tuple[Sequence[Operand], str], Value] = {}
+    same: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in main.ops:
+        kept = op.with_operands(same)
+        result = kept.results[0] if narrows(kept) and kept.operands[0] in params else None
+        if result is None or first.setdefault((kept.operands, result.type.dtype), result) is result:
+            ops.append(kept)
+        else:
+            same[result] = first[kept.operands, result.type.dtype]
+    return replace(main, ops=tuple(ops), results=tuple(same.get(value, value) for value in main.results))
 
 
 def _param_shards(main: Function, mesh: Mesh) -> dict[Value, Value]:
