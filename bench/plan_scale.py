@@ -1,9 +1,9 @@
 """How long planning takes for a model on many devices: one case, none of its devices needed.
 
-`python bench/plan_scale.py --model llama3-8b --workers 256 --batch 512 --sequence 4096` prints seconds of capture and
-of search (cold, and with the plan in the cache), how many candidates there are, how many were priced and how many are
-possible, the selected plan, its predicted time and memory, and the sources of the time. `--json FILE` writes the same.
-All devices are joined by links of one kind, those of the machine's description.
+`python bench/plan_scale.py --model llama3-8b --cluster h100:256 --batch 512 --sequence 4096` prints seconds of capture
+and of search (cold, and with the plan in the cache), how many candidates there are, how many were priced and how many
+are possible, the selected plan, its predicted time and memory, and the sources of the time. `--json FILE` writes these.
+Clusters are those of `moaic/predict/clusters`, or a file such as `cluster.toml`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
@@ -23,11 +23,12 @@ from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.passes.estimate.step_time import Prediction
-from moaic.passes.perf.machine import Machine, from_text
+from moaic.passes.perf.machine import Machine
 from moaic.planner.plan_cache import search_cached
 from moaic.planner.processes import ProcessPool
 from moaic.planner.search import Selection
 from moaic.predict.guide import captured_step
+from moaic.predict.named_clusters import cluster_and_workers
 from moaic.text.units import gib
 
 LLAMA3: Final = {"num_key_value_heads": 8, "vocab_size": 128256}
@@ -54,8 +55,6 @@ MODELS: Final[Mapping[str, Mapping[str, int]]] = {
         "num_attention_heads": 128,
     },
 }
-
-H100: Final = Path(__file__).parents[1] / "docs" / "machines" / "h100.json"
 
 T = TypeVar("T")
 
@@ -131,8 +130,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama3-8b", help=f"{', '.join(MODELS)}, or a folder with a config.json")
-    parser.add_argument("--machine", type=Path, default=H100, help="a file that describes a machine")
-    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--cluster", default="h100:256", help="a name and a number of devices, or a file")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--layers", type=int, help="instead of the model's own number")
@@ -140,8 +138,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     logging.getLogger("moaic").setLevel(logging.WARNING)
-    machine = replace(from_text(chosen.machine.read_text(encoding="utf-8")), workers=chosen.workers)
-    case = Case(chosen.model, machine, chosen.batch, chosen.sequence, chosen.layers, chosen.processes)
+    cluster, workers = cluster_and_workers(chosen.cluster)
+    case = Case(
+        chosen.model, cluster.machine(workers or 1), chosen.batch, chosen.sequence, chosen.layers, chosen.processes
+    )
     found = measured(case)
     for name, value in found.items():
         print(f"{name:>14}  {value}")

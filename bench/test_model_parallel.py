@@ -12,7 +12,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from schedules import beside
 
 from moaic.ir.parser import parse
-from moaic.passes.perf.machine import Machine, from_text
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.machine_text import from_text
 from moaic.planner.request import parse_request
 from moaic.planner.search import search
 from moaic.planner.worker import InProcessPool

@@ -13,9 +13,8 @@ from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.planner.processes import ProcessPool
 from moaic.planner.search import SearchResult, search
-from moaic.predict.gpu_machine import machine_of
 from moaic.predict.guide import captured_step
-from moaic.runtime.host.gpu_specs import target_of
+from moaic.predict.named_clusters import named_cluster
 
 LLAMA_8B = {
     "hidden_size": 4096,
@@ -51,7 +50,7 @@ def _searched(step: Module, target: str, times: dict[str, float]) -> SearchResul
     pool = ProcessPool(2)
     try:
         start = time.perf_counter()
-        search_result = search(step, machine_of(target_of(target), WORKERS, {}), Request(), pool=pool).search_result
+        search_result = search(step, named_cluster(target).machine(WORKERS), Request(), pool=pool).search_result
         times["search_s"] = time.perf_counter() - start
     finally:
         pool.close()

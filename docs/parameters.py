@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from moaic.capture.trace_only import ModelSource
-from moaic.passes.perf.machine import Machine, from_text
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.machine_text import from_text
 from moaic.planner.processes import ProcessPool
 from moaic.planner.request import parse_request
 from moaic.predict.guide import Question, answers, head, row

@@ -123,8 +123,8 @@ def _guide(commands: _Commands) -> None:
     command.add_argument("--plan", default="", metavar="NAME=VALUE,…", help="only plans with this, such as tp=1")
     command.add_argument(
         "--machine",
-        metavar="FILE|ARCH[:N]",
-        help="JSON that describes a worker, or N GPUs of a kind, such as sm_90:8; without it this machine is measured",
+        metavar="NAME[:N]|FILE",
+        help="a cluster such as h100:16, its file, or JSON of a worker; without it this machine is measured",
     )
     command.add_argument(
         "--kernels", action="store_true", help="with GPUs as --machine: make the best plans' kernels and plan by them"

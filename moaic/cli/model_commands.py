@@ -100,7 +100,7 @@ def doctor(chosen: argparse.Namespace) -> int:
 def guide(chosen: argparse.Namespace) -> int:
     """`moaic guide`: prints a Markdown table row by row; for GPUs also the sources of its numbers."""
     from moaic.planner.processes import ProcessPool
-    from moaic.predict import gpu_machine
+    from moaic.predict import named_clusters
     from moaic.predict.guide import Estimate, answers, head, row, sources
     from moaic.runtime.host.cores import cores
 
@@ -113,31 +113,32 @@ def guide(chosen: argparse.Namespace) -> int:
             estimates.append(answer)
     finally:
         pool.close()
-    if chosen.machine is not None and gpu_machine.is_target(chosen.machine):
+    if chosen.machine is not None and named_clusters.is_cluster(chosen.machine):
         of_plans = [sources(answer) for answer in estimates if not answer.reason]
-        print("\n".join(["", f"{question.machine.name}:", "", *gpu_machine.sources(question.machine), *of_plans]))
+        print("\n".join(["", f"{question.machine.name}:", "", *named_clusters.sources(question.machine), *of_plans]))
     return 0
 
 
 def _question(chosen: argparse.Namespace) -> Question:
     """The arguments of `moaic guide` as a Question. Raises Diagnostic."""
     from moaic.planner.request import parse_request
-    from moaic.predict import gpu_machine
+    from moaic.predict import named_clusters
     from moaic.predict.guide import WORKERS, Question
     from moaic.predict.kernel_cache import MadeKernels
 
     batches, request = _numbers("batch", chosen.batch), parse_request(chosen.plan)
     workers = None if chosen.workers is None else _numbers("workers", chosen.workers)
     kernels: MadeKernels | None = None
-    if chosen.machine is not None and gpu_machine.is_target(chosen.machine):
-        target, gpus = gpu_machine.target_and_workers(chosen.machine)
-        workers = workers or (WORKERS if gpus is None else [gpus])
-        kernels = MadeKernels(target, cache_folder(os.environ))
-        machine = gpu_machine.machine_of(target, max(workers), kernels.known)
-    elif chosen.kernels:
-        raise Diagnostic("--kernels makes the kernels of GPUs", hint="name these too, such as --machine sm_90:8")
+    if chosen.machine is not None and named_clusters.is_cluster(chosen.machine):
+        cluster, said = named_clusters.cluster_and_workers(chosen.machine)
+        workers = workers or (WORKERS if said is None else [said])
+        if (target := cluster.device.target) is not None:
+            kernels = MadeKernels(target, cache_folder(os.environ))
+        machine = cluster.machine(max(workers), kernels.known if kernels else None)
     else:
         machine = _machine(chosen.machine)
+    if chosen.kernels and kernels is None:
+        raise Diagnostic("--kernels makes the kernels of GPUs", hint="name these too, such as --machine h100:8")
     return Question(
         _source(chosen),
         batches,
@@ -159,13 +160,13 @@ def _machine(path: str | None) -> Machine:
         # A machine that was measured before in this process is not asked for the flavor again.
         current_flavor(os.environ)
         return this_machine()
-    from moaic.passes.perf.machine import from_text
-    from moaic.runtime.host.gpu_specs import TARGETS
+    from moaic.passes.perf.machine_text import from_text
+    from moaic.predict.named_clusters import names
 
     if path != "-" and not Path(path).exists():
         raise Diagnostic(
-            f"`{path}` is no file that describes a machine, and no GPU's name",
-            hint=f"GPUs are {', '.join(TARGETS)}; eight of the first are {next(iter(TARGETS))}:8",
+            f"`{path}` is no file that describes a machine, and no cluster's name",
+            hint=f"clusters are {', '.join(names())}; sixteen GPUs are h100:16",
         )
     return from_text(read_text(path), path)
 

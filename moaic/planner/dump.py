@@ -9,7 +9,7 @@ from pathlib import Path
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.planner.log import configuration
 from moaic.planner.outcome import Candidate
 from moaic.planner.search import Selection
@@ -31,7 +31,7 @@ def dump(root: Path, step: Module, selection: Selection) -> Path:
     texts = {
         "graph.moai": graph,
         "candidates.txt": candidates_table(step, selection),
-        "machine.json": machines.to_text(selection.machine) + "\n",
+        "machine.json": machine_text.to_text(selection.machine) + "\n",
         "plan.moai": render(selection.plan.module),
         "joint.moai": render(programs.joint),
         "forward.moai": render(programs.forward),

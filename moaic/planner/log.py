@@ -49,7 +49,7 @@ from moaic.passes.config import DECISIONS, LOGGED, Config
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import optimizer
-from moaic.passes.perf.machine import MeasureSource
+from moaic.passes.perf.numbers import MeasureSource
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.text.units import MIB
 

@@ -16,7 +16,7 @@ from moaic.ir.printer import render
 from moaic.passes.config import Request
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import EXPECTED_STEPS
-from moaic.passes.perf import machine
+from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
 from moaic.planner.outcome import Candidate
@@ -49,7 +49,7 @@ def search_cached(
 
 def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS) -> str:
     """A hash of the graph, the machine, the request, the expected steps and the planner's sources."""
-    facts = [render(step), machine.to_text(where), sorted(asdict(request).items()), steps, planner_version()]
+    facts = [render(step), machine_text.to_text(where), sorted(asdict(request).items()), steps, planner_version()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 

@@ -25,7 +25,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Config
 from moaic.passes.estimate.step_time import Prediction
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.planner.worker import Compiled, compiled_in, config_out, prediction_in
 
@@ -63,7 +63,7 @@ class ProcessPool:
         """Sets the step of the following requests; a process receives it before its first candidate."""
         self._owners.clear()
         self._compiled = 0
-        request = {"step": render(step), "machine": machines.to_text(machine)}
+        request = {"step": render(step), "machine": machine_text.to_text(machine)}
         for member in self._members:
             member.first = request
 

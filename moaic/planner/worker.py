@@ -24,8 +24,9 @@ from moaic.ir.parser import parse
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
-from moaic.passes.perf import machine as machines
-from moaic.passes.perf.machine import Machine, MeasureSource, Number
+from moaic.passes.perf import machine_text
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.planner.pricer import Pricer
 
 REST_SECONDS = 10.0
@@ -107,7 +108,7 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
     while line := _next(requests, None if compiler is None else REST_SECONDS):
         request = json.loads(line)
         if "step" in request:
-            compiler = Compiler(parse(request["step"]), machines.from_text(request["machine"]))
+            compiler = Compiler(parse(request["step"]), machine_text.from_text(request["machine"]))
             answer: dict[str, Any] = {}
         elif "compile" in request:
             assert compiler is not None

@@ -16,7 +16,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Request
-from moaic.passes.perf.machine import Machine, Number
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import Number
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
 from moaic.planner.search import Selection, search

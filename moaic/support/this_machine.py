@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.runtime.controller import session
 from moaic.runtime.controller.calibrate import measured
@@ -17,7 +17,7 @@ from moaic.support.cache_folder import cache_folder
 @cache
 def this_machine() -> Machine:
     """This machine in the planner's terms: rates, latencies, memory."""
-    return machines.from_text(_measures())
+    return machine_text.from_text(_measures())
 
 
 def idle_bytes() -> Mapping[str, int]:

@@ -2,7 +2,7 @@
 
 A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time;
 the receiver waits for the value alone. Asynchronous instructions run one after the other on a second clock, each no
-earlier than the instructions before it.
+earlier than the instructions before it; they slow down what runs beside them, which counts when they begin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from moaic.ir.op_names import SEND
 class Simulated:
     """By worker, its instructions, its busy seconds and the time at which it ended; `last` ended last.
 
-    `done` and `busy` leave asynchronous instructions out; `exposed` are the seconds that the worker waited for these.
+    `done` and `busy` leave asynchronous instructions out; `exposed` are the seconds that the worker waited for these,
+    or lost to them.
     """
 
     done: Mapping[int, list[Op]]
@@ -32,10 +33,15 @@ class Simulated:
         return max(self.ends, key=lambda worker: self.ends[worker])
 
 
-def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset()) -> Simulated:
-    """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous."""
+def simulate(
+    program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset(), contention: float = 0.0
+) -> Simulated:
+    """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous.
+
+    `contention` are the seconds that each second of these costs the worker.
+    """
     workers = range(program.mesh.size("pp"))
-    clocks = _Clocks(workers)
+    clocks = _Clocks(workers, contention)
     for op in program.main.ops:
         if op.name == SEND:
             clocks.send(op, seconds[op])
@@ -49,7 +55,8 @@ def simulate(program: Module, seconds: Mapping[Op, float], beside: Set[Op] = fro
 class _Clocks:
     """The time of every worker, and of every value on every worker."""
 
-    def __init__(self, workers: range) -> None:
+    def __init__(self, workers: range, contention: float) -> None:
+        self.contention = contention
         self.clock = dict.fromkeys(workers, 0.0)
         self.busy = dict.fromkeys(workers, 0.0)
         self.asynchronous = dict.fromkeys(workers, 0.0)
@@ -65,6 +72,8 @@ class _Clocks:
         operands = (self.ready[value, worker] for value in op.inputs())
         end = max([self.asynchronous[worker], self.clock[worker], *operands]) + duration
         self.asynchronous[worker] = end
+        self.clock[worker] += self.contention * duration
+        self.exposed[worker] += self.contention * duration
         self.ready.update(((result, worker), end) for result in op.results)
         self.made_asynchronously.update((result, worker) for result in op.results)
 

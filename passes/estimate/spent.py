@@ -10,7 +10,8 @@ from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
 from moaic.passes.estimate.sequence import Instruction, Instructions
 from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds
-from moaic.passes.perf.machine import Machine, MeasureSource, Number, total
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import MeasureSource, Number, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Spent:
     end: float
     """Seconds from the begin of the step to the end of its last instruction."""
     exposed: Number
-    """Seconds of waiting for asynchronous collectives."""
+    """Seconds of waiting for asynchronous collectives, or lost to them."""
 
 
 def spent_by(
@@ -32,7 +33,7 @@ def spent_by(
     functions = {function.name: function for function in module.functions}
     prices = [op_seconds(op, module.mesh, functions, machine, seconds) for op in step.ops]
     beside = [machine.overlaps and op.name in COMMUNICATING for op in step.ops]
-    clocks = _Times(step, [total(price.values()).value for price in prices], beside)
+    clocks = _Times(step, [total(price.values()).value for price in prices], beside, machine.contention)
     clocks.run(order)
     runs = Counter(index for index, _ in order)
     return [_spent(worker, step, prices, beside, runs, clocks) for worker in range(step.mesh.size("pp"))]
@@ -61,10 +62,11 @@ def _spent(
 class _Times:
     """The times of workers and values: the rules of `simulate`."""
 
-    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool]) -> None:
+    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool], contention: float) -> None:
         self.step = step
         self.seconds = seconds
         self.beside = beside
+        self.contention = contention
         workers = range(step.mesh.size("pp"))
         self.clock = [0.0 for _ in workers]
         self.asynchronous = [0.0 for _ in workers]
@@ -93,6 +95,8 @@ class _Times:
         times = [self.ready.get((self.step.maker(read, part), worker), 0.0) for read in self.waited[index]]
         self.asynchronous[worker] = max([self.asynchronous[worker], self.clock[worker], *times]) + duration
         self.ready[(index, part), worker] = self.asynchronous[worker]
+        self.clock[worker] += self.contention * duration
+        self.exposed[worker] += self.contention * duration
 
     def _run(self, index: int, part: int, worker: int, duration: float) -> None:
         earliest = start = self.clock[worker]

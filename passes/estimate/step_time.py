@@ -1,7 +1,8 @@
 """Predicted seconds of a step: a roofline per kernel, latency and rate per collective, simulated in program order.
 
-A kernel takes the longer of its arithmetic and its memory traffic. CPU workers compute nothing during a collective, so
-the times of one worker add up; where a machine overlaps collectives, only exposed time counts. Every stage of a
+A kernel takes the longer of its arithmetic and its memory traffic, or the sum of both. CPU workers compute nothing
+during a collective, so the times of one worker add up; where a machine overlaps collectives, only exposed time counts,
+and what they cost the kernels beside them. Every stage of a
 pipeline has its own clock (`simulate`). A result carries the worst source among the numbers that it depends on.
 """
 
@@ -26,7 +27,9 @@ from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
 from moaic.passes.perf.fusion import Fused, FusedKernel
-from moaic.passes.perf.machine import ZERO, Machine, MadeKernel, MeasureSource, Number, larger_side, total
+from moaic.passes.perf.links import RankGroup, group_along
+from moaic.passes.perf.machine import Machine, MadeKernel, larger_side
+from moaic.passes.perf.numbers import ZERO, MeasureSource, Number, total
 from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_of, turns
 from moaic.passes.perf.structural_hash import key_of
 
@@ -95,7 +98,9 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     functions = {function.name: function for function in program.functions}
     prices = {op: op_seconds(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
     beside = {op for op in prices if machine.overlaps and op.name in COMMUNICATING}
-    run = simulate(program, {op: total(parts.values()).value for op, parts in prices.items()}, beside)
+    run = simulate(
+        program, {op: total(parts.values()).value for op, parts in prices.items()}, beside, machine.contention
+    )
     spent: dict[str, list[Number]] = defaultdict(list)
     for op in run.done[run.last]:
         for part, number in prices[op].items():
@@ -129,8 +134,8 @@ def op_seconds(
 def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
     """Both halves of a send. Where no link is known for it, each side reads and writes every byte once."""
     nbytes = op.results[0].type.local_nbytes(mesh)
-    if "send" in machine.links:
-        return machine.collective("send", nbytes, 2)
+    if machine.levels or "send" in machine.links:
+        return machine.collective("send", nbytes, RankGroup(2, group_along("pp", mesh).stride))
     copied = machine.seconds_to_move(4 * nbytes)
     link = machine.links.get("all_gather")
     return copied if link is None else total([copied, link.latency])
@@ -139,10 +144,11 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
 def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
     """Seconds of ring attention, turn by turn. A message costs as much as an all-gather of two ranks."""
     added = machine.seconds_to_move(merged_bytes(op, mesh, ranks_of(op, mesh)))
+    ends = group_along(str(op.attrs["axis"]), mesh).ends
     return {
         "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
         "heavy": total([*(_kernel(turn, machine) for turn in turns(op, mesh)), added]),
-        "collective": total(machine.collective("all_gather", 2 * nbytes, 2) for nbytes in handed_on_in(op, mesh)),
+        "collective": total(machine.collective("all_gather", 2 * nbytes, ends) for nbytes in handed_on_in(op, mesh)),
     }
 
 
@@ -155,7 +161,7 @@ def _collective(op: Op, mesh: Mesh, machine: Machine) -> Number:
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
     size = larger_side(next(op.inputs()).type, op.results[0].type, mesh)
-    return machine.collective(op.name.removeprefix("moai."), size, mesh.size(axis))
+    return machine.collective(op.name.removeprefix("moai."), size, group_along(axis, mesh))
 
 
 def _function(fused: Fused, machine: Machine) -> dict[str, Number]:
@@ -187,16 +193,22 @@ def _kernels(calls: int, heavy: Sequence[Number], light: Sequence[Number], machi
 
 
 def _made(kernel: MadeKernel, machine: Machine) -> Number:
-    """Seconds of all calls: for each the longer of arithmetic and traffic."""
+    """Seconds of all calls."""
     rate = machine.rate("cheap", "f32") if kernel.heavy is None else machine.rate("mm", kernel.heavy)
-    arithmetic = Number(kernel.flops / rate.value, rate.source)
-    return max(arithmetic, machine.seconds_to_move(kernel.nbytes), key=lambda number: number.value).times(kernel.calls)
+    arithmetic, traffic = Number(kernel.flops / rate.value, rate.source), machine.seconds_to_move(kernel.nbytes)
+    return _roofline(arithmetic, traffic, machine, is_heavy=kernel.heavy is not None).times(kernel.calls)
 
 
 def _kernel(kernel: FusedKernel, machine: Machine) -> Number:
-    """Seconds of one kernel: the longer of arithmetic and traffic."""
+    """Seconds of one kernel."""
     arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
-    traffic = machine.seconds_to_move(kernel.nbytes)
+    return _roofline(arithmetic, machine.seconds_to_move(kernel.nbytes), machine, is_heavy=kernel.heavy is not None)
+
+
+def _roofline(arithmetic: Number, traffic: Number, machine: Machine, *, is_heavy: bool) -> Number:
+    """Seconds of a kernel: the longer of arithmetic and traffic, or both together."""
+    if is_heavy and machine.adds_traffic:
+        return total([arithmetic, traffic])
     return max(arithmetic, traffic, key=lambda number: number.value)
 
 
@@ -225,7 +237,7 @@ def _optimizer_at(plan: Plan, coords: dict[str, int], mesh: Mesh, machine: Machi
         moved = elements * width * (optimizer.VALUE_PASSES + optimizer.STATE_PASSES)
         spent.append(machine.seconds_to_move(moved))
         spent += [
-            machine.collective("all_gather", pair.parameter.local_nbytes(mesh), mesh.size(axis))
+            machine.collective("all_gather", pair.parameter.local_nbytes(mesh), group_along(axis, mesh))
             for axis, _ in mesh.axes
             if pair.gradient.layout.split_of(axis) is not None and pair.parameter.layout.split_of(axis) is None
         ]

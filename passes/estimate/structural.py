@@ -21,7 +21,8 @@ from moaic.passes.estimate.step_time import ROUNDING, FunctionSeconds, Predictio
 from moaic.passes.loop_axes import MICRO_BATCHES
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Halves, Programs, excerpt
-from moaic.passes.perf.machine import ZERO, Machine, Number, total
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import ZERO, Number, total
 from moaic.passes.schedules import schedule_in
 
 PARTS = 3

@@ -2,78 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
-from enum import IntEnum
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from moaic.ir.collectives import sent_share
-from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Mesh
 from moaic.ir.types import DTYPE_BYTES, FLOAT8, TensorType
-
-
-class MeasureSource(IntEnum):
-    """The source of a number, the best first. A result of several numbers has the worst of their sources."""
-
-    MEASURED = 0
-    INTERPOLATED = 1
-    """Measured for another dtype, size or number of ranks."""
-    PUBLISHED = 2
-    """From the vendor's data sheet: a peak."""
-    ASSUMED = 3
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A value and its source."""
-
-    value: float
-    source: MeasureSource = MeasureSource.ASSUMED
-
-    def worse(self, source: MeasureSource) -> Number:
-        """This number, its source no better than `source`."""
-        return Number(self.value, max(self.source, source))
-
-    def times(self, count: int) -> Number:
-        return Number(count * self.value, self.source)
-
-    def __str__(self) -> str:
-        return f"{self.value:.4g} ({self.source})"
-
-
-ZERO = Number(0.0, MeasureSource.MEASURED)
-
-
-def total(numbers: Iterable[Number]) -> Number:
-    """The sum, with the worst source among the numbers that are not zero."""
-    value, source = 0.0, MeasureSource.MEASURED
-    for number in numbers:
-        value += number.value
-        if number.value:
-            source = max(source, number.source)
-    return Number(value, source)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Cost of a collective in a group of `ranks`: latency in seconds, rate in bytes of its larger side per second."""
-
-    latency: Number
-    rate: Number
-    ranks: int
-    direct: bool = False
-    """Every pair of ranks has a link of its own: a smaller group uses fewer of them."""
-
-    def seconds(self, kind: str, nbytes: float, ranks: int) -> float:
-        """Seconds of a collective over a group of `ranks`, each of which holds `nbytes` of the larger side."""
-        more = _sent_share(kind, ranks) / _sent_share(kind, self.ranks)
-        links = (ranks - 1) / (self.ranks - 1) if self.direct else 1.0
-        return self.latency.value + more * nbytes / (links * self.rate.value)
+from moaic.passes.perf.links import Level, Link, RankGroup, seconds_over
+from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +24,9 @@ class MadeKernel:
 
 
 ASSUMED_LATENCY = 50e-6
+"""Seconds."""
+
+ASSUMED_OVERHEAD = Number(20e-6)
 """Seconds."""
 
 LIGHT = frozenset({"cheap", "costly"})
@@ -121,14 +60,20 @@ class Machine:
     flops: Mapping[str, Number]
     """Floating-point operations per second, by `family.dtype`: mm.f32, mm.bf16, mm.f8, sdpa.f32, cheap.f32 …"""
     links: Mapping[str, Link] = field(default_factory=dict[str, Link])
-    """By name of the collective, without `moai.`; `send` is from one worker to another."""
-    call_overhead: Number = Number(20e-6)
+    """By name of the collective, without `moai.`; `send` is from one worker to another. Inside the first level."""
+    call_overhead: Number = ASSUMED_OVERHEAD
     """Seconds of overhead per instruction."""
     name: str = ""
     launch: Number = ZERO
     """Seconds from one kernel of a function to the next."""
     overlaps: bool = False
     """Whether a worker computes while a collective runs, as GPUs do."""
+    contention: float = 0.0
+    """Seconds of computing that each second of a collective beside it costs: both use the memory, and cores."""
+    adds_traffic: bool = False
+    """Whether arithmetic and traffic of a heavy kernel add up, as on GPUs, whose tiles load before they multiply."""
+    levels: tuple[Level, ...] = ()
+    """The levels of its links, the innermost first; the last joins all workers."""
     made: Mapping[str, tuple[MadeKernel, ...]] = field(default_factory=dict[str, tuple[MadeKernel, ...]])
     """Generated kernels of functions, by `key_of` the function: more exact than `fusion` where they are known."""
 
@@ -158,85 +103,22 @@ class Machine:
         """Seconds to read or write `nbytes` once."""
         return Number(nbytes / self.bandwidth.value, self.bandwidth.source)
 
-    def collective(self, kind: str, nbytes: float, ranks: int) -> Number:
-        """Seconds of one collective over a group of `ranks`; `nbytes` is what a rank holds of the larger side."""
+    def collective(self, kind: str, nbytes: float, group: RankGroup) -> Number:
+        """Seconds of one collective over a group of ranks; `nbytes` is what a rank holds of the larger side."""
         link = self.links.get(kind)
-        if link is None:
-            seconds = ASSUMED_LATENCY + ASSUMED_PASSES * _sent_share(kind, ranks) * nbytes / self.bandwidth.value
-            return Number(seconds, MeasureSource.ASSUMED)
-        source = max(link.latency.source, link.rate.source)
-        known = source if link.ranks == ranks else max(source, MeasureSource.INTERPOLATED)
-        return Number(link.seconds(kind, nbytes, ranks), known)
-
-
-def _sent_share(kind: str, ranks: int) -> float:
-    """`sent_share` of a link's name, which is a collective's without `moai.`, or `send`."""
-    return sent_share(f"moai.{kind}", ranks)
+        is_inside = not self.levels or group.inside(self.levels[0].workers) == group.ranks
+        if link is not None and is_inside:
+            source = max(link.latency.source, link.rate.source)
+            known = source if link.ranks == group.ranks else max(source, MeasureSource.INTERPOLATED)
+            return Number(link.seconds(kind, nbytes, group.ranks), known)
+        if self.levels:
+            return seconds_over(self.levels, kind, nbytes, group)
+        seconds = (
+            ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(f"moai.{kind}", group.ranks) * nbytes / self.bandwidth.value
+        )
+        return Number(seconds, MeasureSource.ASSUMED)
 
 
 def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:
     """Bytes of the larger of a collective's two sides on one rank."""
     return max(before.local_nbytes(mesh), after.local_nbytes(mesh))
-
-
-def to_text(machine: Machine) -> str:
-    """JSON, in the form that `from_text` reads."""
-    return json.dumps(
-        {
-            "name": machine.name,
-            "workers": machine.workers,
-            "memory": machine.memory,
-            "bandwidth": _number_out(machine.bandwidth),
-            "call_overhead": _number_out(machine.call_overhead),
-            "launch": _number_out(machine.launch),
-            "overlaps": machine.overlaps,
-            "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
-            "links": {kind: _link_out(link) for kind, link in sorted(machine.links.items())},
-            "made": {key: [astuple(kernel) for kernel in kernels] for key, kernels in sorted(machine.made.items())},
-        },
-        indent=1,
-    )
-
-
-def from_text(text: str, name: str = "this") -> Machine:
-    """Raises Diagnostic, which names the text, where a number is missing or is none."""
-    try:
-        data = json.loads(text)
-        return Machine(
-            name=str(data.get("name", "")),
-            workers=int(data["workers"]),
-            memory=int(data["memory"]),
-            bandwidth=_number_in(data["bandwidth"]),
-            call_overhead=_number_in(data["call_overhead"]),
-            flops={str(key): _number_in(number) for key, number in data["flops"].items()},
-            launch=_number_in(data["launch"]) if "launch" in data else ZERO,
-            overlaps=bool(data.get("overlaps", False)),
-            links={str(kind): _link_in(link) for kind, link in data.get("links", {}).items()},
-            made={
-                str(key): tuple(MadeKernel(*kernel) for kernel in kernels)
-                for key, kernels in data.get("made", {}).items()
-            },
-        )
-    except KeyError as error:
-        raise Diagnostic(f"{name} does not describe a machine: it has no {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise Diagnostic(f"{name} does not describe a machine: {error}") from error
-
-
-def _link_out(link: Link) -> dict[str, object]:
-    ends = {"latency": _number_out(link.latency), "rate": _number_out(link.rate)}
-    return {**ends, "ranks": link.ranks, "direct": link.direct}
-
-
-def _link_in(data: Mapping[str, Any]) -> Link:
-    latency, rate = _number_in(data["latency"]), _number_in(data["rate"])
-    return Link(latency, rate, int(data["ranks"]), bool(data.get("direct", False)))
-
-
-def _number_out(number: Number) -> list[float | str]:
-    return [number.value, str(number.source)]
-
-
-def _number_in(pair: list[float | str]) -> Number:
-    value, source = pair
-    return Number(float(value), MeasureSource[str(source).upper()])

@@ -1,8 +1,9 @@
-"""The hosts of a cluster, as the user lists them in `cluster.toml`."""
+"""The hosts of a cluster, as the user lists them in `cluster.toml`; the planner reads its devices and links, too."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,11 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.toml_tables import TomlTable, read_tables
 
 EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
+
+HOST_KEYS: Final = ("name", "workers", "memory", "device", "count")
+
+TABLES: Final = ("device", "link", "host")
+"""What the file may contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +35,29 @@ def listed_hosts(path: Path, memory: int) -> list[ClusterHost]:
 
     `memory` is the number of bytes that this host has for workers.
     """
+    devices = {table.name(): table for table in read_tables(path, "device", EXAMPLE, TABLES)}
     found: list[ClusterHost] = []
-    for table in read_tables(path, "host", EXAMPLE):
-        host = _listed(table, memory)
-        if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
-            raise Diagnostic(f"host `{host.name}` is listed twice", table.place("name"))
-        found.append(host)
+    for table in read_tables(path, "host", EXAMPLE, TABLES):
+        for host in _listed(table, memory, devices):
+            if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
+                raise Diagnostic(f"host `{host.name}` is listed twice", table.place("name"))
+            found.append(host)
     return found
 
 
-def _listed(table: TomlTable, memory: int) -> ClusterHost:
-    table.check_keys(("name", "workers", "memory"))
-    name = table.name()
-    is_here = _is_here(name)
-    return ClusterHost(name, table.workers(), table.memory(memory if is_here else None), is_here)
+def _listed(table: TomlTable, memory: int, devices: Mapping[str, TomlTable]) -> Iterator[ClusterHost]:
+    """One host, or `count` of them: `node` is `node1`, `node2` and so on."""
+    table.check_keys(HOST_KEYS)
+    name, count = table.name(), table.count()
+    for each in [name] if count == 1 else [f"{name}{number}" for number in range(1, count + 1)]:
+        is_here = _is_here(each)
+        most = memory if is_here else None
+        device = devices.get(str(table.values.get("device")))
+        if "memory" not in table.values and device is not None and "memory" in device.values:
+            nbytes = table.workers() * device.memory(None)
+        else:
+            nbytes = table.memory(most)
+        yield ClusterHost(each, table.workers(), nbytes, is_here)
 
 
 def _is_here(name: str) -> bool:

@@ -49,6 +49,13 @@ class TomlTable:
             )
         return workers
 
+    def count(self) -> int:
+        """How many there are that are alike: 1 unless said. Raises Diagnostic."""
+        count = self.values.get("count", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise Diagnostic(f"count is an integer of at least 1, not `{count}`", self.place("count"))
+        return count
+
     def memory(self, most: int | None) -> int:
         """The memory in bytes, at most `most`; None if another host has it. Raises Diagnostic."""
         memory, place = self.values.get("memory"), self.place("memory")
@@ -74,8 +81,11 @@ class TomlTable:
         return _span(self.path, self.first, self.lines[self.first], self.kind)
 
 
-def read_tables(path: Path, kind: str, example: str) -> list[TomlTable]:
-    """The tables `[[kind]]` of a file, which may contain nothing else; none if there is no file. Raises Diagnostic."""
+def read_tables(path: Path, kind: str, example: str, known: Sequence[str] = ()) -> list[TomlTable]:
+    """The tables `[[kind]]` of a file; none if there is no file. Raises Diagnostic.
+
+    The file may contain nothing else but the other tables that are `known`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -90,10 +100,10 @@ def read_tables(path: Path, kind: str, example: str) -> list[TomlTable]:
         raise _broken(path, text, str(error), example) from None
     lines = tuple(text.splitlines())
     for word, tables in found.items():
-        if word != kind or not _are_tables(tables):
-            place = _begins(path, lines, word)
+        if word not in (kind, *known) or not _are_tables(tables):
+            place, kinds = _begins(path, lines, word), " or ".join(f"[[{each}]]" for each in known or [kind])
             raise Diagnostic(
-                f"`{word}` is no list of tables [[{kind}]]; {path.name} contains nothing else", place, hint=example
+                f"`{word}` is no list of tables {kinds}; {path.name} contains nothing else", place, hint=example
             )
     rows: list[Mapping[str, Any]] = found.get(kind, [])
     heads = [n for n, line in enumerate(lines) if re.match(rf"\s*\[\[[\s\"']*{kind}[\s\"']*\]\]", line)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
-from moaic.passes.perf.machine import Link, Machine, MeasureSource, Number
+from moaic.passes.perf.links import Link
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import MeasureSource, Number
 
 
 def dense(rows: int = 8, width: int = 4, hidden: int = 16) -> Module:

@@ -8,7 +8,8 @@ from moaic.ir.graph import Module
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
-from moaic.passes.perf.machine import Machine, Number
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import Number
 from moaic.planner.worker import Compiled
 
 SMALL = Request(recompute="saved")

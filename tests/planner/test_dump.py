@@ -9,7 +9,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.parser import parse
 from moaic.passes.config import Request
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.planner import evaluation, search
 from moaic.planner.dump import dump
 from moaic.planner.worker import InProcessPool
@@ -33,5 +33,5 @@ def test_the_dump_can_be_read_and_parsed(tmp_path: Path) -> None:
     table = (folder / "candidates.txt").read_text(encoding="utf-8")
     assert table.startswith("selected: num_stages : 1")
     assert evaluation.NOT_NEEDED in table
-    assert machines.from_text((folder / "machine.json").read_text(encoding="utf-8")) == machine()
+    assert machine_text.from_text((folder / "machine.json").read_text(encoding="utf-8")) == machine()
     assert dump(tmp_path, step, found) == folder

@@ -13,8 +13,10 @@ from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import fused_functions
 from moaic.passes.estimate.step_time import function_seconds, predict
-from moaic.passes.perf import machine as machines
-from moaic.passes.perf.machine import Link, Machine, MadeKernel, MeasureSource, Number
+from moaic.passes.perf import machine_text
+from moaic.passes.perf.links import Link, RankGroup
+from moaic.passes.perf.machine import Machine, MadeKernel
+from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.passes.perf.structural_hash import key_of
 from tests.passes.steps import dense, machine
 
@@ -83,13 +85,13 @@ def test_a_group_that_is_joined_by_pairs_has_fewer_links() -> None:
     switched, pairs = (
         replace(machine(), links={"all_gather": Link(Number(0.0), rate, 8, direct)}) for direct in (False, True)
     )
-    assert switched.collective("all_gather", GIGA, 8) == pairs.collective("all_gather", GIGA, 8)
-    two = switched.collective("all_gather", GIGA, 2).value
-    assert pairs.collective("all_gather", GIGA, 2).value == pytest.approx(7 * two)
+    assert switched.collective("all_gather", GIGA, RankGroup(8)) == pairs.collective("all_gather", GIGA, RankGroup(8))
+    two = switched.collective("all_gather", GIGA, RankGroup(2)).value
+    assert pairs.collective("all_gather", GIGA, RankGroup(2)).value == pytest.approx(7 * two)
 
 
 def test_what_was_made_is_text_and_back() -> None:
     made = {"a": (MadeKernel(2, 1.5, 2.0, "bf16"), MadeKernel(1, 3.0, 0.0)), "b": ()}
     link = Link(Number(1e-5), Number(1e9, MeasureSource.PUBLISHED), 8, direct=True)
     where = replace(machine(), launch=Number(4e-6), made=made, links={"all_gather": link})
-    assert machines.from_text(machines.to_text(where)) == where
+    assert machine_text.from_text(machine_text.to_text(where)) == where

@@ -12,7 +12,7 @@ from moaic.compile import planning
 from moaic.ir.graph import Module
 from moaic.ir.parser import parse
 from moaic.passes.config import Request
-from moaic.passes.perf.machine import Number
+from moaic.passes.perf.numbers import Number
 from tests.passes.steps import machine
 
 pytestmark = pytest.mark.usefixtures("no_accelerator")

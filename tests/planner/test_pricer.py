@@ -26,9 +26,8 @@ from moaic.planner.evaluation import Evaluation
 from moaic.planner.outcome import TIE
 from moaic.planner.pricer import Pricer
 from moaic.planner.worker import Compiled, InProcessPool
-from moaic.predict.gpu_machine import machine_of
 from moaic.predict.guide import captured_step
-from moaic.runtime.host.gpu_specs import target_of
+from moaic.predict.named_clusters import named_cluster
 
 SMALL: Final = {
     "hidden_size": 64,
@@ -76,7 +75,7 @@ def step_of(model: str) -> Module:
 
 
 def gpus(*, overlaps: bool, count: int = 8) -> Machine:
-    return replace(machine_of(target_of("sm_90"), count, {}), overlaps=overlaps, memory=1 << 60)
+    return replace(named_cluster("h100").machine(count), overlaps=overlaps, memory=1 << 60)
 
 
 @dataclass(frozen=True, slots=True)

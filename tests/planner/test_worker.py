@@ -12,7 +12,7 @@ import time
 import pytest
 
 from moaic.ir.printer import render
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.planner.worker import serve
 from tests.passes.steps import dense, machine
 
@@ -27,5 +27,5 @@ def test_a_pool_process_knows_no_torch_and_starts_at_once() -> None:
 def test_a_process_rests_when_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moaic.planner.worker.REST_SECONDS", 0.01)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    requests.put(json.dumps({"step": render(dense()), "machine": machines.to_text(machine())}))
+    requests.put(json.dumps({"step": render(dense()), "machine": machine_text.to_text(machine())}))
     serve(requests, io.StringIO())

@@ -13,14 +13,15 @@ from moaic.capture.trace_only import ModelSource, Sample
 from moaic.cli import main
 from moaic.ir.graph import Module
 from moaic.ir.verify import load
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf.links import RankGroup
 from moaic.passes.perf.machine import MadeKernel
+from moaic.passes.perf.numbers import MeasureSource
 from moaic.planner.request import parse_request
 from moaic.planner.worker import InProcessPool
-from moaic.predict.gpu_machine import machine_of, sources
 from moaic.predict.guide import Question, captured_step, planned
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import program_of
+from moaic.predict.named_clusters import named_cluster, names, sources
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, TARGETS
 from tests.passes.steps import dense
 from tests.predict.square import PLAN
@@ -28,7 +29,7 @@ from tests.predict.square import PLAN
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 """Inductor imports what warns of itself."""
 
-PUBLISHED, ASSUMED = machines.MeasureSource.PUBLISHED, machines.MeasureSource.ASSUMED
+PUBLISHED, ASSUMED = MeasureSource.PUBLISHED, MeasureSource.ASSUMED
 
 TARGET = TARGETS["sm_90"]
 
@@ -44,42 +45,37 @@ def program() -> Module:
     return program_of(load(PLAN))
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_rates_are_those_of_the_data_sheet(name: str) -> None:
-    target = TARGETS[name]
-    machine = machine_of(target, 8, {})
-    assert machine.memory < target.memory
-    assert (machine.bandwidth.value, machine.bandwidth.source) == (target.bandwidth, PUBLISHED)
-    assert machine.rate("mm", "bf16").value == target.matmul["bf16"]
-    assert machine.rate("cheap", "bf16").source is PUBLISHED
-    assert machine.rate("sdpa", "bf16").source is ASSUMED
+@pytest.mark.parametrize("name", names())
+def test_every_cluster_is_described_with_sources(name: str) -> None:
+    machine = named_cluster(name).machine(64)
+    target = named_cluster(name).device.target
+    assert target is not None
+    assert 0 < machine.rate("mm", "bf16").value < target.matmul["bf16"]
+    assert machine.rate("mm", "bf16").source is PUBLISHED
+    assert machine.rate("sdpa", "bf16").value > machine.rate("sdpa_backward", "bf16").value
+    assert machine.bandwidth.source is PUBLISHED
     assert machine.launch.source is ASSUMED
     assert all(f"({PUBLISHED})" in line or f"({ASSUMED})" in line for line in sources(machine))
+    inside, between = (machine.collective("all_gather", 1e9, RankGroup(2, stride)).value for stride in (1, 8))
+    assert inside < between
 
 
-def test_a_gather_sends_what_links_carry() -> None:
-    # Seven eighths of a gigabyte at 450 GB/s, whether to seven others or, half of it, to one.
-    machine = machine_of(TARGET, 8, {})
-    begun = machine.collective("all_gather", 0, 8).value
-    assert machine.collective("all_gather", 1e9, 8).value - begun == pytest.approx(7 / 8 / 450)
-    assert machine.collective("all_gather", 1e9, 2).value - begun == pytest.approx(1 / 2 / 450)
-    assert machine.collective("all_reduce", 1e9, 8).value - begun == pytest.approx(2 * 7 / 8 / 450)
-    assert machine.collective("send", 1e9, 2).value - begun == pytest.approx(1 / 450)
-    # Two of AMD's have one of their seven links between them.
-    pairs = machine_of(TARGETS["gfx942"], 8, {})
-    assert pairs.collective("all_gather", 1e9, 2).value - begun == pytest.approx(1 / 2 / 64)
-    assert pairs.collective("send", 1e9, 2).value - begun == pytest.approx(1 / 64)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_means_its_cluster(target: str) -> None:
+    device = named_cluster(target).device
+    assert device.target == TARGETS[target]
+    assert device.name in (TARGETS[target].device, TARGETS[target].device.replace("80GB ", "") + " 80GB")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--machine", "sm_90:16"), "16 GPUs are more than the 8 of NVIDIA H100 SXM"),
-        (("--machine", "sm_90", "--workers", "8,9"), "9 GPUs are more than the 8"),
         (("--machine", "sm_90:many"), "error: `many` is no number of GPUs\nhint: for example sm_90:8"),
+        (("--machine", "h100:0"), "error: `0` is no number of GPUs\nhint: for example h100:8"),
+        (("--machine", "none.toml"), "error: cannot read none.toml: there is no such file"),
         (
             ("--machine", "sm_91:8"),
-            "error: `sm_91:8` is no file that describes a machine, and no GPU's name\nhint: GPUs are sm_90, sm_80",
+            "error: `sm_91:8` is no file that describes a machine, and no cluster's name\nhint: clusters are a100-40,",
         ),
         (("--machine", "docs/machines/h100.json", "--kernels"), "--kernels makes the kernels of GPUs"),
     ],
@@ -122,7 +118,7 @@ def test_without_a_folder_nothing_is_kept(program: Module) -> None:
 
 def test_a_plan_is_priced_by_its_kernels(tmp_path: Path) -> None:
     kernels = MadeKernels(TARGET, None)
-    machine = machine_of(TARGET, 2, {})
+    machine = named_cluster(TARGET.name).machine(2)
     asked = Question(ModelSource("llama", {}), (8,), 8, machine, (2,), parse_request("dp=2,micro_batches=1"))
     before = planned(dense(), 8, machine, asked, InProcessPool())
     after = planned(dense(), 8, machine, replace(asked, kernels=kernels, folder=tmp_path), InProcessPool())
@@ -140,7 +136,7 @@ def test_the_guide_says_where_its_numbers_come_from(
     monkeypatch.setenv("MOAI_CACHE", str(tmp_path / "cache"))
     assert main([*GUIDE, "--kernels"]) == 0
     said = capsys.readouterr().out
-    assert "NVIDIA H100 SXM (sm_90), from its data sheet:" in said
+    assert "NVIDIA H100 SXM, h100:" in said
     assert re.search(r"launch [\d.]+ us \(assumed\), .*; kernels were made of ([1-9]\d*) of \1 functions", said)
 
 

@@ -66,10 +66,14 @@ def coefficients_of(machine: Machine) -> CostCoefficients:
         local=_step(machine.call_overhead.value),
     )
     link = machine.links.get("all_gather")
-    if link is None:
+    if link is not None:
+        sent, latency = link.rate.value * sent_share(ALL_GATHER, link.ranks), link.latency.value
+    elif machine.levels:
+        # Layouts are chosen for the inner axes, which are inside one host where there are any hosts.
+        sent, latency = machine.levels[0].rate.value, machine.levels[0].latency.value
+    else:
         return known
-    sent = link.rate.value * sent_share(ALL_GATHER, link.ranks)
-    return replace(known, link=_step(sent), latency=_step(link.latency.value + CUTS * machine.call_overhead.value))
+    return replace(known, link=_step(sent), latency=_step(latency + CUTS * machine.call_overhead.value))
 
 
 CUTS = 2

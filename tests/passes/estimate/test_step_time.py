@@ -13,9 +13,11 @@ from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import fused_functions
 from moaic.passes.estimate.step_time import Prediction, function_seconds, predict, program_seconds
-from moaic.passes.perf import machine as machines
+from moaic.passes.perf import machine_text
 from moaic.passes.perf.fusion import fuse, op_by_op
-from moaic.passes.perf.machine import Link, Machine, MeasureSource, Number, total
+from moaic.passes.perf.links import Link, RankGroup
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import MeasureSource, Number, total
 from moaic.planner.worker import Compiler
 from tests.passes.steps import dense, machine
 from tests.runtime.rings import Ring
@@ -180,22 +182,22 @@ def test_rates_that_nobody_measured_say_so() -> None:
 
 def test_collectives_over_more_ranks_are_scaled() -> None:
     where = machine()
-    two, four = (where.collective("all_reduce", 1e9, ranks) for ranks in (2, 4))
+    two, four = (where.collective("all_reduce", 1e9, RankGroup(ranks)) for ranks in (2, 4))
     assert two == Number(1.001, MeasureSource.MEASURED)
     assert four.value == pytest.approx(1.501)
     assert four.source is MeasureSource.INTERPOLATED
-    assert where.collective("all_to_all", 1e9, 2).source is MeasureSource.ASSUMED
+    assert where.collective("all_to_all", 1e9, RankGroup(2)).source is MeasureSource.ASSUMED
 
 
 def test_a_machine_is_text_and_back() -> None:
     where = machine()
-    assert machines.from_text(machines.to_text(where)) == where
+    assert machine_text.from_text(machine_text.to_text(where)) == where
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"workers": 2}', "[]"])
 def test_text_that_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(Diagnostic, match="does not describe a machine"):
-        machines.from_text(text)
+        machine_text.from_text(text)
 
 
 def test_local_shapes_are_what_is_priced() -> None:

@@ -201,14 +201,16 @@ func @step(%x: f32[4] +dp) -> (f32[4], f32[4]) {
     one, first, two, second, read = module.main.ops
     calls = {one: 3.0, two: 3.0, read: 1.0}
 
-    def ends(summing: float) -> tuple[float, float, float]:
-        run = simulate(module, {**calls, first: summing, second: summing}, {first, second})
+    def ends(summing: float, contention: float = 0.0) -> tuple[float, float, float]:
+        run = simulate(module, {**calls, first: summing, second: summing}, {first, second}, contention)
         return run.ends[0], run.busy[0], run.exposed[0]
 
     assert ends(0.5) == (7.0, 7.0, 0.0)
     assert ends(2.0) == (8.0, 7.0, 1.0), "the last sum has one function to hide behind"
     # The first ends at 8, which @read waits for, and the second at 13.
     assert ends(5.0) == (13.0, 7.0, 6.0)
+    # Half of what each sum takes is lost to the functions beside it.
+    assert ends(0.5, contention=0.5) == (7.5, 7.0, 0.5)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=8), st.data())

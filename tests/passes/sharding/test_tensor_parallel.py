@@ -13,7 +13,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.layout import REPLICATED, State, splits_dim
 from moaic.ir.verify import load, verify
-from moaic.passes.perf.machine import MeasureSource, Number
+from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.passes.sharding.axis import Axis
 from moaic.passes.sharding.data_parallel import shard_batch
 from moaic.passes.sharding.solver.costs import CostCoefficients, LayoutCosts, coefficients_of

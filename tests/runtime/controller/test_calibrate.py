@@ -23,7 +23,7 @@ def test_every_rate_is_positive_and_says_where_it_comes_from(two: Accelerator) -
 
 
 def test_the_planner_reads_what_is_measured(two: Accelerator, tmp_path: Path) -> None:
-    from moaic.passes.perf.machine import from_text
+    from moaic.passes.perf.machine_text import from_text
 
     first = calibrate.measured(two, FLAVOR, tmp_path)
     assert from_text(first).workers == 2
