@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,7 +175,7 @@ def _machine(path: str | None) -> Machine:
 def _numbers(name: str, text: str) -> list[int]:
     """`1,2,4` as numbers; raises Diagnostic that names the option `name`."""
     words = text.split(",")
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", word) for word in words):
         raise Diagnostic(f"--{name} takes whole numbers such as 1,2,4, not `{text}`")
     return [int(word) for word in words]
 

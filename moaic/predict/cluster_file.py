@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.perf.links import Level
 from moaic.passes.perf.machine import ASSUMED_OVERHEAD, Machine, MadeKernel
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
@@ -39,18 +40,21 @@ DEVICE_KEYS: Final = (
 )
 LINK_KEYS: Final = ("level", "joins", "rate", "latency", "direct", "shared")
 
+MOST: Final = 1e21
+"""Above all rates there are."""
+
 MAY_BE_ZERO: Final = ("latency", "overhead", "launch", "contention")
 
 LATENCY: Final = 5e-6
 """Seconds of a message. Assumed."""
 
-EFFICIENCIES: Final[Mapping[str, float]] = {
-    "matmul": 1.0,
-    "attention": 0.35,
-    "attention_backward": 0.35,
-    "bandwidth": 1.0,
+EFFICIENCIES: Final[Mapping[str, Number]] = {
+    "matmul": Number(1.0, MeasureSource.MEASURED),
+    "attention": Number(0.35),
+    "attention_backward": Number(0.35),
+    "bandwidth": Number(1.0, MeasureSource.MEASURED),
 }
-"""Shares of the peaks that kernels reach, and those assumed."""
+"""Shares of the peaks that kernels reach, unless a file says others: rates are peaks then, and attention assumed."""
 
 ATTENTION: Final[Mapping[str, str]] = {"attention": "sdpa", "attention_backward": "sdpa_backward"}
 """Families of ops, by the name of their efficiency."""
@@ -135,8 +139,9 @@ def read_cluster(path: Path) -> Cluster:
     for at, table in enumerate(devices):
         if any(kinds[at].name == other.name for other in kinds[:at]):
             raise Diagnostic(f"device `{kinds[at].name}` is described twice", table.place("name"))
-    found = tuple(_hosts(table, kinds) for table in hosts)
-    return Cluster(path.stem, tuple(kinds), _levels(links, path), found, path)
+    levels, found = _levels(links, path), tuple(_hosts(table, kinds) for table in hosts)
+    _check_sizes(levels, found, hosts)
+    return Cluster(path.stem, tuple(kinds), levels, found, path)
 
 
 def _device(table: TomlTable) -> Device:
@@ -144,6 +149,8 @@ def _device(table: TomlTable) -> Device:
     target, reached = _target(table), _efficiency(table)
     peaks = {} if target is None else {f"mm.{dtype}": _published(rate) for dtype, rate in target.matmul.items()}
     peaks |= {f"mm.{dtype}": _number(table, "matmul", rate) for dtype, rate in _inner(table, "matmul").items()}
+    if unknown := [name for name in _inner(table, "matmul") if name not in (*DTYPE_BYTES, "f8")]:
+        raise Diagnostic(f"there is no element type `{unknown[0]}`", table.place("matmul"), hint=DEVICE_EXAMPLE)
     if "mm.f32" not in peaks:
         raise Diagnostic("a device needs a rate of matrix products in f32", table.place("matmul"), hint=DEVICE_EXAMPLE)
     products = {key: _scaled(peak, reached["matmul"]) for key, peak in peaks.items()}
@@ -176,16 +183,18 @@ def _target(table: TomlTable) -> Target | None:
         raise Diagnostic(error.message, table.place("target"), hint=error.hint) from None
 
 
-def _efficiency(table: TomlTable) -> Mapping[str, float]:
+def _efficiency(table: TomlTable) -> Mapping[str, Number]:
     given = _inner(table, "efficiency")
+    found: dict[str, Number] = {}
     for kind, share in given.items():
         if kind not in EFFICIENCIES:
             raise Diagnostic(f"there is no efficiency of `{kind}`", table.place("efficiency"), hint=DEVICE_EXAMPLE)
-        if not isinstance(share, int | float) or not 0 < share <= 1:
+        found[kind] = _number(table, "efficiency", share)
+        if found[kind].value > 1:
             raise Diagnostic(
                 f"the efficiency of {kind} is a share from 0 to 1 of the peak, not `{share}`", table.place("efficiency")
             )
-    return {**EFFICIENCIES, **given}
+    return {**EFFICIENCIES, **found}
 
 
 def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
@@ -194,10 +203,12 @@ def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
     for table in tables:
         table.check_keys(LINK_KEYS)
         name, is_last = table.values.get("level"), table is tables[-1]
-        if not isinstance(name, str):
-            raise Diagnostic("a link needs a level, a name", table.place("level"), hint=LINK_EXAMPLE)
+        if not isinstance(name, str) or not name.isprintable() or name in ("", *(level.name for level in levels)):
+            raise Diagnostic("a link needs a level, a name of its own", table.place("level"), hint=LINK_EXAMPLE)
         below = levels[-1].workers if levels else 1
-        joins = table.values.get("joins", UNLIMITED if is_last else None)
+        joins = UNLIMITED if is_last else table.values.get("joins")
+        if is_last and "joins" in table.values:
+            raise Diagnostic(f"link `{name}` is the last, which joins all", table.place("joins"), hint=LINK_EXAMPLE)
         if not isinstance(joins, int) or joins <= below or joins % below:
             most = f"a multiple of the {below} of the level before" if levels else "at least 2"
             raise Diagnostic(
@@ -205,10 +216,26 @@ def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
             )
         rate, shared = _given(table, "rate", None), _flag(table, "shared")
         latency = _given(table, "latency", Number(LATENCY))
-        levels.append(Level(name, joins, latency, _scaled(rate, 1 / below if shared else 1), _flag(table, "direct")))
+        each = Number(rate.value / (below if shared else 1), rate.source)
+        levels.append(Level(name, joins, latency, each, _flag(table, "direct")))
     if not levels:
         raise Diagnostic(f"{path} describes no link", hint=LINK_EXAMPLE)
     return tuple(levels)
+
+
+def _check_sizes(levels: Sequence[Level], hosts: Sequence[Hosts], tables: Sequence[TomlTable]) -> None:
+    """Raises Diagnostic where hosts are not units of a level: workers are numbered host by host."""
+    if len(hosts) == 1 and hosts[0].count == 1:
+        return
+    joined = {level.workers for level in levels[:-1]} or {host.workers for host in hosts[:1]}
+    for host, table in zip(hosts, tables, strict=True):
+        if host.workers != hosts[0].workers or host.workers not in joined:
+            raise Diagnostic(
+                f"a host of {host.workers} workers beside a level of {max(joined)}: all hosts have as many "
+                "workers as one level joins",
+                table.place("workers"),
+                hint=LINK_EXAMPLE,
+            )
 
 
 def _hosts(table: TomlTable, devices: Sequence[Device]) -> Hosts:
@@ -241,8 +268,9 @@ def _number(table: TomlTable, key: str, given: object) -> Number:
     hint = f'for example {key} = [3.35e12, "published"]; sources are {", ".join(known)}'
     if not isinstance(value, int | float) or isinstance(value, bool) or source not in known:
         raise Diagnostic(f"{key} is a number, or a number and its source, not `{given}`", table.place(key), hint=hint)
-    if value < 0 or (value == 0 and key not in MAY_BE_ZERO):
-        raise Diagnostic(f"{key} is a number above 0, not `{value}`", table.place(key), hint=hint)
+    least = "at least 0" if key in MAY_BE_ZERO else "above 0"
+    if not 0 <= value < MOST or (value == 0 and key not in MAY_BE_ZERO):
+        raise Diagnostic(f"{key} is a number {least} and below {MOST:g}", table.place(key), hint=hint)
     return Number(float(value), MeasureSource[str(source).upper()])
 
 
@@ -265,8 +293,8 @@ def _flag(table: TomlTable, key: str) -> bool:
     return found
 
 
-def _scaled(number: Number, share: float) -> Number:
-    return Number(share * number.value, number.source)
+def _scaled(number: Number, share: Number) -> Number:
+    return Number(share.value * number.value, max(number.source, share.source))
 
 
 def _published(value: float) -> Number:

@@ -27,7 +27,7 @@ from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
 from moaic.passes.perf.fusion import Fused, FusedKernel
-from moaic.passes.perf.links import RankGroup, group_along
+from moaic.passes.perf.links import are_inside, group_along
 from moaic.passes.perf.machine import Machine, MadeKernel, larger_side
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number, total
 from moaic.passes.perf.ring_attention import handed_on_in, merged_bytes, ranks_of, turns
@@ -135,20 +135,24 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
     """Both halves of a send. Where no link is known for it, each side reads and writes every byte once."""
     nbytes = op.results[0].type.local_nbytes(mesh)
     if machine.levels or "send" in machine.links:
-        return machine.collective("send", nbytes, RankGroup(2, group_along("pp", mesh).stride))
+        (source,) = (value.type.layout.owner_on("pp") for value in op.inputs())
+        target = op.results[0].type.layout.owner_on("pp")
+        assert source is not None
+        assert target is not None
+        return machine.message(nbytes, are_inside("pp", (source, target), mesh))
     copied = machine.seconds_to_move(4 * nbytes)
     link = machine.links.get("all_gather")
     return copied if link is None else total([copied, link.latency])
 
 
 def _ring(op: Op, mesh: Mesh, machine: Machine) -> dict[str, Number]:
-    """Seconds of ring attention, turn by turn. A message costs as much as an all-gather of two ranks."""
+    """Seconds of ring attention, turn by turn. The longest message of each turn counts."""
     added = machine.seconds_to_move(merged_bytes(op, mesh, ranks_of(op, mesh)))
-    ends = group_along(str(op.attrs["axis"]), mesh).ends
+    group = group_along(str(op.attrs["axis"]), mesh)
     return {
         "overhead": machine.call_overhead.times(ranks_of(op, mesh)),
         "heavy": total([*(_kernel(turn, machine) for turn in turns(op, mesh)), added]),
-        "collective": total(machine.collective("all_gather", 2 * nbytes, ends) for nbytes in handed_on_in(op, mesh)),
+        "collective": total(machine.message(nbytes, group.is_inside) for nbytes in handed_on_in(op, mesh)),
     }
 
 

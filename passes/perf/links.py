@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, gcd, log2
 
 from moaic.ir.collectives import PASSES_SENT, sent_share
 from moaic.ir.layout import Mesh
 from moaic.ir.op_names import ALL_REDUCE, ALL_TO_ALL
-from moaic.passes.perf.numbers import MeasureSource, Number
+from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,18 @@ class RankGroup:
 
     ranks: int
     stride: int = 1
+    all_ranks: int = 0
+    """Ranks of the whole mesh; those of this group alone if 0."""
 
     def inside(self, workers: int) -> int:
-        """Ranks of the group among as many consecutive workers."""
-        return min(self.ranks, max(1, workers // self.stride))
+        """Ranks that are together in each unit of `workers`; where groups cross borders, in the worst of them."""
+        if max(self.all_ranks, self.ranks * self.stride) <= workers:
+            return self.ranks
+        return gcd(self.ranks, workers // self.stride) if workers % self.stride == 0 else 1
 
-    @property
-    def ends(self) -> RankGroup:
-        """The first and the last rank: a message in a ring goes as far as this at least once."""
-        return RankGroup(2, self.stride * (self.ranks - 1))
+    def is_inside(self, workers: int) -> bool:
+        """Whether every such group is in one unit of `workers`."""
+        return self.inside(workers) == self.ranks
 
 
 def group_along(axis: str, mesh: Mesh) -> RankGroup:
@@ -34,9 +37,19 @@ def group_along(axis: str, mesh: Mesh) -> RankGroup:
     stride = 1
     for other, size in reversed(mesh.axes):
         if other == axis:
-            return RankGroup(size, stride)
+            return RankGroup(size, stride, mesh.ranks)
         stride *= size
-    return RankGroup(1, stride)
+    return RankGroup(1, stride, mesh.ranks)
+
+
+def are_inside(axis: str, ends: tuple[int, int], mesh: Mesh) -> Callable[[int], bool]:
+    """Whether two coordinates on an axis are, for all ranks that have them, in one unit of so many workers.
+
+    Ranks with one coordinate follow each other in the order of all ranks if no axis is outside this one, as of `pp`.
+    """
+    stride = group_along(axis, mesh).stride
+    first, last = min(ends) * stride, (max(ends) + 1) * stride - 1
+    return lambda workers: first // workers == last // workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +102,35 @@ def seconds_over(levels: Sequence[Level], kind: str, nbytes: float, group: RankG
     """Seconds of a collective, `nbytes` of whose larger side each rank holds, by the algorithm that takes least.
 
     A ring sends everything through the slowest level once; level by level, each level sends its own share, in fewer
-    messages. `send` is from one rank of a group of two to the other.
+    messages.
     """
+    if group.ranks == 1:
+        return ZERO
     hops = [*_hops(levels, group)]
     source = max((hop.source for hop in hops), default=MeasureSource.MEASURED)
-    if kind == "send":
-        return Number(sum(hop.latency + nbytes / hop.rate for hop in hops), source)
     if f"moai.{kind}" == ALL_TO_ALL:
         return Number(_to_all(hops, nbytes, group), source)
     passes = PASSES_SENT[f"moai.{kind}"]
     return Number(passes * min(_ring(hops, nbytes, group), _by_level(hops, nbytes, kind)), source)
 
 
+def message_over(levels: Sequence[Level], nbytes: float, is_inside: Callable[[int], bool]) -> Number:
+    """Seconds of one message over the first level in one unit of which both ends are; the last has everything."""
+    below = 1
+    for level in levels:
+        if is_inside(level.workers) or level is levels[-1]:
+            links = level.workers / below - 1 if level.direct else 1.0
+            seconds = level.latency.value + nbytes * links / level.rate.value
+            return Number(seconds, max(level.latency.source, level.rate.source))
+        below = level.workers
+    raise AssertionError("a cluster has a level of links")
+
+
 def _hops(levels: Sequence[Level], group: RankGroup) -> Iterator[_Hop]:
     """The levels over which the group sends, the innermost first."""
     below, units_below = 1, 1
     for level in levels:
-        inside = group.inside(level.workers)
+        inside = group.ranks if level is levels[-1] else group.inside(level.workers)
         if inside > below:
             units = inside / below
             most = level.workers / units_below

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from moaic.ir.collectives import sent_share
 from moaic.ir.layout import Mesh
 from moaic.ir.types import DTYPE_BYTES, FLOAT8, TensorType
-from moaic.passes.perf.links import Level, Link, RankGroup, seconds_over
+from moaic.passes.perf.links import Level, Link, RankGroup, message_over, seconds_over
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 
 
@@ -106,7 +106,7 @@ class Machine:
     def collective(self, kind: str, nbytes: float, group: RankGroup) -> Number:
         """Seconds of one collective over a group of ranks; `nbytes` is what a rank holds of the larger side."""
         link = self.links.get(kind)
-        is_inside = not self.levels or group.inside(self.levels[0].workers) == group.ranks
+        is_inside = not self.levels or group.is_inside(self.levels[0].workers)
         if link is not None and is_inside:
             source = max(link.latency.source, link.rate.source)
             known = source if link.ranks == group.ranks else max(source, MeasureSource.INTERPOLATED)
@@ -117,6 +117,18 @@ class Machine:
             ASSUMED_LATENCY + ASSUMED_PASSES * sent_share(f"moai.{kind}", group.ranks) * nbytes / self.bandwidth.value
         )
         return Number(seconds, MeasureSource.ASSUMED)
+
+    def message(self, nbytes: float, is_inside: Callable[[int], bool]) -> Number:
+        """Seconds of a message; `is_inside` says whether so many consecutive workers have both ends.
+
+        Where no link is known for it, it takes as long as an all-gather of two ranks that have half of the bytes each.
+        """
+        is_near = not self.levels or is_inside(self.levels[0].workers)
+        if "send" in self.links and is_near:
+            return self.collective("send", nbytes, RankGroup(2))
+        if self.levels and not (is_near and "all_gather" in self.links):
+            return message_over(self.levels, nbytes, is_inside)
+        return self.collective("all_gather", 2 * nbytes, RankGroup(2))
 
 
 def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:

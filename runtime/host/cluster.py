@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.host.toml_tables import TomlTable, read_tables
 
 EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
@@ -52,12 +53,19 @@ def _listed(table: TomlTable, memory: int, devices: Mapping[str, TomlTable]) -> 
     for each in [name] if count == 1 else [f"{name}{number}" for number in range(1, count + 1)]:
         is_here = _is_here(each)
         most = memory if is_here else None
-        device = devices.get(str(table.values.get("device")))
-        if "memory" not in table.values and device is not None and "memory" in device.values:
-            nbytes = table.workers() * device.memory(None)
-        else:
-            nbytes = table.memory(most)
-        yield ClusterHost(each, table.workers(), nbytes, is_here)
+        device = devices.get(str(table.values.get("device", next(iter(devices), ""))))
+        nbytes = None if device is None or "memory" in table.values else _memory_of(device)
+        yield ClusterHost(
+            each, table.workers(), table.memory(most) if nbytes is None else table.workers() * nbytes, is_here
+        )
+
+
+def _memory_of(device: TomlTable) -> int | None:
+    """Bytes of a device: those that the file states, or those of its target."""
+    if "memory" in device.values:
+        return device.memory(None)
+    target = TARGETS.get(str(device.values.get("target")))
+    return None if target is None else target.memory
 
 
 def _is_here(name: str) -> bool:

@@ -11,6 +11,9 @@ from typing import Any, Final, cast
 from moaic.ir.errors import Diagnostic, TextSpan
 from moaic.text.units import GIB, MIB, TIB
 
+MOST: Final = 100_000
+"""Most workers of a host, and most hosts that are alike."""
+
 UNITS: Final = {"MB": MIB, "GB": GIB, "TB": TIB}
 
 
@@ -28,7 +31,7 @@ class TomlTable:
 
     def check_keys(self, known: Collection[str]) -> None:
         """Raises Diagnostic for a key that such a table does not have."""
-        for key in self.values.keys() - set(known):
+        for key in (key for key in self.values if key not in known):
             raise Diagnostic(f"a {self.kind} has no `{key}`", self.place(key), hint=self.example)
 
     def name(self) -> str:
@@ -41,7 +44,7 @@ class TomlTable:
     def workers(self) -> int:
         """The number of workers; raises Diagnostic if it is missing or invalid."""
         workers = self.values.get("workers")
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST:
             raise Diagnostic(
                 f"{self.kind} `{self.name()}` needs workers, an integer of at least 1",
                 self.place("workers"),
@@ -52,14 +55,14 @@ class TomlTable:
     def count(self) -> int:
         """How many there are that are alike: 1 unless said. Raises Diagnostic."""
         count = self.values.get("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise Diagnostic(f"count is an integer of at least 1, not `{count}`", self.place("count"))
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
+            raise Diagnostic(f"count is an integer from 1 to {MOST}", self.place("count"), hint=self.example)
         return count
 
     def memory(self, most: int | None) -> int:
         """The memory in bytes, at most `most`; None if another host has it. Raises Diagnostic."""
         memory, place = self.values.get("memory"), self.place("memory")
-        amount = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]B)", str(memory))
+        amount = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([MGT]B)", str(memory))
         nbytes = int(float(amount[1]) * UNITS[amount[2]]) if amount is not None else 0
         if nbytes == 0:
             raise Diagnostic(

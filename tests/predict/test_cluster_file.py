@@ -8,7 +8,6 @@ import pytest
 
 from moaic.cli import main
 from moaic.ir.errors import Diagnostic
-from moaic.passes.perf.links import RankGroup
 from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.predict.cluster_file import Cluster, read_cluster
 from moaic.runtime.host.cluster import listed_hosts
@@ -22,7 +21,7 @@ target = "sm_90"
 memory = "40GB"
 bandwidth = [1.6e12, "measured"]
 matmul = { bf16 = 500e12 }
-efficiency = { matmul = 0.5, attention = 0.25 }
+efficiency = { matmul = [0.5, "published"], attention = 0.25 }
 contention = 0.2
 """
 
@@ -37,6 +36,12 @@ latency = 1e-6
 level = "between"
 rate = 50e9
 shared = true
+"""
+
+RACK = """[[link]]
+level = "package"
+joins = 6
+rate = 1e12
 """
 
 HOSTS = """
@@ -68,7 +73,7 @@ def test_a_device_has_what_its_target_has_unless_the_file_says_more(tmp_path: Pa
 
 def test_a_shared_card_is_shared_by_the_workers_of_a_unit(tmp_path: Path) -> None:
     machine = cluster(tmp_path, DEVICE + LINKS + HOSTS).machine(12)
-    inside, between = (machine.collective("send", 1e9, RankGroup(2, stride)) for stride in (1, 4))
+    inside, between = (machine.message(1e9, lambda workers, most=most: workers >= most) for most in (4, 5))
     assert inside == Number(1e-6 + 1e9 / 100e9, MeasureSource.ASSUMED)
     assert between.value == pytest.approx(1e9 / 12.5e9, rel=1e-3)
 
@@ -81,6 +86,13 @@ def test_hosts_are_those_that_the_runtime_lists(tmp_path: Path) -> None:
         (f"node{number}", 4, 4 * 40 * GIB) for number in (1, 2, 3)
     ]
     assert read_cluster(path).workers == 12
+
+
+def test_a_file_of_little_means_the_same_to_both_readers(tmp_path: Path) -> None:
+    text = DEVICE.replace('memory = "40GB"\n', "") + LINKS + HOSTS.replace('device = "half an H100"\n', "")
+    assert cluster(tmp_path, text).device.memory == 80 * 10**9
+    listed = listed_hosts(tmp_path / "cluster.toml", 1 << 40)
+    assert [host.memory for host in listed] == 3 * [4 * 80 * 10**9]
 
 
 def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: Path) -> None:
@@ -103,6 +115,13 @@ def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: P
         (DEVICE.replace("500e12", '"fast"') + LINKS, "matmul is a number, or a number and its source, not `fast`"),
         (DEVICE.replace("measured", "seen") + LINKS, "bandwidth is a number, or a number and its source"),
         (DEVICE.replace("1.6e12", "0") + LINKS, "bandwidth is a number above 0"),
+        *(
+            (DEVICE.replace("1.6e12", each) + LINKS, "bandwidth is a number above 0")
+            for each in ("nan", "inf", "9" * 400)
+        ),
+        (DEVICE.replace("contention = 0.2", "contention = -1") + LINKS, "contention is a number at least 0"),
+        (DEVICE.replace("40GB", "9" * 400 + "GB") + LINKS, "needs memory, an amount such as"),
+        (DEVICE.replace("bf16", "bf17") + LINKS, "there is no element type `bf17`"),
         (DEVICE.replace("{ bf16 = 500e12 }", "1") + LINKS, "matmul is a table such as {bf16 = 989e12}"),
         (DEVICE.replace("attention", "attending") + LINKS, "there is no efficiency of `attending`"),
         (DEVICE.replace("0.25", "1.5") + LINKS, "the efficiency of attention is a share from 0 to 1"),
@@ -110,12 +129,25 @@ def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: P
         ('[[device]]\nname = "x"\nmatmul = { f32 = 1e12 }\n' + LINKS, "a device needs vector, a number"),
         (DEVICE + LINKS.replace("joins = 4", ""), "link `host` needs joins, its number of workers: at least 2"),
         (DEVICE + LINKS.replace("rate = 50e9", ""), "a link needs rate, a number"),
-        (DEVICE + LINKS.replace("rate = 50e9", "joins = 6\nrate = 50e9"), "a multiple of the 4 of the level before"),
+        (
+            DEVICE + LINKS.replace("rate = 50e9", "joins = 8\nrate = 50e9"),
+            "is the last, which joins all",
+        ),
+        (DEVICE + LINKS.replace("[[link]]", RACK + "\n[[link]]", 1), "a multiple of the 6 of the level before"),
+        (DEVICE + LINKS.replace("between", "host"), "a link needs a level, a name of its own"),
+        (
+            DEVICE + LINKS + HOSTS.replace("workers = 4", "workers = 6"),
+            "a host of 6 workers beside a level of 4",
+        ),
+        (
+            DEVICE + LINKS + HOSTS + HOSTS.replace("node", "old").replace("workers = 4", "workers = 3"),
+            "a host of 3 workers beside a level of 4",
+        ),
         (DEVICE + LINKS.replace("shared = true", "shared = 1"), "shared is true or false, not `1`"),
         (DEVICE + LINKS.replace("latency = 1e-6", "latency = true"), "latency is a number"),
         (DEVICE + LINKS.replace('level = "host"', ""), "a link needs a level, a name"),
         (DEVICE + LINKS + HOSTS.replace("half an H100", "new"), "there is no device `new`"),
-        (DEVICE + LINKS + HOSTS.replace("3", "0"), "count is an integer of at least 1, not `0`"),
+        (DEVICE + LINKS + HOSTS.replace("3", "0"), "count is an integer from 1 to 100000"),
         (DEVICE + LINKS + "[[hosts]]\n", "`hosts` is no list of tables [[device]] or [[link]] or [[host]]"),
     ],
 )

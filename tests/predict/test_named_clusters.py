@@ -51,9 +51,9 @@ def test_every_cluster_is_described_with_sources(name: str) -> None:
     target = named_cluster(name).device.target
     assert target is not None
     assert 0 < machine.rate("mm", "bf16").value < target.matmul["bf16"]
-    assert machine.rate("mm", "bf16").source is PUBLISHED
+    assert machine.rate("mm", "bf16").source in (PUBLISHED, ASSUMED)
     assert machine.rate("sdpa", "bf16").value > machine.rate("sdpa_backward", "bf16").value
-    assert machine.bandwidth.source is PUBLISHED
+    assert machine.bandwidth.source in (PUBLISHED, ASSUMED)
     assert machine.launch.source is ASSUMED
     assert all(f"({PUBLISHED})" in line or f"({ASSUMED})" in line for line in sources(machine))
     inside, between = (machine.collective("all_gather", 1e9, RankGroup(2, stride)).value for stride in (1, 8))
@@ -72,6 +72,8 @@ def test_a_target_means_its_cluster(target: str) -> None:
     [
         (("--machine", "sm_90:many"), "error: `many` is no number of GPUs\nhint: for example sm_90:8"),
         (("--machine", "h100:0"), "error: `0` is no number of GPUs\nhint: for example h100:8"),
+        (("--machine", "h100:" + "9" * 5000), f"error: `{'9' * 40}` is no number of GPUs"),
+        (("--machine", "h100", "--workers", "\u00b2"), "--workers takes whole numbers such as 1,2,4, not `\u00b2`"),
         (("--machine", "none.toml"), "error: cannot read none.toml: there is no such file"),
         (
             ("--machine", "sm_91:8"),
