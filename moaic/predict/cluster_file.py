@@ -214,6 +214,12 @@ def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
             raise Diagnostic(
                 f"link `{name}` needs joins, its number of workers: {most}", table.place("joins"), hint=LINK_EXAMPLE
             )
+        if is_last and _flag(table, "direct"):
+            raise Diagnostic(
+                f"link `{name}` is the last, which joins any number: it has no link for every pair",
+                table.place("direct"),
+                hint="a level of pairs has joins, and a level above it",
+            )
         rate, shared = _given(table, "rate", None), _flag(table, "shared")
         latency = _given(table, "latency", Number(LATENCY))
         each = Number(rate.value / (below if shared else 1), rate.source)

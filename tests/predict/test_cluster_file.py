@@ -134,6 +134,7 @@ def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: P
             "is the last, which joins all",
         ),
         (DEVICE + LINKS.replace("[[link]]", RACK + "\n[[link]]", 1), "a multiple of the 6 of the level before"),
+        (DEVICE + LINKS.replace("shared", "direct"), "it has no link for every pair"),
         (DEVICE + LINKS.replace("between", "host"), "a link needs a level, a name of its own"),
         (
             DEVICE + LINKS + HOSTS.replace("workers = 4", "workers = 6"),
