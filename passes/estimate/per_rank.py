@@ -16,6 +16,14 @@ def owner_coordinates(mesh: Mesh) -> list[dict[str, int]]:
     return [{"pp": rank} for rank in range(mesh.size("pp"))]
 
 
+def ends_of(send: Op) -> tuple[int, int]:
+    """The stages that a send goes from and to."""
+    source, target = (value.type.layout.owner_on("pp") for value in (*send.inputs(), *send.results))
+    assert source is not None
+    assert target is not None
+    return source, target
+
+
 def held(values: Iterable[Value], coords: dict[str, int]) -> list[Value]:
     """The values that the ranks at these coordinates hold."""
     return [value for value in values if value.type.layout.holds(coords)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from moaic.ir.graph import Module, Op, Value
 from moaic.ir.op_names import SEND
+from moaic.passes.estimate.per_rank import ends_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,7 @@ class _Clocks:
 
     def send(self, op: Op, duration: float) -> None:
         """Run a send: half of its time at either end."""
-        source, target = (value.type.layout.owner_on("pp") for value in (*op.inputs(), *op.results))
-        assert source is not None
-        assert target is not None
+        source, target = ends_of(op)
         self.run(op, source, duration / 2)
         self.ready[op.results[0], target] = self.clock[source]
         self.clock[target] += duration / 2

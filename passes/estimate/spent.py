@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
+from moaic.passes.estimate.per_rank import ends_of
 from moaic.passes.estimate.sequence import Instruction, Instructions
 from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds
 from moaic.passes.perf.machine import Machine
@@ -110,10 +111,7 @@ class _Times:
 
     def _send(self, index: int, part: int) -> None:
         op, half = self.step.ops[index], self.seconds[index] / 2
-        (source,) = (value.type.layout.owner_on("pp") for value in op.inputs())
-        target = op.results[0].type.layout.owner_on("pp")
-        assert source is not None
-        assert target is not None
+        source, target = ends_of(op)
         self._run(index, part, source, half)
         self.ready[(index, part), target] = self.clock[source]
         self.clock[target] += half

@@ -2,8 +2,8 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic, or the sum of both. CPU workers compute nothing
 during a collective, so the times of one worker add up; where a machine overlaps collectives, only exposed time counts,
-and what they cost the kernels beside them. Every stage of a
-pipeline has its own clock (`simulate`). A result carries the worst source among the numbers that it depends on.
+and what they cost the kernels beside them. Every stage of a pipeline has its own clock (`simulate`). A result carries
+the worst source among the numbers that it depends on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moaic.ir.ops import declaration_of, flops_of
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.estimate.memory import FusedFunctions, trainables
-from moaic.passes.estimate.per_rank import owner_coordinates
+from moaic.passes.estimate.per_rank import ends_of, owner_coordinates
 from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
@@ -135,11 +135,7 @@ def _sent(op: Op, mesh: Mesh, machine: Machine) -> Number:
     """Both halves of a send. Where no link is known for it, each side reads and writes every byte once."""
     nbytes = op.results[0].type.local_nbytes(mesh)
     if machine.levels or "send" in machine.links:
-        (source,) = (value.type.layout.owner_on("pp") for value in op.inputs())
-        target = op.results[0].type.layout.owner_on("pp")
-        assert source is not None
-        assert target is not None
-        return machine.message(nbytes, are_inside("pp", (source, target), mesh))
+        return machine.message(nbytes, are_inside("pp", ends_of(op), mesh))
     copied = machine.seconds_to_move(4 * nbytes)
     link = machine.links.get("all_gather")
     return copied if link is None else total([copied, link.latency])
