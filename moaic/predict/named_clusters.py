@@ -30,7 +30,7 @@ def names() -> tuple[str, ...]:
 def is_cluster(text: str) -> bool:
     """Whether an argument names a cluster or its file."""
     name = text.partition(":")[0]
-    return name in OF_TARGET or name in names() or Path(text.partition(":")[0]).suffix == ".toml"
+    return name in OF_TARGET or name in names() or _is_file(name)
 
 
 def cluster_and_workers(text: str) -> tuple[Cluster, int | None]:
@@ -38,18 +38,22 @@ def cluster_and_workers(text: str) -> tuple[Cluster, int | None]:
 
     Raises Diagnostic.
     """
-    if Path(text.partition(":")[0]).suffix == ".toml":
+    name, colon, number = text.partition(":")
+    if _is_file(name):
         if not Path(text).is_file():
             raise Diagnostic(f"cannot read {text}: there is no such file", hint="numbers of workers go to --workers")
         found = read_cluster(Path(text))
         return found, found.workers
-    name, colon, number = text.partition(":")
     found = named_cluster(name)
     if not colon:
         return found, None
     if not re.fullmatch(r"[1-9][0-9]{0,6}", number):
         raise Diagnostic(f"`{number[:40]}` is no number of GPUs", hint=f"for example {name}:8, up to 9999999")
     return found, int(number)
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix == ".toml"
 
 
 @cache
