@@ -258,6 +258,19 @@ def schedule_of(name: str, workers: int, parts: int) -> Schedule:
     return SCHEDULES[name](workers, parts)
 
 
+def least_stretch(name: str, workers: int, parts: int) -> float:
+    """A lower bound on the `stretch` of a schedule by name; a text may be of any schedule, and has the bound one.
+
+    The last worker waits for a forward on each of the others. Where no backward is split, each of the others also runs
+    a backward after the last one of that worker. These are shorter where a worker has more stages.
+    """
+    if workers == 1 or name not in SCHEDULES:
+        return 1.0
+    stages = STAGES_PER_WORKER if name == "interleaved" else 1
+    share = UNITS["F"] / (UNITS["F"] + UNITS["B"]) if name == "zero-bubble" else 1.0
+    return 1 + share * (workers - 1) / (stages * parts)
+
+
 def gpipe(workers: int, parts: int) -> Schedule:
     """All forwards, then all backwards."""
     rows = [[*_row("F", stage, parts), *_row("B", stage, parts)] for stage in range(workers)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 SLACK = 0.03
 """A piece may exceed the minimal bound by this share if fewer bytes cross a boundary for it."""
 
@@ -47,25 +49,29 @@ def _pieces_needed(prefix_sums: Sequence[float], bound: float) -> int:
 def _cheapest_boundaries(prefix_sums: Sequence[float], crossing: Sequence[int], pieces: int, most: float) -> list[int]:
     """Boundaries such that no piece costs more than `most`, none is empty, and the fewest bytes cross.
 
-    Of several the one with the least sum of squared costs.
+    Of several those with the least sum of squared costs. Dynamic programming over the ends of the first, second and
+    further pieces: `fewest` bytes and `least` squares with which a piece may end at each position.
     """
-    positions = len(prefix_sums) - 1
-    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
-    for piece in range(pieces - 1):
-        reached: dict[int, tuple[float, float, list[int]]] = {}
-        for start, (nbytes, squares, boundaries) in best.items():
-            for end in range(start + 1, positions - (pieces - 2 - piece)):
-                if prefix_sums[end] - prefix_sums[start] > most:
-                    break
-                if _rest_fits(prefix_sums, end, pieces - 1 - piece, most):
-                    more = (prefix_sums[end] - prefix_sums[start]) ** 2
-                    option = (nbytes + crossing[end - 1], squares + more, [*boundaries, end])
-                    reached[end] = min(reached.get(end, option), option)
-        best = reached
-    rest = {end: (prefix_sums[-1] - prefix_sums[end]) ** 2 for end in best}
-    return min((nbytes, squares + rest[end], at) for end, (nbytes, squares, at) in best.items())[2]
-
-
-def _rest_fits(prefix_sums: Sequence[float], start: int, pieces: int, most: float) -> bool:
-    """Whether the remaining costs are at most `most` per piece on average."""
-    return prefix_sums[-1] - prefix_sums[start] <= most * pieces
+    sums, crossed = np.array(prefix_sums), np.array([0, *crossing, 0], float)
+    earliest = np.searchsorted(sums, sums - most)
+    fewest, least = np.full(len(sums), np.inf), np.full(len(sums), np.inf)
+    fewest[0] = least[0] = 0.0
+    starts: list[np.ndarray[tuple[int], np.dtype[np.int_]]] = []
+    for later in reversed(range(pieces)):
+        fewest_now, least_now = np.full(len(sums), np.inf), np.full(len(sums), np.inf)
+        start_of = np.zeros(len(sums), int)
+        last = len(sums) - 1 - later
+        for end in np.flatnonzero(sums[-1] - sums[: last + 1] <= most * later) if later else [last]:
+            window = slice(earliest[end], end)
+            nbytes = fewest[window].min(initial=np.inf)
+            if nbytes < np.inf:
+                squares = least[window] + (sums[end] - sums[window]) ** 2
+                squares[fewest[window] > nbytes] = np.inf
+                start_of[end] = earliest[end] + squares.argmin()
+                fewest_now[end], least_now[end] = nbytes + crossed[end], squares.min()
+        fewest, least = fewest_now, least_now
+        starts.append(start_of)
+    boundaries = [len(sums) - 1]
+    for start_of in reversed(starts):
+        boundaries.insert(0, int(start_of[boundaries[0]]))
+    return boundaries[1:-1]

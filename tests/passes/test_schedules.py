@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moaic.ir.errors import Diagnostic
-from moaic.passes.schedules import SCHEDULES, Action, Schedule, parse_schedule, schedule_of
+from moaic.passes.schedules import SCHEDULES, Action, Schedule, least_stretch, parse_schedule, schedule_of
 
 NAMES = [*SCHEDULES, "interleaved:3"]
 
@@ -23,6 +23,12 @@ def test_every_named_schedule_is_complete_and_never_blocks(name: str, workers: i
     assert set(schedule.merged) == wanted
     assert len(schedule.merged) == len(wanted)
     assert parse_schedule(str(schedule)) == schedule
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 4))
+def test_no_schedule_waits_less_than_its_bound(name: str, workers: int, rounds: int) -> None:
+    stretch = schedule_of(name, workers, workers * rounds).stretch
+    assert least_stretch(name, workers, workers * rounds) <= stretch * (1 + 1e-9)
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 4))
