@@ -87,6 +87,11 @@ class Config:
     def ranks(self) -> int:
         return self.pp * self.dp * self.ep * self.cp * self.tp
 
+    @property
+    def mesh(self) -> Config:
+        """How many ranks each axis has, and nothing else decided."""
+        return Config(pp=self.pp, dp=self.dp, ep=self.ep, cp=self.cp, tp=self.tp)
+
     def __str__(self) -> str:
         """`dp=2,micro_batches=4`: what differs from one device, in the form that MOAI_PLAN takes."""
         default = Config()

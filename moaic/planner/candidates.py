@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import get_args
@@ -39,16 +39,92 @@ class _Facts:
     """What the step says about its candidates."""
 
     rows: int
+    trains: bool
     experts: int
     """The fewest experts of a mixture."""
     sequence: int
     """The longest sequence that attention has."""
     casts: bool
     """Whether a parameter is cast to a narrower type."""
+    chunks: Sequence[int]
+    """Numbers of chunks of the loss."""
 
 
-def candidates(step: Module, workers: int, request: Request) -> list[Config]:
-    """Configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none.
+@dataclass(frozen=True, slots=True)
+class CandidateSpace:
+    """The candidates of a step, by their meshes: all on one mesh are enumerated only where one of them may be best."""
+
+    facts: _Facts
+    request: Request
+    meshes: Sequence[Config]
+    """Configurations that only say how many ranks each axis has, the simplest first."""
+    rejected: frozenset[Config] = frozenset()
+    """Configurations that are none of the candidates."""
+
+    def without(self, rejected: Iterable[Config]) -> CandidateSpace:
+        """The other candidates."""
+        others = replace(self, rejected=frozenset(rejected))
+        return replace(others, meshes=[mesh for mesh in self.meshes if others.count(mesh)])
+
+    def on(self, mesh: Config) -> list[Config]:
+        """The candidates on a mesh, the simplest first."""
+        facts, request = self.facts, self.request
+        found = [
+            replace(
+                each,
+                recompute=mode,
+                distribute_param=level,
+                distribute_low_prec_param=low_precision,
+                gather_keys=gather_keys,
+                loss_chunks=chunks,
+            )
+            for each in self.in_parts(mesh)
+            for mode in _recompute_modes(facts.trains, request)
+            for level, low_precision in _distributions(mesh.dp, facts, request)
+            for gather_keys in _gather_keys(mesh.cp, request)
+            for chunks in facts.chunks
+        ]
+        return sorted((each for each in found if each not in self.rejected), key=simplicity)
+
+    def simplest(self, mesh: Config) -> Config:
+        """The first of the candidates on a mesh."""
+        first = self._first(mesh)
+        return self.on(mesh)[0] if first in self.rejected else first
+
+    def _first(self, mesh: Config) -> Config:
+        level, low_precision = next(_distributions(mesh.dp, self.facts, self.request))
+        return replace(
+            min(self.in_parts(mesh), key=simplicity),
+            recompute=_recompute_modes(self.facts.trains, self.request)[0],
+            distribute_param=level,
+            distribute_low_prec_param=low_precision,
+            gather_keys=_gather_keys(mesh.cp, self.request)[0],
+            loss_chunks=self.facts.chunks[0],
+        )
+
+    def in_parts(self, mesh: Config) -> Iterator[Config]:
+        """A mesh with every number of micro-batches that divides the batch on it, in every order."""
+        facts, request = self.facts, self.request
+        for micro_batches in _micro_batches(facts.rows, request):
+            if _divides(mesh.dp * micro_batches, facts.rows):
+                for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
+                    yield replace(mesh, micro_batches=micro_batches, schedule=schedule)
+
+    def count(self, mesh: Config) -> int:
+        """How many candidates there are on a mesh."""
+        facts, request = self.facts, self.request
+        listed = (_recompute_modes(facts.trains, request), _gather_keys(mesh.cp, request), facts.chunks)
+        drawn = (self.in_parts(mesh), _distributions(mesh.dp, facts, request))
+        rejected = sum(each.mesh == mesh for each in self.rejected)
+        return prod(len([*choices]) for choices in (*listed, *drawn)) - rejected
+
+    @property
+    def total(self) -> int:
+        return sum(map(self.count, self.meshes))
+
+
+def candidate_space(step: Module, workers: int, request: Request) -> CandidateSpace:
+    """The configurations that keep to `request`. Raises Diagnostic where there is none.
 
     Where sizes are open they are possible for those of the example.
     """
@@ -57,37 +133,25 @@ def candidates(step: Module, workers: int, request: Request) -> list[Config]:
     check_request(step, workers, request)
     _check_batch(workers, rows, request)
     _check_shares(workers, rows, trains, request)
-    facts = _Facts(rows, min(experts_of(step), default=1), max(lengths(step), default=1), _casts_parameters(step.main))
-    chunks_of_loss = _chunks(step, workers, trains, request)
-    found = [
-        Config(
-            dp=dp,
-            tp=tp,
-            micro_batches=micro_batches,
-            recompute=mode,
-            distribute_param=level,
-            distribute_low_prec_param=low_precision,
-            pp=pp,
-            schedule=schedule,
-            cp=cp,
-            ep=ep,
-            gather_keys=gather_keys,
-            loss_chunks=chunks,
-        )
+    experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
+    chunks = _chunks(step, workers, trains, request)
+    facts = _Facts(rows, trains, experts, longest, _casts_parameters(step.main), chunks)
+    meshes = (
+        Config(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
         for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
         for ep in _expert_parts(facts, workers // (request.cp or 1), pp * dp * tp, request)
         for cp in _contexts(facts, workers, pp * dp * tp * ep, request)
-        for gather_keys in _gather_keys(cp, request)
-        for micro_batches in _micro_batches(rows, request)
-        if _divides(dp * micro_batches, rows)
-        for schedule in _schedules(pp, micro_batches, trains, request)
-        for mode in _recompute_modes(trains, request)
-        for level in _levels(dp, trains, request)
-        for low_precision in _low_precision(facts, level, request)
-        for chunks in chunks_of_loss
-    ]
-    assert found, f"{request} was found possible, and nothing keeps to it"
-    return sorted(found, key=simplicity)
+    )
+    space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
+    possible = space.without([])
+    assert possible.meshes, f"{request} was found possible, and nothing keeps to it"
+    return possible
+
+
+def candidates(step: Module, workers: int, request: Request) -> list[Config]:
+    """All configurations that keep to `request`, the simplest first. Raises Diagnostic where there is none."""
+    space = candidate_space(step, workers, request)
+    return sorted((config for mesh in space.meshes for config in space.on(mesh)), key=simplicity)
 
 
 def is_training(step: Module) -> bool:
@@ -152,6 +216,13 @@ def _gather_keys(cp: int, request: Request) -> Sequence[bool]:
     if cp == 1:
         return [True]
     return [True, False] if request.gather_keys is None else [request.gather_keys]
+
+
+def _distributions(dp: int, facts: _Facts, request: Request) -> Iterator[tuple[Distribute, bool]]:
+    """Levels of sharding parameters, and whether they are gathered in low precision."""
+    for level in _levels(dp, facts.trains, request):
+        for low_precision in _low_precision(facts, level, request):
+            yield level, low_precision
 
 
 def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> Sequence[str]:

@@ -9,21 +9,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, simplicity
-from moaic.passes.estimate.lower_bound import Alone, Bounds, alone, fewer_bytes, least, unstaged
+from moaic.passes.estimate.lower_bound import (
+    Alone,
+    Bounds,
+    Parameters,
+    Work,
+    alone,
+    coarsest,
+    fewer_bytes,
+    least,
+    parts,
+    unstaged,
+    work_of,
+)
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf.machine import Machine
+from moaic.planner.candidates import CandidateSpace
 from moaic.planner.memory_fit import frugal
 from moaic.planner.outcome import TIE, Candidate, compiled_candidate, per_worker, simplest_of_equals
+from moaic.planner.relatives import Relatives
 from moaic.planner.worker import Compiled, CompilerPool
 
 NOT_NEEDED = "it would save memory that is not short"
 
-ROUND = 16
+RUNNERS_UP = 2
+"""Possible plans beside the selected one that users want to see, wherever there are as many."""
+
+ROUND = 4
 """Most candidates that are compiled before others are left out because of them."""
 
 
@@ -33,133 +50,212 @@ class _Waiting:
 
     config: Config
     seconds: float
-    nbytes: int
+    nbytes: int = 0
+    orders: Sequence[Config] = ()
+    """Where all candidates on a mesh wait as one, the simplest: the mesh with each number of parts and schedule."""
+    others: int = 0
+    """How many candidates wait beside it then."""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.orders)
 
 
 class Evaluation:
     """The outcome of every candidate of a step on a machine."""
 
-    def __init__(
-        self, step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine, steps: int
-    ) -> None:
+    def __init__(self, step: Module, space: CandidateSpace, pool: CompilerPool, machine: Machine, steps: int) -> None:
         self.step = step
         self.steps = steps
-        self.configs = configs
+        self.space = space
         self.pool = pool
         self.machine = machine
-        self.relatives = _Relatives(configs)
+        self.relatives = Relatives()
         self.found: dict[Config, Candidate] = {}
         self.too_large: set[Config] = set()
+        self.impossible: dict[Config, str] = {}
+        """Meshes (`least`) on which there is no plan, and why."""
         self.no_better: list[_Waiting] = []
         """Left out because they are neither faster than the best plan nor simpler than one that is as fast."""
+        self.slower: list[_Waiting] = []
+        """Left out because another plan is faster."""
         self.best = math.inf
         """Price of the best plan so far, in seconds."""
         self.simplest: Config | None = None
         """The plan that would be selected now."""
         self.compiling = self.costing = 0.0
         """Seconds spent on compiling and on costing."""
-        self.bounds = self._bounds() if len(configs) > 1 else Bounds({})
-        if machine.made or len(configs) == 1:
+        self.bounds = self._bounds() if space.total > 1 else Bounds({}, machine)
+        if machine.made or space.total == 1:
             pool.begin(step, machine)
-        self.waiting = [_Waiting(each, self.bounds.seconds(each), self.bounds.nbytes(each)) for each in configs]
+        self.waiting = [self._whole(mesh) for mesh in space.meshes]
 
     def run(self) -> list[Candidate]:
-        """Every candidate with its outcome."""
+        """Every candidate with its outcome; those on a mesh that was dropped as a whole are told by the simplest."""
+        self._settle()
+        if self.best == math.inf:
+            self._evaluate(self._smallest())
+        elif runners_up := self._runners_up():
+            self._evaluate(runners_up)
+            self._settle()
+        return sorted(self.found.values(), key=lambda each: simplicity(each.config))
+
+    def _settle(self) -> None:
+        """Finds the outcome of every candidate that waits."""
         while self.waiting or self._reconsider():
             self._leave_out()
             promising = self._promising()
             if unknown := self._unknown(promising):
                 self._bound(unknown)
+            elif whole := [each for each in promising if each.is_whole]:
+                self._open(whole)
             else:
                 self._evaluate([each.config for each in promising])
-        if self.best == math.inf:
-            self._evaluate(self._smallest())
-        return [self.found[config] for config in self.configs]
+
+    def _runners_up(self) -> list[Config]:
+        """Where fewer are possible than users want to see: those left out that may take least.
+
+        No pipelines of more stages than the selected plan has, whose prices take long.
+        """
+        assert self.simplest is not None
+        missing = max(0, 1 + RUNNERS_UP - sum(each.prediction is not None for each in self.found.values()))
+        others = (each for each in (*self.no_better, *self.slower) if each.config.pp <= self.simplest.pp)
+        self._wait_again(sorted(others, key=lambda each: each.seconds)[:missing])
+        self._open([each for each in self.waiting if each.is_whole])
+        fitting = [each for each in self.waiting if each.nbytes <= self.machine.memory]
+        return [each.config for each in sorted(fitting, key=lambda each: each.seconds)[:missing]]
+
+    def _whole(self, mesh: Config) -> _Waiting:
+        """All candidates on a mesh as one."""
+        orders = [*self.space.in_parts(mesh)]
+        return _Waiting(
+            self.space.simplest(mesh), self.bounds.of_mesh(orders), orders=orders, others=self.space.count(mesh) - 1
+        )
+
+    def _open(self, meshes: Sequence[_Waiting]) -> None:
+        """All candidates on these meshes wait, each on its own."""
+        configs = [config for each in meshes for config in self.space.on(each.config.mesh)]
+        self.relatives.add(configs)
+        self.waiting = [each for each in self.waiting if each not in meshes]
+        self.waiting += [
+            _Waiting(config, seconds, self.bounds.nbytes(config))
+            for config, seconds in zip(configs, self.bounds.all_seconds(configs), strict=True)
+        ]
 
     def _bounds(self) -> Bounds:
         """Lower bounds from the step on one device, with assumed kernels: compiled ones are no faster."""
         self.pool.begin(self.step, replace(self.machine, made={}))
-        on_one = sorted(set(map(alone, self.configs)), key=simplicity)
+        on_one = sorted(set(map(alone, self.space.on(self.space.meshes[0]))), key=simplicity)
         memories = {config: made.memory for config, made in self._compiled(on_one).items() if made.memory is not None}
         costs = self._costs(list(memories))
-        return Bounds({config: Alone(costs[config].seconds.value, memory) for config, memory in memories.items()})
+        on_one_device = {config: Alone(costs[config].seconds.value, memory) for config, memory in memories.items()}
+        return Bounds(on_one_device, self.machine)
 
     def _leave_out(self) -> None:
         """Drops every candidate that need not be compiled, with the reason."""
-        rank = None if self.simplest is None else simplicity(self.simplest)
         kept: list[_Waiting] = []
         for each in self.waiting:
             if each.nbytes > self.machine.memory:
                 self.too_large.add(each.config)
                 self._drop(each, f"needs at least {per_worker(each.nbytes, self.machine)}")
+            elif self.impossible and (reason := self.impossible.get(least(each.config))):
+                self._drop(each, reason)
             elif each.seconds > self.best * (1 + TIE):
+                self.slower.append(each)
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and another plan takes {_ms(self.best)}")
-            elif each.seconds > self.best and rank is not None and simplicity(each.config) > rank:
+            elif self._is_no_better(each):
                 self.no_better.append(each)
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and a simpler plan takes about as long")
-            elif (enough := self._enough(each.config)) is not None:
+            elif not each.is_whole and (enough := self._enough(each.config)) is not None:
                 self._drop(each, enough.dropped or NOT_NEEDED)
             else:
                 kept.append(each)
         self.waiting = kept
 
     def _drop(self, each: _Waiting, reason: str) -> None:
-        self.found[each.config] = Candidate(each.config, dropped=reason)
+        self.found[each.config] = Candidate(each.config, dropped=reason, others=each.others)
 
     def _enough(self, config: Config) -> Candidate | None:
         """A faster relative that need not save memory, or is not possible either."""
         known = (self.found[each] for each in self.relatives.faster(config) if each in self.found)
         return next((each for each in known if each.config not in self.too_large), None)
 
+    def _is_no_better(self, each: _Waiting) -> bool:
+        """Whether the plan that would be selected now is simpler, and would be its equal if it were the best.
+
+        It would not be selected then, and what it leaves of the equals would still have that plan as the simplest.
+        """
+        if self.simplest is None or simplicity(each.config) < simplicity(self.simplest):
+            return False
+        return each.seconds * (1 + TIE) >= self.found[self.simplest].price(self.steps)
+
     def _reconsider(self) -> bool:
         """Whether candidates wait again that were no better than a plan which would not be selected any more."""
-        rank = None if self.simplest is None else simplicity(self.simplest)
-        again = [
-            each
-            for each in self.no_better
-            if each.seconds <= self.best * (1 + TIE) and (rank is None or simplicity(each.config) < rank)
-        ]
-        for each in again:
+        self._wait_again(
+            [each for each in self.no_better if each.seconds <= self.best * (1 + TIE) and not self._is_no_better(each)]
+        )
+        return bool(self.waiting)
+
+    def _wait_again(self, dropped: Sequence[_Waiting]) -> None:
+        for each in dropped:
             del self.found[each.config]
-        self.no_better = [each for each in self.no_better if each not in again] if again else self.no_better
-        self.waiting = again
-        return bool(again)
+        if dropped:
+            self.no_better = [each for each in self.no_better if each not in dropped]
+            self.slower = [each for each in self.slower if each not in dropped]
+        self.waiting += dropped
 
     def _promising(self) -> list[_Waiting]:
-        """The candidates to compile next, which wait for no other outcome: those with the least bounds."""
+        """The candidates to compile next, which wait for no other outcome: those with the least bounds.
+
+        First those on meshes that are known to be faster than the best plan, as a better one leaves out more.
+        """
         ready = [
-            each for each in self.waiting if all(faster in self.found for faster in self.relatives.faster(each.config))
+            each
+            for each in self.waiting
+            if each.is_whole or all(faster in self.found for faster in self.relatives.faster(each.config))
         ]
         if self.best == math.inf:
             ready = [each for each in ready if each.config.pp == 1] or ready
             lowest = min((each.seconds for each in ready), default=0.0)
             ready = [each for each in ready if each.seconds <= lowest * (1 + TIE)]
-        return sorted(ready, key=lambda each: each.seconds)[:ROUND]
+        elif known := [each for each in ready if each.seconds * (1 + TIE) < self.best and self._is_known(each)]:
+            ready = known
+        return sorted(ready, key=lambda each: (each.seconds, parts(each.config)))[:ROUND]
+
+    def _is_known(self, each: _Waiting) -> bool:
+        return least(each.config) in self.bounds.simpler
 
     def _unknown(self, promising: Iterable[_Waiting]) -> list[Config]:
         """The plans that bound these candidates and are not known yet: first those that bound the most."""
         if self.best == math.inf:
             return []
-        for simpler in (least, unstaged):
-            plans = dict.fromkeys(simpler(each.config) for each in promising)
-            if found := [config for config in plans if config not in self.bounds.simpler]:
-                return found
-        return []
+        known, meshes = self.bounds.simpler, dict.fromkeys(least(each.config) for each in promising)
+        if unknown := [mesh for mesh in meshes if mesh not in known]:
+            others = {least(each.config) for each in self.waiting} - known.keys()
+            return [*dict.fromkeys(coarsest(mesh, others) for mesh in unknown)]
+        plans = dict.fromkeys(unstaged(each.config) for each in promising if not each.is_whole)
+        return [plan for plan in plans if plan not in known]
 
     def _bound(self, plans: Sequence[Config]) -> None:
         """Better bounds for all candidates that do the work of one of these plans."""
-        sized = [config for config, made in self._compiled(plans).items() if made.memory is not None]
-        costs = self._costs(sized)
-        known = {config: costs[config].seconds.value if config in costs else 0.0 for config in plans}
+        made = self._compiled(plans)
+        sized = {config: result.memory for config, result in made.items() if result.memory is not None}
+        known, gradients = dict.fromkeys(plans, Work(0.0, Parameters())), len(self.step.main.gradients)
+        for config, cost in self._costs([*sized]).items():
+            known[config] = work_of(config, cost, sized[config], gradients)
+        self.impossible.update(
+            (config, result.dropped) for config, result in made.items() if result.dropped and config == least(config)
+        )
         self.bounds = replace(self.bounds, simpler={**self.bounds.simpler, **known})
-        for each in self.waiting:
-            each.seconds = self.bounds.seconds(each.config)
+        seconds = self.bounds.all_seconds(each.config for each in self.waiting)
+        for each, of_one in zip(self.waiting, seconds, strict=True):
+            each.seconds = self.bounds.of_mesh(each.orders) if each.is_whole else of_one
 
     def _smallest(self) -> list[Config]:
         """If nothing fits: dropped candidates that may need less than every compiled one, for the message."""
         sized = (each.memory.peak for each in self.found.values() if each.memory is not None)
         lowest = min(sized, default=math.inf)
-        left_out = [config for config in self.configs if config in self.too_large and self.found[config].memory is None]
+        left_out = [config for config in self.found if config in self.too_large and self.found[config].memory is None]
         return frugal(config for config in left_out if self.bounds.nbytes(config) < lowest)
 
     def _evaluate(self, configs: Sequence[Config]) -> None:
@@ -192,40 +288,6 @@ class Evaluation:
         costs = dict(zip(configs, self.pool.cost(configs), strict=True))
         self.costing += time.perf_counter() - start
         return costs
-
-
-class _Relatives:
-    """Candidates that differ in one decision."""
-
-    def __init__(self, configs: Sequence[Config]) -> None:
-        self.known = set(configs)
-        self.values = {
-            name: sorted({getattr(config, name) for config in configs}) for name in ("micro_batches", "loss_chunks")
-        }
-        self._faster: dict[Config, list[Config]] = {}
-
-    def faster(self, config: Config) -> list[Config]:
-        """The faster relatives: saved activations, gathered keys, fewer micro-batches or chunks.
-
-        A candidate is worth compiling only if all of these are too large. A pipeline keeps its micro-batches.
-        """
-        if config not in self._faster:
-            others = [replace(config, recompute="saved"), replace(config, gather_keys=True)]
-            found = [each for each in others if each != config and each in self.known]
-            parts = self._next(config, "micro_batches") if config.pp == 1 else None
-            more = (parts, self._next(config, "loss_chunks"))
-            self._faster[config] = [*found, *(each for each in more if each is not None)]
-        return self._faster[config]
-
-    def with_more_parts(self, config: Config) -> Iterator[Config]:
-        """The relatives with more micro-batches."""
-        more = (replace(config, micro_batches=n) for n in self.values["micro_batches"] if n > config.micro_batches)
-        return (each for each in more if each in self.known)
-
-    def _next(self, config: Config, name: str) -> Config | None:
-        """The relative with the next smaller value of `name`."""
-        fewer = (value for value in reversed(self.values[name]) if value < getattr(config, name))
-        return next((each for value in fewer if (each := replace(config, **{name: value})) in self.known), None)
 
 
 def _ms(seconds: float) -> str:

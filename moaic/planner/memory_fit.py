@@ -35,18 +35,14 @@ def frugal(configs: Iterable[Config]) -> list[Config]:
     given = list(configs)
     most: dict[Config, tuple[int, ...]] = {}
     for config in given:
-        most[_mesh(config)] = max(_frugality(config), most.get(_mesh(config), ()))
-    return [config for config in given if _frugality(config) == most[_mesh(config)]]
+        most[config.mesh] = max(_frugality(config), most.get(config.mesh, ()))
+    return [config for config in given if _frugality(config) == most[config.mesh]]
 
 
 def _frugality(config: Config) -> tuple[int, ...]:
     """A rank by memory, larger is less: more micro-batches, then sharded parameters, then a simpler schedule."""
     schedule = [*SCHEDULES, config.schedule].index(config.schedule)
     return config.micro_batches, config.distribute_param != "none", -schedule
-
-
-def _mesh(config: Config) -> Config:
-    return Config(pp=config.pp, dp=config.dp, cp=config.cp, ep=config.ep, tp=config.tp)
 
 
 def rows_that_fit(step: Module, sized: Sequence[Sized], limit: int) -> int:

@@ -26,6 +26,8 @@ class Candidate:
     dropped: str = ""
     crash: str = ""
     """Trace of the bug of moaic for which it is dropped."""
+    others: int = 0
+    """Candidates on the same mesh, none of them simpler, that are dropped for the same reason."""
 
     @property
     def outcome(self) -> str:

@@ -88,13 +88,14 @@ def _candidate_out(candidate: Candidate) -> dict[str, Any]:
         "memory": None if candidate.memory is None else asdict(candidate.memory),
         "prediction": None if candidate.prediction is None else prediction_out(candidate.prediction),
         "dropped": candidate.dropped,
+        "others": candidate.others,
     }
 
 
 def _candidate_in(row: Mapping[str, Any]) -> Candidate:
     memory = None if row["memory"] is None else Memory(**row["memory"])
     prediction = None if row["prediction"] is None else prediction_in(row["prediction"])
-    return Candidate(config_in(row["config"]), memory, prediction, row["dropped"])
+    return Candidate(config_in(row["config"]), memory, prediction, row["dropped"], others=row["others"])
 
 
 def _read(path: Path) -> SearchResult | None:

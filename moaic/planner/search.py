@@ -22,7 +22,7 @@ from moaic.passes.lowering.programs import check_programs
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
-from moaic.planner.candidates import candidates, relaxed
+from moaic.planner.candidates import CandidateSpace, candidate_space, relaxed
 from moaic.planner.evaluation import Evaluation
 from moaic.planner.outcome import TIE, Candidate, crashed, simplest_of_equals
 from moaic.planner.worker import CompilerPool, InProcessPool
@@ -83,13 +83,13 @@ def search(
     if wanted != request:
         log.batch_split_otherwise(step)
     log.without_rule(step)
-    configs = candidates(step, machine.workers, wanted)
-    log.candidates_counted(len(configs))
-    compilers = pool if len(configs) > 1 else InProcessPool()
+    space = candidate_space(step, machine.workers, wanted)
+    log.candidates_counted(space.total)
+    compilers = pool if space.total > 1 else InProcessPool()
     example = in_example(step)
     rejected: dict[Config, Candidate] = {}
     while True:
-        found = _evaluated(example, [each for each in configs if each not in rejected], compilers, machine, steps)
+        found = _evaluated(example, space.without(rejected), compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *rejected.values()], machine, wanted)
         search_result = _select(found, steps)
@@ -115,17 +115,17 @@ def _well_formed(step: Module, config: Config, machine: Machine) -> Plan | Candi
 
 
 def _evaluated(
-    step: Module, configs: Sequence[Config], pool: CompilerPool, machine: Machine, steps: int
+    step: Module, space: CandidateSpace, pool: CompilerPool, machine: Machine, steps: int
 ) -> list[Candidate]:
     """Every candidate with its outcome; logs the phases."""
     log.compiling()
-    work = Evaluation(step, configs, pool, machine, steps)
+    work = Evaluation(step, space, pool, machine, steps)
     found = work.run()
     log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
     _log_crashes(found)
     for candidate in found:
         if candidate.dropped:
-            log.dropped(candidate.config, candidate.dropped)
+            log.dropped(candidate.config, candidate.others, candidate.dropped)
     log.selecting()
     log.costed(work.costing)
     return found
@@ -183,9 +183,9 @@ def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) 
     """The error if no candidate is left: too little memory if that dropped any, else the reason of the simplest."""
     sized = [(candidate.memory.peak, candidate.config) for candidate in found if candidate.memory is not None]
     if sized:
-        least, config = min(sized)
+        (least, config), count = min(sized), sum(1 + each.others for each in found)
         return NoPlanFits(
-            f"no plan fits: the smallest of {len(found)}, {config}, needs {mib(least)} per worker, and there are "
+            f"no plan fits: the smallest of {count}, {config}, needs {mib(least)} per worker, and there are "
             f"{mib(machine.memory)}",
             found,
             request,

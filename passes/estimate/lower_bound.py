@@ -7,14 +7,26 @@ assumed to have equal shares of parameters and work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import GATHERING, Config
 from moaic.passes.estimate.memory import Memory
-from moaic.passes.schedules import schedule_of
+from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.perf.links import RankGroup
+from moaic.passes.perf.machine import Machine
+from moaic.passes.schedules import least_stretch, schedule_of
+
+FINER = 0.99
+"""Share of the time of a plan that one with more parts of the sequence and the weights takes at least.
+
+Layouts are chosen by an estimate of their time, so that those of more parts may turn out a little faster.
+"""
+
+PARAMETER_PASSES = 4
+"""Most times that a step reads each parameter, and that it reads or writes each gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +44,93 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a rank has of parameters and gradients, and what they cost it."""
+
+    gradients: float = 0.0
+    """Their number."""
+    moved: float = 0.0
+    """Bytes that are read and written for them in a step."""
+    reduced: float = 0.0
+    """Bytes of the gradients."""
+    optimizer: float = 0.0
+    """Seconds."""
+
+    def seconds(self, config: Config, machine: Machine) -> float:
+        """Seconds of a step for them on the mesh of `config`, if nothing else ran beside it."""
+        one = self.reduced / max(1.0, self.gradients)
+        sums = [machine.collective("all_reduce", one, group).value for group in _replicas(config)]
+        of_sums = sum(machine.call_overhead.value + (1 + machine.contention) * each for each in sums)
+        return machine.seconds_to_move(self.moved).value + self.optimizer + self.gradients * of_sums
+
+    def split(self, stages: int, parts: float) -> Parameters:
+        """What a rank has of them in one of these stages if it has one of these parts of each."""
+        share = 1 / (stages * parts)
+        return Parameters(self.gradients / stages, share * self.moved, share * self.reduced, share * self.optimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a plan takes that does no more work than others."""
+
+    seconds: float
+    parameters: Parameters
+    fixed: float = 0.0
+    """Seconds that do not become fewer with the sizes of values: of calls and launches."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds from the step on one device (`alone`). A configuration that is not known has the bound zero."""
 
     by_config: Mapping[Config, Alone]
-    simpler: Mapping[Config, float] = field(default_factory=dict[Config, float])
-    """Seconds of plans that do no more work than others (`unstaged`, `least`)."""
+    machine: Machine
+    simpler: Mapping[Config, Work] = field(default_factory=dict[Config, Work])
+    """Plans that do no more work than others (`unstaged`, `least`)."""
 
     def seconds(self, config: Config) -> float:
         """Lower bound on the seconds of a step under `config`."""
-        known = self.by_config.get(alone(config))
-        share = _shape(config).stretch / config.pp
-        alone_bound = 0.0 if known is None else known.seconds * config.pp / config.ranks
-        return share * max(alone_bound, *(self.simpler.get(each, 0.0) for each in (unstaged(config), least(config))))
+        return self.all_seconds([config])[0]
+
+    def all_seconds(self, configs: Iterable[Config]) -> list[float]:
+        """Lower bounds on the seconds of a step under each of these."""
+        busy = cache(self._busy)
+        return [self._seconds(config, busy(config.mesh, _fills(config))) for config in configs]
+
+    def of_mesh(self, orders: Sequence[Config]) -> float:
+        """Lower bound on the seconds of all configurations on a mesh with one of these micro-batches and schedules."""
+        mesh, busy = orders[0].mesh, cache(self._busy)
+        on_one = min((known.seconds for known in self.by_config.values()), default=0.0) / mesh.ranks
+        stretches = ((least_stretch(each.schedule, each.pp, each.micro_batches), _fills(each)) for each in orders)
+        return min(stretch * max(on_one, busy(mesh, fills)) for stretch, fills in stretches)
+
+    def _seconds(self, config: Config, busy: float) -> float:
+        known, same = self.by_config.get(alone(config)), self.simpler.get(unstaged(config))
+        on_one = 0.0 if known is None else known.seconds / config.ranks
+        return _shape(config).stretch * max(on_one, busy, 0.0 if same is None else same.seconds / config.pp)
+
+    def _busy(self, mesh: Config, fills: bool) -> float:
+        """Lower bound on the seconds that a rank is busy on a mesh, from the plans that are known.
+
+        A pipeline that is full of micro-batches runs no fewer kernels than dp in place of its stages, on as many rows.
+        """
+        if (same := self.simpler.get(least(mesh))) is not None:
+            on_stages = same.seconds
+        else:
+            on_stages = max((self._finer(other, least(mesh)) for other in self.simpler), default=0.0)
+        in_place = max((self._finer(other, mesh) for other in self.simpler), default=0.0) if fills else 0.0
+        return max(on_stages / mesh.pp, in_place)
+
+    def _finer(self, coarser: Config, mesh: Config) -> float:
+        """Lower bound from a plan on a coarser mesh: its seconds, less what its parameters cost more; else zero."""
+        if self.machine.made or not is_coarser(coarser, mesh):
+            # Only some kernels are known as they are made: those of one plan and the assumed ones of another differ.
+            return 0.0
+        work = self.simpler[coarser]
+        before = work.parameters.seconds(coarser, self.machine)
+        after = work.parameters.split(mesh.pp, mesh.tp / coarser.tp).seconds(mesh, self.machine)
+        fixed = work.fixed if mesh.pp > 1 else 0.0
+        return max(0.0, FINER * (work.seconds - fixed - max(0.0, before - after)))
 
     def nbytes(self, config: Config) -> int:
         """Lower bound on the peak bytes of a worker under `config`."""
@@ -73,6 +159,52 @@ def unstaged(config: Config) -> Config:
 def least(config: Config) -> Config:
     """The plan on the same mesh, stages left out, that computes and sends least: whatever it needs in memory."""
     return replace(unstaged(config), micro_batches=1, recompute="saved", gather_keys=True, loss_chunks=1)
+
+
+def work_of(config: Config, prediction: Prediction, memory: Memory, gradients: int) -> Work:
+    """The work of a plan that has been priced, with so many gradients."""
+    moved = PARAMETER_PASSES * config.micro_batches * (memory.parameters + memory.gradients)
+    fixed = prediction.of("overhead") + prediction.of("launch")
+    return Work(
+        prediction.seconds.value, Parameters(gradients, moved, memory.gradients, prediction.of("optimizer")), fixed
+    )
+
+
+def _replicas(config: Config) -> list[RankGroup]:
+    """The groups over which gradients may have to be added up."""
+    strides = {"cp": config.tp, "ep": config.tp * config.cp, "dp": config.tp * config.cp * config.ep}
+    groups = (RankGroup(getattr(config, axis), stride, config.ranks) for axis, stride in strides.items())
+    return [group for group in groups if group.ranks > 1]
+
+
+def is_coarser(config: Config, mesh: Config) -> bool:
+    """Whether `mesh` is that of `config` with some of its dp turned into stages, or parts of the sequence or weights.
+
+    Every rank then has as many times more rows, and what is not split further is computed for all of them; what is
+    split is computed for as many values as before, and sent to more ranks. Only parameters become fewer.
+    """
+    return (
+        config.ranks == mesh.ranks
+        and config.mesh != mesh.mesh
+        and config == least(config)
+        and config.ep == mesh.ep
+        and mesh.tp % config.tp == 0
+        and mesh.cp % config.cp == 0
+    )
+
+
+def _fills(config: Config) -> bool:
+    return config.micro_batches >= config.pp
+
+
+def coarsest(mesh: Config, meshes: Iterable[Config]) -> Config:
+    """The coarsest mesh of which `mesh` is a finer one, or is itself: its work bounds the most."""
+    return min((each for each in meshes if is_coarser(each, mesh)), key=parts, default=mesh)
+
+
+def parts(config: Config) -> int:
+    """Parts of the sequence and the weights."""
+    return config.tp * config.cp * config.ep
 
 
 def fewer_bytes(memory: Memory, more: float) -> int:

@@ -62,6 +62,10 @@ class Prediction:
     def seconds(self) -> Number:
         return total(self.parts.values())
 
+    def of(self, part: str) -> float:
+        """Seconds of one part; zero where there is none."""
+        return self.parts.get(part, ZERO).value
+
     def price(self, steps: int) -> float:
         """Seconds of one of `steps` steps, with its share of the time to compile."""
         return self.seconds.value + self.compiling / steps

@@ -4,7 +4,7 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request, simplicity
-from moaic.planner.candidates import candidates, relaxed
+from moaic.planner.candidates import candidate_space, candidates, relaxed
 from moaic.planner.request import parse_request
 from tests.passes.steps import dense, evaluation
 
@@ -25,6 +25,21 @@ def test_all_on_one_device_and_simple_plans_come_first() -> None:
     assert found[0] == Config()
     assert found == sorted(found, key=simplicity)
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    "asked", ["", "dp=2", "pp=2", "micro_batches=4", "distribute_param=use", "recompute=full,cp=2"]
+)
+def test_the_candidates_on_a_mesh_are_known_without_listing_them(asked: str) -> None:
+    space = candidate_space(dense(), 4, parse_request(asked))
+    for mesh in space.meshes:
+        listed = space.on(mesh)
+        assert (space.simplest(mesh), space.count(mesh)) == (listed[0], len(listed))
+        fewer = space.without(listed[:1])
+        assert (mesh in fewer.meshes) == (len(listed) > 1)
+        assert fewer.count(mesh) == len(listed) - 1
+        assert len(listed) == 1 or fewer.simplest(mesh) == listed[1]
+    assert space.total == len(candidates(dense(), 4, parse_request(asked)))
 
 
 def test_meshes_of_fewer_ranks_than_workers_are_among_them() -> None:

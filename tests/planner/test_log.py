@@ -15,11 +15,11 @@ from tests.planner.scripted import SMALL, Scripted
 
 
 def test_the_log_says_why_a_plan_is_selected(caplog: pytest.LogCaptureFixture) -> None:
-    best, second = Config(tp=2), Config(dp=2)
+    best, second = Config(dp=2), Config(tp=2)
     for seconds, compiling, why in (
-        (1.5, 0.0, "Next best: dp=2, 1.50 x as long: 500 [ms] more on products and attention."),
+        (1.5, 0.0, "Next best: tp=2, 1.50 x as long: 500 [ms] more on products and attention."),
         (1.0, 0.0, "Next best: tp=2, equal within the error of the prediction, and less simple."),
-        (1.0, 200.0, "Next best: dp=2, 1.20 x as long: 200 [s] to compile instead of 0."),
+        (1.0, 200.0, "Next best: tp=2, 1.20 x as long: 200 [s] to compile instead of 0."),
     ):
         caplog.clear()
         pool = Scripted({best: 1.0, second: seconds}, compiling={second: compiling})
@@ -45,7 +45,7 @@ def test_the_log_reads_as_people_know_it(caplog: pytest.LogCaptureFixture) -> No
         "The number of candidates is 29.",
         "Parallel Graph Compile start...",
         "Parallel Graph Compile finished.",
-        "The number of possible candidates is 15.",
+        "The number of possible candidates is 14.",
         "SelectBestGraphFromCandidates start...",
         "SelectBestGraphFromCandidates finished.",
         "Configuration for parallelism is selected.",

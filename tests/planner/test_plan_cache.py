@@ -18,7 +18,7 @@ from tests.planner.scripted import SMALL, Scripted
 
 
 def test_what_compiles_fast_is_for_few_steps(tmp_path: Path) -> None:
-    fast, soon = Config(tp=2), Config(dp=2)
+    fast, soon = Config(dp=2), Config(tp=2)
     pool = Scripted({fast: 0.9, soon: 1.0}, compiling={fast: 50.0, soon: 1.0})
     for steps, chosen in ((1000, fast), (100, soon), (1000, fast)):
         found = plan_cache.search_cached(dense(), machine(), SMALL, pool=pool, folder=tmp_path, steps=steps)

@@ -16,12 +16,12 @@ from moaic.ir.graph import Module
 from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.passes.build import Builder
 from moaic.passes.config import Config, Request
-from moaic.passes.estimate.lower_bound import Bounds, least, unstaged
+from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, unstaged, work_of
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.solver.costs import coefficients_of
-from moaic.planner.candidates import candidates
+from moaic.planner.candidates import candidate_space, candidates
 from moaic.planner.evaluation import Evaluation
 from moaic.planner.outcome import TIE
 from moaic.planner.pricer import Pricer
@@ -142,17 +142,48 @@ def _oracle(model: str, where: Machine) -> WrittenOut:
 
 
 def test_plans_that_do_less_bound_others() -> None:
-    pricer = Pricer(step_of("llama"), gpus(overlaps=True), worth=0)
+    where = gpus(overlaps=True)
+    pricer = Pricer(step_of("llama"), where, worth=0)
     compared = 0
     for config in drawn("llama", 9):
         plan = _outcome(pricer, config)
         if isinstance(plan, str):
             continue
         for simpler in (least(config), unstaged(config)):
-            bound = Bounds({}, {simpler: pricer.price(simpler)[1].seconds.value}).seconds(config)
+            bound = Bounds({}, where, {simpler: _work("llama", pricer, simpler)}).seconds(config)
             assert bound <= plan[1].seconds.value * 1.001, config
             compared += 1
     assert compared > 9
+
+
+def _work(model: str, pricer: Pricer, config: Config) -> Work:
+    memory, prediction = pricer.price(config)
+    return work_of(config, prediction, memory, len(step_of(model).main.gradients))
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("model", ["llama", *(pytest.param(each, marks=pytest.mark.exact) for each in MODELS)])
+def test_plans_of_more_parts_take_no_less(model: str, overlaps: bool) -> None:
+    """Every mesh is bounded by those that split the sequence and the weights less, and have no stages."""
+    where = gpus(overlaps=overlaps)
+    pricer = Pricer(step_of(model), where, worth=0)
+    space = candidate_space(step_of(model), 8, Request(distribute_param="none", recompute="saved"))
+    meshes = [space.simplest(mesh) for mesh in space.meshes if mesh.ranks == 8]
+    flat = {each: outcome for each in meshes if not isinstance(outcome := _outcome(pricer, least(each)), str)}
+    known = {each: _work(model, pricer, each) for each in flat if each == least(each)}
+    bounds = {
+        (coarser, each): Bounds({}, where, {coarser: work}).seconds(each)
+        for coarser, work in known.items()
+        for each in meshes
+        if is_coarser(coarser, each.mesh)
+    }
+    compared = 0
+    for (coarser, each), bound in bounds.items():
+        plan = _outcome(pricer, each)
+        if not isinstance(plan, str) and bound > 0:
+            compared += 1
+            assert bound <= plan[1].seconds.value * 1.001, f"{coarser} bounds {each}"
+    assert compared > 4
 
 
 class Counting(InProcessPool):
@@ -175,9 +206,10 @@ def test_what_is_left_out_would_not_have_been_selected(count: int, mebibytes: in
     """Beside every candidate compiled."""
     step = step_of("llama")
     where = replace(gpus(overlaps=True, count=count), memory=mebibytes << 20)
-    configs = candidates(step, count, Request(distribute_param="optimizer"))
+    request = Request(distribute_param="optimizer")
+    configs = candidates(step, count, request)
     pool = Counting()
-    found = Evaluation(step, configs, pool, where, EXPECTED_STEPS)
+    found = Evaluation(step, candidate_space(step, count, request), pool, where, EXPECTED_STEPS)
     found.run()
     assert pool.count < len(configs)
     prices = _all(step, configs, where)

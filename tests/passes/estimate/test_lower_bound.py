@@ -38,7 +38,7 @@ class Prices:
 def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers: int) -> None:
     step, where = dense(*sizes), machine(workers=workers)
     prices = Prices(step, where)
-    bounds = Bounds({each: prices.of(each) for each in (Config(), Config(recompute="full"))})
+    bounds = Bounds({each: prices.of(each) for each in (Config(), Config(recompute="full"))}, where)
     compared = 0
     for config in candidates(step, workers, Request()):
         try:
@@ -52,11 +52,12 @@ def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers:
 
 
 def test_what_is_not_known_bounds_nothing() -> None:
-    assert (Bounds({}).seconds(Config(dp=2)), Bounds({}).nbytes(Config(dp=2))) == (0.0, 0)
+    bounds = Bounds({}, machine())
+    assert (bounds.seconds(Config(dp=2)), bounds.nbytes(Config(dp=2))) == (0.0, 0)
 
 
 def test_a_pipeline_of_few_micro_batches_waits() -> None:
     prices = Prices(dense(), machine())
-    bounds = Bounds({Config(): prices.of(Config())})
+    bounds = Bounds({Config(): prices.of(Config())}, machine())
     half, piped = (bounds.seconds(config) for config in (Config(dp=2), Config(pp=2, micro_batches=2)))
     assert piped == pytest.approx(1.5 * half)
