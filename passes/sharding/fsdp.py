@@ -72,11 +72,13 @@ def _persistent_type(type_: TensorType, mesh: Mesh) -> TensorType:
 
 
 def _scatter_gradients(main: Function, mesh: Mesh, *, per_micro_batch: bool) -> Function:
-    """`main` with the last all-reduce of each gradient a reduce-scatter where one of its dims divides.
+    """`main` with each gradient reduce-scattered over `dp` where one of its dims divides, then summed over other axes.
 
-        %g = moai.all_reduce %p {axis = "dp"} : f32[3, 6]
+        %c = moai.all_reduce %p {axis = "cp"} : f32[3, 6] +dp
+        %g = moai.all_reduce %c {axis = "dp"} : f32[3, 6]
     becomes
-        %g = moai.reduce_scatter %p {axis = "dp"} : f32[3, 6{dp}]
+        %s = moai.reduce_scatter %p {axis = "dp"} : f32[3, 6{dp}] +cp
+        %g = moai.all_reduce %s {axis = "cp"} : f32[3, 6{dp}]
 
     With `per_micro_batch` the gradients of micro-batches are reduce-scattered and their shards added up, so that no
     rank holds a full sum:
@@ -87,40 +89,60 @@ def _scatter_gradients(main: Function, mesh: Mesh, *, per_micro_batch: bool) -> 
         %s = moai.reduce_scatter %p {axis = "dp"} : f32[3, 6{dp}] +mb
         %g = moai.all_reduce %s {axis = "mb"} : f32[3, 6{dp}]
     """
-    gradients = {main.results[i] for i in main.gradients}
-    reads = Counter(value for op in main.ops for value in op.inputs())
-    sums = {
-        op.results[0]: op
-        for op in main.ops
-        if per_micro_batch and op.name == ALL_REDUCE and op.attrs["axis"] == MICRO_BATCHES
-    }
+    sums = _Sums(main)
     mapping: dict[Value, Value] = {}
-    replacements: dict[Op, Sequence[Op]] = {}
-    for op in main.ops:
-        gradient = op.results[0] if op.name == ALL_REDUCE and op.attrs["axis"] == AXIS else None
-        if gradient is None or gradient not in gradients or reads[gradient]:
-            replacements[op] = [op]
-            continue
-        (total,) = op.inputs()
-        new = mapping[gradient] = Value(_persistent_type(gradient.type, mesh), gradient.name)
-        if new.type.layout.state(AXIS) == REPLICATED:
-            replacements[op] = [replace(op, results=(new,))]
-        elif total in sums and reads[total] == 1:
-            replacements[sums[total]], replacements[op] = [], _scattered_first(op, sums[total], new)
-        else:
-            replacements[op] = [replace(op, name=REDUCE_SCATTER, results=(new,))]
+    replacements: dict[Op, Sequence[Op]] = {op: [op] for op in main.ops}
+    for gradient in dict.fromkeys(main.results[i] for i in main.gradients):
+        chain = sums.before(gradient)
+        new = Value(_persistent_type(gradient.type, mesh), gradient.name)
+        if chain and new.type.layout.state(AXIS) != REPLICATED:
+            mapping[gradient] = new
+            replacements.update((op, ()) for op in chain)
+            replacements[chain[-1]] = _scattered(chain, new, per_micro_batch=per_micro_batch)
     results = tuple(mapping.get(value, value) for value in main.results)
     return replace(main, ops=tuple(op for ops in replacements.values() for op in ops), results=results)
 
 
-def _scattered_first(over_ranks: Op, over_parts: Op, new: Value) -> list[Op]:
-    """The sums over ranks and over micro-batches that make `new`, in the other order."""
-    (part,) = over_parts.inputs()
-    shard = Value(part.type.with_layout(part.type.layout.with_state(AXIS, new.type.layout.state(AXIS))))
-    return [
-        replace(over_ranks, name=REDUCE_SCATTER, operands=(part,), results=(shard,)),
-        replace(over_parts, operands=(shard,), results=(new,)),
-    ]
+class _Sums:
+    """The sums over axes of which the gradients of a function are the results."""
+
+    def __init__(self, main: Function) -> None:
+        self.reads = Counter(value for op in main.ops for value in op.inputs()) + Counter({*main.results})
+        self.made = {op.results[0]: op for op in main.ops if op.name in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)}
+
+    def before(self, gradient: Value) -> Sequence[Op]:
+        """The ops that make a gradient from what is to be summed over `dp` and other axes; none if there are none.
+
+        An all-reduce may be written as a reduce-scatter and, after other sums, an all-gather: the whole of these makes
+        a value with the splits of the first operand.
+        """
+        found: Sequence[Op] = ()
+        chain: list[Op] = []
+        value = gradient
+        while self.reads[value] == 1 and (op := self.made.get(value)) is not None:
+            chain.insert(0, op)
+            (value,) = op.inputs()
+            sums_over_dp = any(op.name != ALL_GATHER and op.attrs["axis"] == AXIS for op in chain)
+            if sums_over_dp and value.type.layout.splits == gradient.type.layout.splits:
+                found = (*chain,)
+        return found
+
+
+def _scattered(chain: Sequence[Op], new: Value, *, per_micro_batch: bool) -> list[Op]:
+    """The sums of a chain: a reduce-scatter over `dp` before or after that over micro-batches, then those of shards."""
+    summing = {str(op.attrs["axis"]): op for op in reversed(chain) if op.name != ALL_GATHER}
+    first = (AXIS, MICRO_BATCHES) if per_micro_batch else (MICRO_BATCHES, AXIS)
+    axes = [axis for axis in (*first, *(axis for axis in summing if axis not in first)) if axis in summing]
+    ops: list[Op] = []
+    (value,) = chain[0].inputs()
+    for axis in axes:
+        state = new.type.layout.state(AXIS) if axis == AXIS else REPLICATED
+        type_ = value.type.with_layout(value.type.layout.with_state(axis, state))
+        result = new if axis == axes[-1] else Value(type_)
+        name = REDUCE_SCATTER if axis == AXIS else ALL_REDUCE
+        ops.append(Op(name, (value,), (result,), {"axis": axis}, summing[axis].loc))
+        value = result
+    return ops
 
 
 def _gather_parameters(main: Function, mesh: Mesh, level: Distribute, low_precision: bool) -> Function:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from moaic.ir.layout import Sharded
 from moaic.ir.op_names import ALL_GATHER
 from moaic.ir.verify import check_made, load
 from moaic.passes.config import Distribute
@@ -43,3 +44,44 @@ def test_a_parameter_is_gathered_as_often_as_its_level_says(
     """A backward casts parameters again rather than save what can be made of them: that is no other gather."""
     made = check_made(distribute(load(CAST_TWICE), level, low_precision), "distribute")
     assert Counter(op.results[0].type.dtype for op in made.main.ops if op.name == ALL_GATHER) == gathers
+
+
+SUMMED = """// moai 1
+mesh [mb=2, dp=2, cp=2]
+func @step(%x: f32[4, 16{{mb, dp, cp}}], %y: f32[16{{mb, dp, cp}}, 4], %w: f32[4, 4] param "w") -> (
+    f32[4, 4] grad "w"
+) {{
+  %p = aten.mm %x, %y : f32[4, 4] +cp +dp +mb backward
+  %m = moai.all_reduce %p {{axis = "mb"}} : f32[4, 4] +cp +dp backward
+{sums}
+  return %g
+}}
+"""
+WHOLE = """
+  %c = moai.all_reduce %m {axis = "cp"} : f32[4, 4] +dp backward
+  %g = moai.all_reduce %c {axis = "dp"} : f32[4, 4] backward"""
+PARTS = """
+  %c = moai.reduce_scatter %m {axis = "cp"} : f32[4, 4{cp}] +dp backward
+  %d = moai.all_reduce %c {axis = "dp"} : f32[4, 4{cp}] backward
+  %g = moai.all_gather %d {axis = "cp"} : f32[4, 4] backward"""
+
+
+@pytest.mark.parametrize("sums", [WHOLE, PARTS], ids=["whole", "parts"])
+@pytest.mark.parametrize(
+    ("level", "order"),
+    [
+        ("optimizer", ["all_reduce mb", "reduce_scatter dp", "all_reduce cp"]),
+        ("use", ["reduce_scatter dp", "all_reduce mb", "all_reduce cp"]),
+    ],
+)
+def test_other_axes_add_up_shards_of_gradients(sums: str, level: Distribute, order: list[str]) -> None:
+    """However the sum over the axis is written: in turn with that over `dp`, or around it."""
+    made = check_made(distribute(load(SUMMED.format(sums=sums)), level), "distribute").main
+    assert made.results[0].type.layout.state("dp") == Sharded(0, 2)
+    assert [f"{op.name.removeprefix('moai.')} {op.attrs['axis']}" for op in made.ops if "axis" in op.attrs] == order
+
+
+def test_a_gradient_that_is_also_read_is_not_sharded() -> None:
+    read = SUMMED.format(sums=f"{WHOLE}\n  %n = aten.neg %g : f32[4, 4] backward").replace("return %g", "return %n")
+    made = check_made(distribute(load(read), "optimizer"), "distribute").main
+    assert [op.name for op in made.ops].count("moai.reduce_scatter") == 0
