@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import get_args
 
@@ -27,6 +29,9 @@ MOST_PARTS = 64
 
 LONG = 4096
 """Tokens from which on the sequence may be split, however large the batch is."""
+
+FEW_WORKERS = 16
+"""Up to this many, stages and parts of weights may be of any number; with more they divide the workers, or by two."""
 
 WIDE = 64 * MIB
 """Bytes of logits per worker from which on the loss may be computed in chunks."""
@@ -136,12 +141,7 @@ def candidate_space(step: Module, workers: int, request: Request) -> CandidateSp
     experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
     chunks = _chunks(step, workers, trains, request)
     facts = _Facts(rows, trains, experts, longest, _casts_parameters(step.main), chunks)
-    meshes = (
-        Config(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
-        for pp, dp, tp in _meshes(workers // ((request.cp or 1) * (request.ep or 1)), request)
-        for ep in _expert_parts(facts, workers // (request.cp or 1), pp * dp * tp, request)
-        for cp in _contexts(facts, workers, pp * dp * tp * ep, request)
-    )
+    meshes = {*_meshes(facts, workers, request), *_fullest(facts, workers, request)}
     space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
     possible = space.without([])
     assert possible.meshes, f"{request} was found possible, and nothing keeps to it"
@@ -182,15 +182,43 @@ def check_workers(workers: int, request: Request) -> None:
     _check_schedule(workers, request)
 
 
-def _meshes(workers: int, request: Request) -> Iterator[tuple[int, int, int]]:
-    """(pp, dp, tp) of the requested meshes, or of those whose ranks divide the workers or are a power of two."""
+def _meshes(facts: _Facts, workers: int, request: Request) -> Iterator[Config]:
+    """The requested meshes, or those whose ranks divide the workers or are a power of two."""
     fixed = (request.pp, request.dp, request.tp) != (None, None, None)
-    for pp in [request.pp] if request.pp is not None else range(1, workers + 1):
-        for dp in [request.dp] if request.dp is not None else range(1, workers // pp + 1):
-            for tp in [request.tp] if request.tp is not None else range(1, workers // (pp * dp) + 1):
+    most = workers // ((request.cp or 1) * (request.ep or 1))
+    for pp in [request.pp] if request.pp is not None else range(1, most + 1):
+        for dp in [request.dp] if request.dp is not None else range(1, most // pp + 1):
+            for tp in [request.tp] if request.tp is not None else range(1, most // (pp * dp) + 1):
                 ranks = pp * dp * tp
-                if ranks <= workers and (fixed or workers % ranks == 0 or ranks & (ranks - 1) == 0):
-                    yield pp, dp, tp
+                if ranks <= most and (fixed or _is_regular(ranks, most)):
+                    yield from _with_experts_and_contexts(pp, dp, tp, facts, workers, request)
+
+
+def _fullest(facts: _Facts, workers: int, request: Request) -> Iterator[Config]:
+    """Meshes whose `dp` is the most that divides the batch, though some workers are left over.
+
+    With them one more worker never makes a step slower: five rows on six workers are faster on five than on four.
+    """
+    if (request.pp, request.dp, request.tp) != (None, None, None):
+        return
+    divisors = _divisors(facts.rows, workers)
+    sizes = [n for n in range(1, workers + 1) if workers <= FEW_WORKERS or _is_regular(n, workers)]
+    for pp, tp in product(sizes, sizes):
+        if pp * tp <= workers // ((request.cp or 1) * (request.ep or 1)):
+            for mesh in _with_experts_and_contexts(pp, 1, tp, facts, workers, request):
+                yield replace(mesh, dp=divisors[bisect_right(divisors, workers // mesh.ranks) - 1])
+
+
+def _with_experts_and_contexts(
+    pp: int, dp: int, tp: int, facts: _Facts, workers: int, request: Request
+) -> Iterator[Config]:
+    for ep in _expert_parts(facts, workers // (request.cp or 1), pp * dp * tp, request):
+        for cp in _contexts(facts, workers, pp * dp * tp * ep, request):
+            yield Config(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
+
+
+def _is_regular(ranks: int, workers: int) -> bool:
+    return workers % ranks == 0 or ranks & (ranks - 1) == 0
 
 
 def _expert_parts(facts: _Facts, workers: int, others: int, request: Request) -> Sequence[int]:

@@ -45,7 +45,7 @@ def test_the_candidates_on_a_mesh_are_known_without_listing_them(asked: str) -> 
 def test_meshes_of_fewer_ranks_than_workers_are_among_them() -> None:
     found = candidates(dense(), 6, Request(recompute="saved", distribute_param="none", micro_batches=1))
     assert {(config.dp, config.tp) for config in found} == {
-        *((1, 1), (1, 2), (1, 3), (1, 4), (1, 6)),
+        *((1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)),
         *((2, 1), (2, 2), (2, 3)),
         (4, 1),
     }
@@ -114,3 +114,8 @@ def test_evaluation_of_a_last_batch_may_be_split_otherwise() -> None:
     assert relaxed(evaluation(rows=4), request) == request
     assert relaxed(evaluation(rows=3), request) == Request(distribute_param="step")
     assert relaxed(dense(rows=3), request) == request
+
+
+def test_dp_may_be_the_most_that_divides_the_batch() -> None:
+    for rows, workers, dp in ((5, 6, 5), (480, 256, 240), (7, 64, 7)):
+        assert dp in {mesh.dp for mesh in candidate_space(dense(rows), workers, Request()).meshes}

@@ -15,6 +15,7 @@ from moaic.passes.config import Config, Request
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner import plan_cache, search
+from moaic.planner.outcome import TIE
 from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import Compiled, InProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
@@ -33,6 +34,31 @@ def test_arithmetic_is_shared_out_and_small_steps_stay_on_one_device() -> None:
     large = search.search(dense(256, 256, 256), machine(), SMALL, pool=InProcessPool())
     assert large.plan.config.ranks == 2
     assert search.search(dense(), machine(), SMALL, pool=InProcessPool()).plan.config == Config()
+
+
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [
+        ((1280, 5), (1280, 6)),
+        ((2560, 5), (2560, 7)),
+        ((1280, 6), (3840, 6)),
+        *(
+            pytest.param((256 * rows, workers), (256 * rows * times, more), marks=pytest.mark.exact)
+            for rows in (5, 6, 7, 9)
+            for workers in (1, 2, 3, 5, 8)
+            for times, more in ((1, workers + 1), (2, workers), (3, workers))
+        ),
+    ],
+)
+def test_no_device_and_no_row_is_one_too_many(least: tuple[int, int], most: tuple[int, int]) -> None:
+    """More devices, or several times as many rows, never mean less throughput, ties aside."""
+
+    def rows_per_second(rows: int, workers: int) -> float:
+        where = replace(machine(workers=workers), memory=1 << 40)
+        found = search.search(dense(rows, 256, 256), where, Request(), pool=InProcessPool()).search_result
+        return rows / found.of(found.selected).price(found.steps)
+
+    assert rows_per_second(*most) * (1 + TIE) >= rows_per_second(*least)
 
 
 def test_a_request_is_kept_to(pool: ProcessPool) -> None:
