@@ -81,9 +81,10 @@ class Case:
 
 def measured(case: Case) -> dict[str, Any]:
     """What planning this case takes, and what it finds."""
-    capture, step = timed(lambda: captured_step(case.source, Sample(case.batch, case.sequence, padding=False)))
+    # As where a step is compiled: the processes start while it is captured.
     pool = ProcessPool(case.processes)
     try:
+        capture, step = timed(lambda: captured_step(case.source, Sample(case.batch, case.sequence, padding=False)))
         with TemporaryDirectory() as folder:
             cold, selection = timed(lambda: _selected(step, case, pool, Path(folder)))
             cached, _ = timed(lambda: _selected(step, case, pool, Path(folder)))

@@ -142,7 +142,7 @@ class Bounds:
         trained = parts * (1 if level == "none" else config.dp)
         persistent = held.parameters // (parts * (config.dp if level in GATHERING else 1)) + held.optimizer // trained
         gathered = held.parameters // (parts * _narrower(config)) if level == "step" else 0
-        sums = held.gradients // parts if level == "none" and config.micro_batches > 1 else 0
+        sums = held.gradients // parts if level in ("none", "optimizer") and config.micro_batches > 1 else 0
         return persistent + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
 
 
