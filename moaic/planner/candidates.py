@@ -115,6 +115,16 @@ class CandidateSpace:
                 for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
                     yield replace(mesh, micro_batches=micro_batches, schedule=schedule)
 
+    def cheapest_levels(self, plan: Config) -> list[Config]:
+        """A plan with each sharding of parameters that may take least: `use` gathers no less often than `step`."""
+        levels = [*_distributions(plan.dp, self.facts, self.request)]
+        steps = any(level == "step" for level, _ in levels)
+        return [
+            replace(plan, distribute_param=level, distribute_low_prec_param=low_precision)
+            for level, low_precision in levels
+            if level != "use" or not steps
+        ]
+
     def count(self, mesh: Config) -> int:
         """How many candidates there are on a mesh."""
         facts, request = self.facts, self.request

@@ -95,8 +95,8 @@ class Evaluation:
         self._settle()
         if self.best == math.inf:
             self._evaluate(self._smallest())
-        elif runners_up := self._runners_up():
-            self._evaluate(runners_up)
+        else:
+            self._evaluate(self._runners_up())
             self._settle()
         return sorted(self.found.values(), key=lambda each: simplicity(each.config))
 
@@ -148,7 +148,10 @@ class Evaluation:
         on_one = sorted(set(map(alone, self.space.on(self.space.meshes[0]))), key=simplicity)
         memories = {config: made.memory for config, made in self._compiled(on_one).items() if made.memory is not None}
         costs = self._costs(list(memories))
-        on_one_device = {config: Alone(costs[config].seconds.value, memory) for config, memory in memories.items()}
+        on_one_device = {
+            config: Alone(costs[config].seconds.value, memory, costs[config].of("optimizer"))
+            for config, memory in memories.items()
+        }
         return Bounds(on_one_device, self.machine)
 
     def _leave_out(self) -> None:
@@ -238,14 +241,17 @@ class Evaluation:
 
     def _bound(self, plans: Sequence[Config]) -> None:
         """Better bounds for all candidates that do the work of one of these plans."""
-        made = self._compiled(plans)
+        levels = {plan: self.space.cheapest_levels(plan) for plan in plans}
+        made = self._compiled([each for configs in levels.values() for each in configs])
         sized = {config: result.memory for config, result in made.items() if result.memory is not None}
-        known, gradients = dict.fromkeys(plans, Work(0.0, Parameters())), len(self.step.main.gradients)
-        for config, cost in self._costs([*sized]).items():
-            known[config] = work_of(config, cost, sized[config], gradients)
-        self.impossible.update(
-            (config, result.dropped) for config, result in made.items() if result.dropped and config == least(config)
-        )
+        costs, gradients = self._costs([*sized]), len(self.step.main.gradients)
+        known = dict.fromkeys(plans, Work(0.0, Parameters()))
+        for plan, configs in levels.items():
+            works = [work_of(each, costs[each], sized[each], gradients) for each in configs if each in sized]
+            if works:
+                known[plan] = min(works, key=lambda work: work.seconds)
+            elif plan == least(plan) and (reason := made[configs[0]].dropped):
+                self.impossible[plan] = reason
         self.bounds = replace(self.bounds, simpler={**self.bounds.simpler, **known})
         seconds = self.bounds.all_seconds(each.config for each in self.waiting)
         for each, of_one in zip(self.waiting, seconds, strict=True):

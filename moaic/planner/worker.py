@@ -147,12 +147,12 @@ def compiled_in(data: Mapping[str, Any]) -> Compiled:
 
 def prediction_out(prediction: Prediction) -> dict[str, Any]:
     parts = {part: [number.value, str(number.source)] for part, number in prediction.parts.items()}
-    return {"parts": parts, "compiling": prediction.compiling}
+    return {"parts": parts, "compiling": prediction.compiling, "over_dp": prediction.over_dp}
 
 
 def prediction_in(data: Mapping[str, Any]) -> Prediction:
     parts = {part: Number(value, MeasureSource[source.upper()]) for part, (value, source) in data["parts"].items()}
-    return Prediction(parts, data["compiling"])
+    return Prediction(parts, data["compiling"], data["over_dp"])
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ FINER = 0.99
 Layouts are chosen by an estimate of their time, so that those of more parts may turn out a little faster.
 """
 
+MOST_SUMS = 1.5
+"""Most times that what sums of gradients cost is sent where parameters are sharded: scattered once, gathered twice."""
+
 PARAMETER_PASSES = 4
 """Most times that a step reads each parameter, and that it reads or writes each gradient."""
 
@@ -35,6 +38,12 @@ class Alone:
 
     seconds: float
     memory: Memory
+    optimizer: float = 0.0
+    """Seconds of them that the optimizer takes."""
+
+    def shared(self, ranks: int, stretch: float) -> float:
+        """Seconds of so many ranks."""
+        return _stretched(self.seconds, self.optimizer, stretch) / ranks
 
     @property
     def activations(self) -> int:
@@ -58,10 +67,13 @@ class Parameters:
 
     def seconds(self, config: Config, machine: Machine) -> float:
         """Seconds of a step for them on the mesh of `config`, if nothing else ran beside it."""
+        return machine.seconds_to_move(self.moved).value + self.optimizer + self.of_sums(_replicas(config), machine)
+
+    def of_sums(self, groups: Iterable[RankGroup], machine: Machine) -> float:
+        """Seconds of adding up all gradients over each of these groups."""
         one = self.reduced / max(1.0, self.gradients)
-        sums = [machine.collective("all_reduce", one, group).value for group in _replicas(config)]
-        of_sums = sum(machine.call_overhead.value + (1 + machine.contention) * each for each in sums)
-        return machine.seconds_to_move(self.moved).value + self.optimizer + self.gradients * of_sums
+        sums = (machine.collective("all_reduce", one, group).value for group in groups)
+        return self.gradients * sum(machine.call_overhead.value + (1 + machine.contention) * each for each in sums)
 
     def split(self, stages: int, parts: float) -> Parameters:
         """What a rank has of them in one of these stages if it has one of these parts of each."""
@@ -77,6 +89,13 @@ class Work:
     parameters: Parameters
     fixed: float = 0.0
     """Seconds that do not become fewer with the sizes of values: of calls and launches."""
+    over_dp: float = 0.0
+    """Seconds of collectives over `dp`: of gradients, but also of losses, counts and statistics of the batch."""
+
+    @property
+    def once(self) -> float:
+        """Seconds for which no stage waits, after all micro-batches: of sums of gradients and the optimizer."""
+        return self.parameters.optimizer + self.over_dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +114,38 @@ class Bounds:
     def all_seconds(self, configs: Iterable[Config]) -> list[float]:
         """Lower bounds on the seconds of a step under each of these."""
         busy = cache(self._busy)
-        return [self._seconds(config, busy(config.mesh, _fills(config))) for config in configs]
+        return [self._seconds(each, busy(each.mesh, _fills(each), _shape(each).stretch)) for each in configs]
 
     def of_mesh(self, orders: Sequence[Config]) -> float:
         """Lower bound on the seconds of all configurations on a mesh with one of these micro-batches and schedules."""
-        mesh, busy = orders[0].mesh, cache(self._busy)
-        on_one = min((known.seconds for known in self.by_config.values()), default=0.0) / mesh.ranks
-        stretches = ((least_stretch(each.schedule, each.pp, each.micro_batches), _fills(each)) for each in orders)
-        return min(stretch * max(on_one, busy(mesh, fills)) for stretch, fills in stretches)
+        mesh = orders[0].mesh
+
+        def under(order: Config) -> float:
+            stretch = least_stretch(order.schedule, order.pp, order.micro_batches)
+            on_one = min((known.shared(mesh.ranks, stretch) for known in self.by_config.values()), default=0.0)
+            return max(on_one, self._busy(mesh, _fills(order), stretch))
+
+        return min(map(under, orders))
 
     def _seconds(self, config: Config, busy: float) -> float:
         known, same = self.by_config.get(alone(config)), self.simpler.get(unstaged(config))
-        on_one = 0.0 if known is None else known.seconds / config.ranks
-        return _shape(config).stretch * max(on_one, busy, 0.0 if same is None else same.seconds / config.pp)
+        stretch = _shape(config).stretch
+        on_one = 0.0 if known is None else known.shared(config.ranks, stretch)
+        return max(on_one, busy, 0.0 if same is None else _stretched(same.seconds, same.once, stretch) / config.pp)
 
-    def _busy(self, mesh: Config, fills: bool) -> float:
-        """Lower bound on the seconds that a rank is busy on a mesh, from the plans that are known.
+    def _busy(self, mesh: Config, fills: bool, stretch: float) -> float:
+        """Lower bound on the seconds of a pipeline with this stretch on a mesh, from the plans that are known.
 
         A pipeline that is full of micro-batches runs no fewer kernels than dp in place of its stages, on as many rows.
         """
         if (same := self.simpler.get(least(mesh))) is not None:
-            on_stages = same.seconds
+            on_stages = _stretched(same.seconds, same.once, stretch)
         else:
-            on_stages = max((self._finer(other, least(mesh)) for other in self.simpler), default=0.0)
-        in_place = max((self._finer(other, mesh) for other in self.simpler), default=0.0) if fills else 0.0
+            on_stages = max((self._finer(other, least(mesh), stretch) for other in self.simpler), default=0.0)
+        in_place = max((self._finer(other, mesh, stretch) for other in self.simpler), default=0.0) if fills else 0.0
         return max(on_stages / mesh.pp, in_place)
 
-    def _finer(self, coarser: Config, mesh: Config) -> float:
+    def _finer(self, coarser: Config, mesh: Config, stretch: float) -> float:
         """Lower bound from a plan on a coarser mesh: its seconds, less what its parameters cost more; else zero."""
         if self.machine.made or not is_coarser(coarser, mesh):
             # Only some kernels are known as they are made: those of one plan and the assumed ones of another differ.
@@ -129,8 +153,9 @@ class Bounds:
         work = self.simpler[coarser]
         before = work.parameters.seconds(coarser, self.machine)
         after = work.parameters.split(mesh.pp, mesh.tp / coarser.tp).seconds(mesh, self.machine)
-        fixed = work.fixed if mesh.pp > 1 else 0.0
-        return max(0.0, FINER * (work.seconds - fixed - max(0.0, before - after)))
+        others = max(0.0, work.over_dp - work.parameters.of_sums([_dp(coarser)], self.machine))
+        lost = MOST_SUMS * max(0.0, before - after) + others + (work.fixed if mesh.pp > 1 else 0.0)
+        return _stretched(max(0.0, FINER * (work.seconds - lost)), work.once, stretch)
 
     def nbytes(self, config: Config) -> int:
         """Lower bound on the peak bytes of a worker under `config`."""
@@ -144,6 +169,11 @@ class Bounds:
         gathered = held.parameters // (parts * _narrower(config)) if level == "step" else 0
         sums = held.gradients // parts if level in ("none", "optimizer") and config.micro_batches > 1 else 0
         return persistent + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
+
+
+def _stretched(seconds: float, once: float, stretch: float) -> float:
+    """Seconds of which all but some are stretched by the waiting of stages."""
+    return stretch * max(0.0, seconds - once) + min(seconds, once)
 
 
 def _narrower(config: Config) -> int:
@@ -164,17 +194,23 @@ def least(config: Config) -> Config:
 def work_of(config: Config, prediction: Prediction, memory: Memory, gradients: int) -> Work:
     """The work of a plan that has been priced, with so many gradients."""
     moved = PARAMETER_PASSES * config.micro_batches * (memory.parameters + memory.gradients)
-    fixed = prediction.of("overhead") + prediction.of("launch")
     return Work(
-        prediction.seconds.value, Parameters(gradients, moved, memory.gradients, prediction.of("optimizer")), fixed
+        prediction.seconds.value,
+        Parameters(gradients, moved, memory.gradients, prediction.of("optimizer")),
+        prediction.of("overhead") + prediction.of("launch"),
+        prediction.over_dp,
     )
 
 
 def _replicas(config: Config) -> list[RankGroup]:
     """The groups over which gradients may have to be added up."""
-    strides = {"cp": config.tp, "ep": config.tp * config.cp, "dp": config.tp * config.cp * config.ep}
-    groups = (RankGroup(getattr(config, axis), stride, config.ranks) for axis, stride in strides.items())
-    return [group for group in groups if group.ranks > 1]
+    inner = {"cp": config.tp, "ep": config.tp * config.cp}
+    groups = [RankGroup(getattr(config, axis), stride, config.ranks) for axis, stride in inner.items()]
+    return [group for group in (*groups, _dp(config)) if group.ranks > 1]
+
+
+def _dp(config: Config) -> RankGroup:
+    return RankGroup(config.dp, config.tp * config.cp * config.ep, config.ranks)
 
 
 def is_coarser(config: Config, mesh: Config) -> bool:

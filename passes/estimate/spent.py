@@ -24,6 +24,8 @@ class Spent:
     """Seconds from the begin of the step to the end of its last instruction."""
     exposed: Number
     """Seconds of waiting for asynchronous collectives, or lost to them."""
+    over_dp: float
+    """Seconds of collectives over `dp`, exposed or not."""
 
 
 def spent_by(
@@ -49,15 +51,21 @@ def _spent(
     clocks: _Times,
 ) -> Spent:
     parts: dict[str, list[Number]] = defaultdict(list)
+    over_dp = 0.0
     for index, price in enumerate(prices):
-        if beside[index] or worker not in step.workers[index]:
+        if worker not in step.workers[index]:
+            continue
+        if step.ops[index].name in COMMUNICATING and step.ops[index].attrs["axis"] == "dp":
+            over_dp += runs[index] * total(price.values()).value
+        if beside[index]:
             continue
         share = 0.5 if step.ops[index].name == SEND else 1
         for part, number in price.items():
             parts[part].append(Number(runs[index] * share * number.value, number.source))
     waits = [prices[index]["collective"].source for index, is_beside in enumerate(beside) if is_beside]
     exposed = Number(clocks.exposed[worker], max(waits, default=MeasureSource.MEASURED))
-    return Spent({part: total(numbers) for part, numbers in parts.items()}, clocks.clock[worker], exposed)
+    totals = {part: total(numbers) for part, numbers in parts.items()}
+    return Spent(totals, clocks.clock[worker], exposed, over_dp)
 
 
 class _Times:

@@ -57,6 +57,8 @@ class Prediction:
     parts: Mapping[str, Number]
     compiling: float = 0.0
     """Seconds that compiling the functions of the program takes one worker, once."""
+    over_dp: float = 0.0
+    """Seconds of all collectives over `dp` in a sketch, though something else may run beside them."""
 
     @property
     def seconds(self) -> Number:

@@ -68,7 +68,8 @@ def extrapolated(base: Sketch, deeper: Sequence[Deeper]) -> tuple[Memory, Predic
     memory = max((each for each in memories if each is not None), key=lambda each: each.peak)
     last = max(workers, key=lambda at: _grown(base, deeper, lambda each: each.spent[at].end))
     compiling = _grown(base, deeper, lambda each: each.compiling)
-    return memory, Prediction(_parts(last, base, deeper), compiling)
+    over_dp = _grown(base, deeper, lambda each: each.spent[last].over_dp)
+    return memory, Prediction(_parts(last, base, deeper), compiling, over_dp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +12,14 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.passes.config import Config, Request
+from moaic.passes.config import Config, Request, simplicity
+from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner import plan_cache, search
+from moaic.planner.candidates import candidates
 from moaic.planner.outcome import TIE
+from moaic.planner.pricer import Pricer
 from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import Compiled, InProcessPool
 from tests.passes.steps import dense, evaluation, machine, normalized
@@ -181,3 +185,27 @@ def test_a_plan_that_open_sizes_forbid_gives_way_to_the_next(monkeypatch: pytest
     found = search.search(dense(), machine(), SMALL, pool=Scripted({Config(): 2.0, Config(dp=2): 1.0}))
     assert found.plan.config == Config()
     assert found.search_result.of(Config(dp=2)).dropped == "a size is open"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize(
+    ("rows", "width", "hidden", "workers"), [(8, 4, 16, 4), (6, 64, 64, 6), (64, 2048, 8192, 3), (3, 64, 512, 2)]
+)
+def test_the_plan_is_that_of_pricing_every_candidate(
+    rows: int, width: int, hidden: int, workers: int, share: float
+) -> None:
+    """Also where collectives take long to begin, and where memory is enough for this share of all plans."""
+    step, where = dense(rows, width, hidden), machine(workers=workers)
+    pricer, priced = Pricer(step, where), dict[Config, tuple[int, float]]()
+    every = candidates(step, workers, Request())
+    for config in every:
+        with contextlib.suppress(Diagnostic):
+            memory, prediction = pricer.price(config)
+            priced[config] = memory.peak, prediction.price(EXPECTED_STEPS)
+    peaks = sorted(peak for peak, _ in priced.values())
+    most = peaks[int(share * len(peaks))]
+    prices = {config: price for config, (peak, price) in priced.items() if peak <= most}
+    equal = [config for config, price in prices.items() if price <= min(prices.values()) * (1 + TIE)]
+    found = search.search(step, replace(where, memory=most), Request(), pool=InProcessPool()).search_result
+    assert found.selected == min(equal, key=simplicity)
+    assert sum(1 + each.others for each in found.candidates) == len(every)
