@@ -70,9 +70,8 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     memory, prediction = candidate.memory, candidate.prediction
     sizes = ("", "") if memory is None else (memory.peak, memory.parameters + memory.optimizer)
     seconds = None if prediction is None else prediction.seconds
-    others = f" and {candidate.others} others on these axes" if candidate.others else ""
     return (
-        f"{candidate.config}{others}",
+        candidate.told,
         candidate.outcome.partition("\n")[0],
         "" if seconds is None else f"{1000 * seconds.value:.1f}",
         "" if seconds is None else str(seconds.source),

@@ -114,9 +114,8 @@ def compiled(seconds: float, possible: int) -> None:
     _phase("The number of possible candidates is %d.", possible)
 
 
-def dropped(config: Config, others: int, reason: str) -> None:
-    beside = f" and {others} others on these axes" if others else ""
-    LOGGER.debug("dropped %s%s: %s", config, beside, reason)
+def dropped(told: str, reason: str) -> None:
+    LOGGER.debug("dropped %s: %s", told, reason)
 
 
 def crashed(configs: Sequence[Config], trace: str) -> None:

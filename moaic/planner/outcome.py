@@ -30,6 +30,11 @@ class Candidate:
     """Candidates on the same mesh, none of them simpler, that are dropped for the same reason."""
 
     @property
+    def told(self) -> str:
+        """The configuration, and how many others it stands for."""
+        return f"{self.config} and {self.others} others on these axes" if self.others else str(self.config)
+
+    @property
     def outcome(self) -> str:
         return self.dropped or "possible"
 

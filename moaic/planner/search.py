@@ -125,7 +125,7 @@ def _evaluated(
     _log_crashes(found)
     for candidate in found:
         if candidate.dropped:
-            log.dropped(candidate.config, candidate.others, candidate.dropped)
+            log.dropped(candidate.told, candidate.dropped)
     log.selecting()
     log.costed(work.costing)
     return found

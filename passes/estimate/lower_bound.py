@@ -1,8 +1,9 @@
 """Lower bounds on the time and memory of a plan before it is built: the step of one device, divided without any loss.
 
 Sharding never reduces the predicted work: a rank computes and holds at least its share, and pipeline bubbles come on
-top. A plan whose bound exceeds the memory, or the time of another plan, need not be built. Stages of a pipeline are
-assumed to have equal shares of parameters and work.
+top. A plan that was priced bounds others, too: those that run its work in stages, and those on finer meshes. A plan
+whose bound exceeds the memory, or the time of another plan, need not be built. Stages of a pipeline are assumed to have
+equal shares of parameters and work.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def unstaged(config: Config) -> Config:
 
 def least(config: Config) -> Config:
     """The plan on the same mesh, stages left out, that computes and sends least: whatever it needs in memory."""
-    return replace(unstaged(config), micro_batches=1, recompute="saved", gather_keys=True, loss_chunks=1)
+    return replace(config.mesh, pp=1)
 
 
 def work_of(config: Config, prediction: Prediction, memory: Memory, gradients: int) -> Work:
