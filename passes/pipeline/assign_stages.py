@@ -20,11 +20,10 @@ from moaic.ir.op_names import ALL_REDUCE, SEND
 from moaic.ir.ops import Kind, kind_of, rule_of
 from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import MICRO_BATCHES, combines_parts
-from moaic.passes.pipeline.balanced_partition import balanced_partition
-from moaic.passes.pipeline.inline_layers import cost_of, with_layers_inlined
+from moaic.passes.pipeline.inline_layers import with_layers_inlined
+from moaic.passes.pipeline.spine import Spine
 from moaic.passes.schedules import Schedule, forwards_only, schedule_of
-from moaic.passes.transforms.dce import needed_forward, without_dead_ops
-from moaic.text.units import count
+from moaic.passes.transforms.dce import without_dead_ops
 
 AXIS = "pp"
 
@@ -65,54 +64,17 @@ class _StageAssignment:
     """The stage of each op of the main function that does not float, and of each parameter."""
 
     def __init__(self, module: Module, main: Function, stages: int) -> None:
-        self.module = module
         self.main = main
-        self.producer = {result: i for i, op in enumerate(main.ops) for result in op.results}
-        self.floating = self._floating()
+        spine = Spine(module, main)
+        self.producer, self.forward, self.floating = spine.producer, spine.forward, spine.floating
         self.reads = self._params_read()
-        self.forward = needed_forward(main)
-        spine = [i for i in sorted(self.forward) if i not in self.floating]
-        self.stage = dict(zip(spine, self._cut(spine, stages), strict=True))
+        self.stage = spine.cut(stages)
         self._place_backward()
         self.owners = self._param_owners()
 
     def of(self, value: Value) -> int | None:
         """The stage that makes a value; None for parameters and floating values."""
         return self.stage.get(self.producer.get(value, -1))
-
-    def _floating(self) -> set[int]:
-        floating: set[int] = set()
-        for i, op in enumerate(self.main.ops):
-            cheap = op.name != "call" and kind_of(op) is not Kind.HEAVY and not combines_parts(op)
-            if cheap and all(value not in self.producer or self.producer[value] in floating for value in op.inputs()):
-                floating.add(i)
-        return floating
-
-    def _cut(self, spine: Sequence[int], stages: int) -> list[int]:
-        if len(spine) < stages:
-            raise Diagnostic(
-                f"pp={stages} needs {stages} stages, and the forward has {count(len(spine), 'op')} to share out"
-            )
-        costs = [cost_of(self.module, self.main.ops[i]) for i in spine]
-        return balanced_partition(costs, self._crossing(spine), stages)
-
-    def _crossing(self, spine: Sequence[int]) -> list[int]:
-        """For each position of the spine but the first, the bytes that cross a boundary before it."""
-        position = {i: number for number, i in enumerate(spine)}
-        change = [0] * (len(spine) + 1)
-        last: dict[Value, int] = {}
-        for number, i in enumerate(spine):
-            inputs = self.main.ops[i].inputs()
-            last.update((value, number) for value in inputs if self.producer.get(value, -1) in position)
-        for value, end in last.items():
-            change[position[self.producer[value]] + 1] += value.type.nbytes()
-            change[end + 1] -= value.type.nbytes()
-        crossing: list[int] = []
-        live = 0
-        for number in range(1, len(spine)):
-            live += change[number]
-            crossing.append(live)
-        return crossing
 
     def _place_backward(self) -> None:
         """The stages of the ops that neither float nor belong to the forward.
