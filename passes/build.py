@@ -13,6 +13,7 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import lower
 from moaic.passes.pass_options import Pass
 from moaic.passes.pipeline.assign_stages import AssignStages
+from moaic.passes.pipeline.shares import Share, shares
 from moaic.passes.pipeline.split_backward import SplitBackward
 from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.context_parallel import ContextParallel
@@ -49,6 +50,10 @@ class Builder:
     def stacks(self) -> Sequence[Stack]:
         """The stacks of equal layers of the step."""
         return stacks_of(self._outlined.main)
+
+    def shares(self, stacks: Sequence[Stack], stages: int) -> list[Share]:
+        """What the stages of a pipeline have of the step; raises Diagnostic where it cannot be cut into so many."""
+        return shares(self._outlined, stacks, stages)
 
     def shallow(self, units: Sequence[int]) -> Builder | None:
         """The builder for the step with so many units of each of its stacks; None where it has no such form."""

@@ -98,15 +98,24 @@ class Schedule:
         busy = sum(map(self._units, self._all))
         return max(self._ends.values()) * len(self.workers) / busy
 
+    def seconds(self, of_stages: Sequence[float]) -> float:
+        """The duration of the schedule if stages take so many seconds for a micro-batch, forward and backward."""
+        kinds = {action.kind for action in self._all}
+        whole = sum(self._units(Action(kind, 0, 0)) for kind in kinds)
+        return max(self._timed(lambda action: self._units(action) / whole * of_stages[action.stage]).values())
+
     @cached_property
-    def _ends(self) -> Mapping[Action, int]:
+    def _ends(self) -> Mapping[Action, float]:
         """The time at which each action would end, in the order in which they would start."""
-        done: dict[Action, int] = {}
-        clock = [0] * len(self.workers)
+        return self._timed(self._units)
+
+    def _timed(self, duration: Callable[[Action], float]) -> Mapping[Action, float]:
+        done: dict[Action, float] = {}
+        clock = [0.0] * len(self.workers)
         place = [0] * len(self.workers)
         waiting: dict[Action, list[int]] = defaultdict(list)
         """By action that has not ended, the workers whose next action needs it."""
-        ready: list[tuple[int, int]] = []
+        ready: list[tuple[float, int]] = []
 
         def look_at(worker: int) -> None:
             """Makes the next action of a worker ready, or has it wait."""
@@ -124,7 +133,7 @@ class Schedule:
         while ready:
             start, worker = heappop(ready)
             action = self.workers[worker][place[worker]]
-            clock[worker] = done[action] = start + self._units(action)
+            clock[worker] = done[action] = start + duration(action)
             place[worker] += 1
             for other in (worker, *waiting.pop(action, ())):
                 look_at(other)
@@ -228,7 +237,7 @@ def _check_complete(schedule: Schedule) -> None:
             )
 
 
-def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[Action, int]) -> Diagnostic:
+def _deadlock(heads: Sequence[tuple[int, Action, list[Action]]], done: Mapping[Action, float]) -> Diagnostic:
     waiting = [
         f"worker {worker} waits with {action} for {next(need for need in needs if need not in done)}"
         for worker, action, needs in heads

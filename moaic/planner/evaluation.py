@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Module
@@ -22,11 +22,16 @@ from moaic.passes.estimate.lower_bound import (
     alone,
     coarsest,
     fewer_bytes,
+    flat,
+    in_turn,
     least,
     parts,
+    replicated,
+    sharded_otherwise,
     unstaged,
     work_of,
 )
+from moaic.passes.estimate.stages import Least
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf.machine import Machine
 from moaic.planner.candidates import CandidateSpace
@@ -55,6 +60,12 @@ class _Waiting:
     """Where all candidates on a mesh wait as one, the simplest: the mesh with each number of parts and schedule."""
     others: int = 0
     """How many candidates wait beside it then."""
+    stages: Least | None = None
+    """What its stages take at least; nothing where the step has no equal layers."""
+
+    @property
+    def is_deep(self) -> bool:
+        return self.stages is not None and self.stages.seconds > 0
 
     @property
     def is_whole(self) -> bool:
@@ -105,10 +116,14 @@ class Evaluation:
         while self.waiting or self._reconsider():
             self._leave_out()
             promising = self._promising()
-            if unknown := self._unknown(promising):
+            if unknown := self._unknown_meshes(promising):
                 self._bound(unknown)
             elif whole := [each for each in promising if each.is_whole]:
                 self._open(whole)
+            elif staged := self._unknown_stages(promising):
+                self._bound_by_stages(staged)
+            elif unknown := self._unknown_plans(promising):
+                self._bound(unknown)
             else:
                 self._evaluate([each.config for each in promising])
 
@@ -210,7 +225,7 @@ class Evaluation:
     def _promising(self) -> list[_Waiting]:
         """The candidates to compile next, which wait for no other outcome: those with the least bounds.
 
-        First those on meshes that are known to be faster than the best plan, as a better one leaves out more.
+        First those without stages that are known to be faster than the best plan, as a better one leaves out more.
         """
         ready = [
             each
@@ -221,27 +236,59 @@ class Evaluation:
             ready = [each for each in ready if each.config.pp == 1] or ready
             lowest = min((each.seconds for each in ready), default=0.0)
             ready = [each for each in ready if each.seconds <= lowest * (1 + TIE)]
-        elif known := [each for each in ready if each.seconds * (1 + TIE) < self.best and self._is_known(each)]:
+        elif known := [each for each in ready if self._is_cheap(each) and each.seconds * (1 + TIE) < self.best]:
             ready = known
-        return sorted(ready, key=lambda each: (each.seconds, parts(each.config)))[:ROUND]
+        ready.sort(key=lambda each: (each.seconds, parts(each.config)))
+        return _one_of_each_sharding(ready)[:ROUND]
 
-    def _is_known(self, each: _Waiting) -> bool:
-        return least(each.config) in self.bounds.simpler
+    def _is_cheap(self, each: _Waiting) -> bool:
+        """Whether a candidate is priced soon: it has no stages, and its mesh is known."""
+        return each.config.pp == 1 and self._least(each.config) in self.bounds.simpler
 
-    def _unknown(self, promising: Iterable[_Waiting]) -> list[Config]:
-        """The plans that bound these candidates and are not known yet: first those that bound the most."""
+    def _least(self, config: Config) -> Config:
+        """The plan that bounds all on the mesh of `config`: with dp in place of stages if the rows suffice."""
+        in_place = flat(config.mesh)
+        return in_place if self.space.facts.rows % in_place.dp == 0 else least(config)
+
+    def _unknown_meshes(self, promising: Sequence[_Waiting]) -> list[Config]:
+        """The plans that bound all on the meshes of these and are not known yet: first those that bound the most."""
         if self.best == math.inf:
             return []
-        known, meshes = self.bounds.simpler, dict.fromkeys(least(each.config) for each in promising)
-        if unknown := [mesh for mesh in meshes if mesh not in known]:
-            others = {least(each.config) for each in self.waiting} - known.keys()
-            return [*dict.fromkeys(coarsest(mesh, others) for mesh in unknown)]
-        plans = dict.fromkeys(unstaged(each.config) for each in promising if not each.is_whole)
-        return [plan for plan in plans if plan not in known]
+        known = self.bounds.simpler.keys()
+        unknown = [mesh for mesh in dict.fromkeys(self._least(each.config) for each in promising) if mesh not in known]
+        others = {self._least(each.config) for each in self.waiting} - known if unknown else set[Config]()
+        return [*dict.fromkeys(coarsest(mesh, others) for mesh in unknown)]
+
+    def _unknown_stages(self, promising: Sequence[_Waiting]) -> list[_Waiting]:
+        """The pipelines among these of which no stages are known, and all others whose stages do the same work."""
+        if self.best == math.inf:
+            return []
+        works = {unstaged(each.config) for each in promising if each.config.pp > 1 and each.stages is None}
+        return [
+            each
+            for each in self.waiting
+            if each.config.pp > 1 and not each.is_whole and each.stages is None and unstaged(each.config) in works
+        ]
+
+    def _bound_by_stages(self, pipelines: Sequence[_Waiting]) -> None:
+        """Better bounds for these pipelines."""
+        for each, found in zip(pipelines, self.pool.least([each.config for each in pipelines]), strict=True):
+            each.stages = found
+            each.seconds, each.nbytes = max(each.seconds, found.seconds), max(each.nbytes, found.nbytes)
+
+    def _unknown_plans(self, promising: Sequence[_Waiting]) -> list[Config]:
+        """The plans that bound these candidates and are not known yet."""
+        if self.best == math.inf:
+            return []
+        works = [unstaged(each.config) for each in promising if not each.is_deep]
+        gathering = [each.config for each in promising if each.config.pp > 1 and each.config.distribute_param == "use"]
+        plans = dict.fromkeys([*works, *map(in_turn, gathering)])
+        return [plan for plan in plans if plan not in self.bounds.simpler]
 
     def _bound(self, plans: Sequence[Config]) -> None:
         """Better bounds for all candidates that do the work of one of these plans."""
-        levels = {plan: self.space.cheapest_levels(plan) for plan in plans}
+        gathers = {plan for plan in plans if plan.distribute_param == "use"}
+        levels = {plan: [plan] if plan in gathers else self.space.cheapest_levels(plan) for plan in plans}
         made = self._compiled([each for configs in levels.values() for each in configs])
         sized = {config: result.memory for config, result in made.items() if result.memory is not None}
         costs, gradients = self._costs([*sized]), len(self.step.main.gradients)
@@ -249,13 +296,18 @@ class Evaluation:
         for plan, configs in levels.items():
             works = [work_of(each, costs[each], sized[each], gradients) for each in configs if each in sized]
             if works:
-                known[plan] = min(works, key=lambda work: work.seconds)
+                memory = next((work.replicated for work in works if work.replicated is not None), None)
+                known[plan] = replace(min(works, key=lambda work: work.seconds), replicated=memory)
             elif plan == least(plan) and (reason := made[configs[0]].dropped):
                 self.impossible[plan] = reason
         self.bounds = replace(self.bounds, simpler={**self.bounds.simpler, **known})
         seconds = self.bounds.all_seconds(each.config for each in self.waiting)
         for each, of_one in zip(self.waiting, seconds, strict=True):
-            each.seconds = self.bounds.of_mesh(each.orders) if each.is_whole else of_one
+            each.seconds = max(each.seconds, self.bounds.of_mesh(each.orders) if each.is_whole else of_one)
+            if not each.is_whole:
+                each.nbytes = max(each.nbytes, self.bounds.nbytes(each.config))
+            if each.stages is not None and each.config.distribute_param == "use":
+                each.seconds = max(each.seconds, self.bounds.gathering(each.config, each.stages.seconds))
 
     def _smallest(self) -> list[Config]:
         """If nothing fits: dropped candidates that may need less than every compiled one, for the message."""
@@ -276,12 +328,16 @@ class Evaluation:
         self.best = min([self.best, *(cost.price(self.steps) for cost in costs.values())])
         self.simplest = simplest_of_equals(self.found.values(), self.steps)
         larger = {later: config for config in made for later in self.relatives.with_more_parts(config)}
+        alike = {replicated(config): cost for config, cost in costs.items() if config.distribute_param != "use"}
         self.waiting = [each for each in self.waiting if each.config not in self.found]
         for each in self.waiting:
             memory = made[larger[each.config]].memory if each.config in larger else None
             if memory is not None:
                 more = each.config.micro_batches / larger[each.config].micro_batches
                 each.nbytes = max(each.nbytes, fewer_bytes(memory, more))
+            prediction = alike.get(replicated(each.config))
+            if prediction is not None and not each.is_whole:
+                each.seconds = max(each.seconds, sharded_otherwise(prediction))
 
     def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:
         start = time.perf_counter()
@@ -294,6 +350,14 @@ class Evaluation:
         costs = dict(zip(configs, self.pool.cost(configs), strict=True))
         self.costing += time.perf_counter() - start
         return costs
+
+
+def _one_of_each_sharding(ready: Sequence[_Waiting]) -> list[_Waiting]:
+    """The first of those pipelines that differ only in how parameters are sharded: its price bounds the others."""
+    first: dict[Config, _Waiting] = {}
+    for each in ready:
+        first.setdefault(each.config if each.config.pp == 1 else replicated(each.config), each)
+    return [*first.values()]
 
 
 def _ms(seconds: float) -> str:

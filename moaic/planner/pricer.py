@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
+from moaic.passes.estimate.lower_bound import unstaged
 from moaic.passes.estimate.memory import Memory, fused_functions
+from moaic.passes.estimate.stages import Least, least_of
 from moaic.passes.estimate.step_time import Prediction, function_seconds
-from moaic.passes.estimate.structural import Deeper, Sketch, extrapolated, sketch
+from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
+from moaic.passes.pipeline.shares import Share
+from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.passes.transforms.shallow import shallow
-
-UNITS = 3
-"""Units of every stack of layers in the base of the sketches; each deeper one has one more of one stack."""
 
 WORTH = 2
 """A step is priced from sketches if it has as many times the units of all sketches together."""
@@ -31,6 +33,9 @@ class Pricer:
         self._fused = fused_functions()
         self._seconds = function_seconds(machine, self._fused)
         self._sketches = self._sketched(worth)
+        self._trains = bool(step.main.gradients)
+        self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
+        self._shares: dict[int, list[Share]] = {}
 
     def price(self, config: Config) -> tuple[Memory, Prediction]:
         """Memory and time of the plan for `config`; raises Diagnostic with the reason where there is none."""
@@ -44,13 +49,42 @@ class Pricer:
         return found
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
+        found = self._sketches_of(config)
+        return None if found is None else extrapolated(*found)
+
+    def least(self, config: Config) -> Least:
+        """What the pipeline of `config` takes at least; nothing where the step is not deep, and without gradients."""
+        if not self._trains:
+            return Least()
+        try:
+            found = self._sketches_of(unstaged(config))
+            schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
+            stages = self._shares_of(schedule.stages)
+        except Diagnostic:
+            return Least()
+        return Least() if found is None else least_of(config, schedule, stages, *found)
+
+    def _shares_of(self, stages: int) -> list[Share]:
+        """What each of so many stages has of the stacks that have deeper sketches."""
+        if stages not in self._shares:
+            deep = [stack for stack in self._builder.stacks if stack.units > UNITS]
+            self._shares[stages] = self._builder.shares(deep, stages)
+        return self._shares[stages]
+
+    def _sketches_of(self, config: Config) -> tuple[Sketch, list[Deeper]] | None:
+        """The sketches of a plan, the base and the deeper ones; kept for bounds where no parameters are sharded."""
+        if config in self._replicated:
+            return self._replicated[config]
         if not self._sketches:
             return None
         (base, _), *rest = self._sketches
         modules = [(builder.partitioned(config), lacking) for builder, lacking in rest]
         first = self._shorter(modules[0][0]) or base.partitioned(config)
         deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in modules]
-        return extrapolated(self._priced(first, config), deeper)
+        found = self._priced(first, config), deeper
+        if config.distribute_param == "none":
+            self._replicated[config] = found
+        return found
 
     def _shorter(self, module: Module) -> Module | None:
         """The module of the base, from that of the first deeper step: what passes make of equal layers is equal.

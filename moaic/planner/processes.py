@@ -16,7 +16,6 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import RLock, Thread
 from typing import IO, Any
@@ -24,6 +23,8 @@ from typing import IO, Any
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Config
+from moaic.passes.estimate.lower_bound import replicated, unstaged
+from moaic.passes.estimate.stages import Least
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
@@ -69,7 +70,7 @@ class ProcessPool:
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
         """Compiles the candidates; idle processes take the next ones. One that kills its process is a crash."""
-        waiting = deque(_families(configs))
+        waiting = deque(_families(configs, replicated))
         found: dict[Config, Compiled] = {}
 
         def work(member: _Member) -> None:
@@ -97,6 +98,21 @@ class ProcessPool:
                     found[config] = prediction_in(member.ask({"cost": config_out(config)}))
 
         _at_once([_bound(work, member) for member in self._members])
+        return [found[config] for config in configs]
+
+    def least(self, configs: Sequence[Config]) -> list[Least]:
+        """What these pipelines take at least; nothing of one that kills its process, whose crash compiling tells."""
+        waiting = deque(_families(configs, unstaged))
+        found: dict[Config, Least] = {}
+
+        def work(member: _Member) -> None:
+            for config in _drain(waiting):
+                try:
+                    found[config] = Least(**member.ask({"least": config_out(config)}))
+                except Crash:
+                    found[config] = Least()
+
+        _at_once([_bound(work, member) for member in self._members[: len(configs)]])
         return [found[config] for config in configs]
 
     def rest(self) -> None:
@@ -215,12 +231,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _families(configs: Sequence[Config]) -> list[list[Config]]:
-    """Candidates by family: those that differ only in the sharding of parameters share all passes before it."""
+def _families(configs: Sequence[Config], family: Callable[[Config], Config]) -> list[list[Config]]:
+    """Candidates by family: one process takes a whole one, whose members share passes or sketches."""
     families: dict[Config, list[Config]] = {}
     for config in configs:
-        alike = replace(config, distribute_param="none", distribute_low_prec_param=False)
-        families.setdefault(alike, []).append(config)
+        families.setdefault(family(config), []).append(config)
     return list(families.values())
 
 

@@ -23,6 +23,7 @@ from moaic.ir.graph import Module
 from moaic.ir.parser import parse
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import Memory
+from moaic.passes.estimate.stages import Least
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
@@ -56,6 +57,10 @@ class CompilerPool(Protocol):
         """Predictions for candidates that were compiled."""
         ...
 
+    def least(self, configs: Sequence[Config]) -> list[Least]:
+        """What pipelines of deep steps take at least, far sooner than they are compiled; nothing for other steps."""
+        ...
+
 
 class InProcessPool:
     """A compiler pool without processes of its own: compiles in this process."""
@@ -71,6 +76,9 @@ class InProcessPool:
 
     def cost(self, configs: Sequence[Config]) -> list[Prediction]:
         return [self._ready.cost(config) for config in configs]
+
+    def least(self, configs: Sequence[Config]) -> list[Least]:
+        return [self._ready.least(config) for config in configs]
 
     @property
     def _ready(self) -> Compiler:
@@ -101,6 +109,13 @@ class Compiler:
             self._predictions[config] = self._pricer.price(config)[1]
         return self._predictions[config]
 
+    def least(self, config: Config) -> Least:
+        """A bound on what the pipeline `config` takes; none where it cannot be found, as compiling tells why."""
+        try:
+            return self._pricer.least(config)
+        except Exception:
+            return Least()
+
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
     """Answers requests until there is none for REST_SECONDS after the first."""
@@ -113,6 +128,9 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
         elif "compile" in request:
             assert compiler is not None
             answer = compiled_out(compiler.compile(config_in(request["compile"])))
+        elif "least" in request:
+            assert compiler is not None
+            answer = asdict(compiler.least(config_in(request["least"])))
         else:
             assert compiler is not None
             answer = prediction_out(compiler.cost(config_in(request["cost"])))

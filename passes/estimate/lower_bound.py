@@ -8,9 +8,10 @@ equal shares of parameters and work.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import GATHERING, Config
@@ -45,12 +46,6 @@ class Alone:
     def shared(self, ranks: int, stretch: float) -> float:
         """Seconds of so many ranks."""
         return _stretched(self.seconds, self.optimizer, stretch) / ranks
-
-    @property
-    def activations(self) -> int:
-        """Bytes at the peak that are neither persistent nor gradients; all gradients may exist at the peak."""
-        held = self.memory
-        return max(0, held.joint - held.parameters - held.optimizer - held.gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +87,8 @@ class Work:
     """Seconds that do not become fewer with the sizes of values: of calls and launches."""
     over_dp: float = 0.0
     """Seconds of collectives over `dp`: of gradients, but also of losses, counts and statistics of the batch."""
+    replicated: Memory | None = None
+    """Its memory, if no parameters are sharded."""
 
     @property
     def once(self) -> float:
@@ -100,13 +97,32 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class _OnMesh:
+    """Lower bounds on the seconds of a mesh, each with those of them for which no stage waits."""
+
+    in_turn: Sequence[tuple[float, float]]
+    """Of ranks that do the work of all stages."""
+    in_place: Sequence[tuple[float, float]]
+    """Of pipelines that are full of micro-batches."""
+
+    def under(self, order: Config, stretch: float) -> float:
+        """Lower bound on the seconds of a configuration on this mesh whose schedule has this stretch."""
+        in_turn = max((_stretched(*each, stretch) for each in self.in_turn), default=0.0)
+        fills = order.micro_batches >= order.pp
+        in_place = max((_stretched(*each, stretch) for each in self.in_place), default=0.0) if fills else 0.0
+        return max(in_turn / order.pp, in_place)
+
+
+@dataclass(frozen=True)
 class Bounds:
     """Bounds from the step on one device (`alone`). A configuration that is not known has the bound zero."""
 
     by_config: Mapping[Config, Alone]
     machine: Machine
     simpler: Mapping[Config, Work] = field(default_factory=dict[Config, Work])
-    """Plans that do no more work than others (`unstaged`, `least`)."""
+    """Plans that do no more work than others (`unstaged`, `least`, `flat`, `in_turn`)."""
+    finer: dict[tuple[Config, Config], float] = field(default_factory=dict[tuple[Config, Config], float])
+    """By known plan and finer mesh, the bound that was found before."""
 
     def seconds(self, config: Config) -> float:
         """Lower bound on the seconds of a step under `config`."""
@@ -114,62 +130,124 @@ class Bounds:
 
     def all_seconds(self, configs: Iterable[Config]) -> list[float]:
         """Lower bounds on the seconds of a step under each of these."""
-        busy = cache(self._busy)
-        return [self._seconds(each, busy(each.mesh, _fills(each), _shape(each).stretch)) for each in configs]
+        on_mesh = cache(self._on_mesh)
+        return [self._seconds(each, on_mesh(each.mesh)) for each in configs]
 
     def of_mesh(self, orders: Sequence[Config]) -> float:
         """Lower bound on the seconds of all configurations on a mesh with one of these micro-batches and schedules."""
         mesh = orders[0].mesh
+        on_mesh = self._on_mesh(mesh)
 
         def under(order: Config) -> float:
             stretch = least_stretch(order.schedule, order.pp, order.micro_batches)
             on_one = min((known.shared(mesh.ranks, stretch) for known in self.by_config.values()), default=0.0)
-            return max(on_one, self._busy(mesh, _fills(order), stretch))
+            return max(on_one, on_mesh.under(order, stretch))
 
         return min(map(under, orders))
 
-    def _seconds(self, config: Config, busy: float) -> float:
+    def _seconds(self, config: Config, on_mesh: _OnMesh) -> float:
         known, same = self.by_config.get(alone(config)), self.simpler.get(unstaged(config))
         stretch = _shape(config).stretch
         on_one = 0.0 if known is None else known.shared(config.ranks, stretch)
-        return max(on_one, busy, 0.0 if same is None else _stretched(same.seconds, same.once, stretch) / config.pp)
+        staged = 0.0 if same is None else _stretched(same.seconds, same.once, stretch) / config.pp
+        return max(on_one, on_mesh.under(config, stretch), staged)
 
-    def _busy(self, mesh: Config, fills: bool, stretch: float) -> float:
-        """Lower bound on the seconds of a pipeline with this stretch on a mesh, from the plans that are known.
+    def _on_mesh(self, mesh: Config) -> _OnMesh:
+        """Lower bounds for a mesh from the plans that are known.
 
         A pipeline that is full of micro-batches runs no fewer kernels than dp in place of its stages, on as many rows.
         """
-        if (same := self.simpler.get(least(mesh))) is not None:
-            on_stages = _stretched(same.seconds, same.once, stretch)
-        else:
-            on_stages = max((self._finer(other, least(mesh), stretch) for other in self.simpler), default=0.0)
-        in_place = max((self._finer(other, mesh, stretch) for other in self.simpler), default=0.0) if fills else 0.0
-        return max(on_stages / mesh.pp, in_place)
+        same = self.simpler.get(least(mesh))
+        in_turn = self._finer_than(least(mesh)) if same is None else [(same.seconds, same.once)]
+        return _OnMesh(in_turn, self._finer_than(mesh) if mesh.pp > 1 else [])
 
-    def _finer(self, coarser: Config, mesh: Config, stretch: float) -> float:
-        """Lower bound from a plan on a coarser mesh: its seconds, less what its parameters cost more; else zero."""
-        if self.machine.made or not is_coarser(coarser, mesh):
-            # Only some kernels are known as they are made: those of one plan and the assumed ones of another differ.
-            return 0.0
+    def _finer_than(self, mesh: Config) -> list[tuple[float, float]]:
+        """The bound from the plan on each coarser mesh, and the seconds of it for which no stage waits."""
+        found: list[tuple[float, float]] = []
+        for coarser in self._by_ranks.get(mesh.ranks, ()):
+            if (coarser, mesh) not in self.finer:
+                self.finer[coarser, mesh] = self._finer(coarser, mesh) if is_coarser(coarser, mesh) else 0.0
+            if seconds := self.finer[coarser, mesh]:
+                found.append((seconds, self.simpler[coarser].once))
+        return found
+
+    @cached_property
+    def _by_ranks(self) -> Mapping[int, Sequence[Config]]:
+        """The known plans that bound finer meshes, by their ranks."""
+        found: dict[int, list[Config]] = defaultdict(list)
+        # Where only some kernels are known as they are made, those of one plan and the assumed ones of another differ.
+        for config in () if self.machine.made else self.simpler:
+            if config == least(config):
+                found[config.ranks].append(config)
+        return found
+
+    def _finer(self, coarser: Config, mesh: Config) -> float:
+        """Lower bound from a plan on a coarser mesh: its seconds, less what its parameters cost more."""
         work = self.simpler[coarser]
         before = work.parameters.seconds(coarser, self.machine)
         after = work.parameters.split(mesh.pp, mesh.tp / coarser.tp).seconds(mesh, self.machine)
         others = max(0.0, work.over_dp - work.parameters.of_sums([_dp(coarser)], self.machine))
         lost = MOST_SUMS * max(0.0, before - after) + others + (work.fixed if mesh.pp > 1 else 0.0)
-        return _stretched(max(0.0, FINER * (work.seconds - lost)), work.once, stretch)
+        return max(0.0, FINER * (work.seconds - lost))
+
+    def gathering(self, config: Config, others: float) -> float:
+        """Lower bound on the seconds of a pipeline that gathers parameters for every micro-batch and takes `others`.
+
+        Gathers run one after the other, and what of them slows down the rest comes on top of it. Of those that nothing
+        hides where one rank runs all stages, nothing else hides on the ranks of stages.
+        """
+        if config.pp == 1 or (gathered := self.simpler.get(in_turn(config))) is None:
+            return 0.0
+        beside = self.machine.contention if self.machine.overlaps else 1.0
+        return max(FINER * gathered.seconds / config.pp, others + beside * gathered.over_dp / config.pp)
 
     def nbytes(self, config: Config) -> int:
         """Lower bound on the peak bytes of a worker under `config`."""
-        known = self.by_config.get(alone(config))
-        if known is None:
-            return 0
-        held, level = known.memory, config.distribute_param
-        parts = config.pp * config.ep * config.tp
-        trained = parts * (1 if level == "none" else config.dp)
-        persistent = held.parameters // (parts * (config.dp if level in GATHERING else 1)) + held.optimizer // trained
-        gathered = held.parameters // (parts * _narrower(config)) if level == "step" else 0
-        sums = held.gradients // parts if level in ("none", "optimizer") and config.micro_batches > 1 else 0
-        return persistent + max(2 * held.gradients // trained, gathered + sums + _kept(known.activations, config))
+        bounds = [0]
+        if (known := self.by_config.get(alone(config))) is not None:
+            parts = config.ep * config.tp
+            bounds.append(_nbytes(config, known.memory, parts, parts * config.cp * config.dp * config.micro_batches))
+        if (same := self.simpler.get(unstaged(config))) is not None and same.replicated is not None:
+            bounds.append(_nbytes(config, same.replicated, 1, 1))
+        return max(bounds)
+
+
+def _nbytes(config: Config, held: Memory, parts: int, shares: int) -> int:
+    """Lower bound on the peak bytes of a worker from what a plan without stages and sharded parameters holds.
+
+    A stage has one of so many `parts` of its parameters, and of its activations one of so many `shares`.
+    """
+    parts *= config.pp
+    beside = persistent(config, held.parameters / parts, held.optimizer / parts)
+    gradients = held.gradients / parts
+    kept = _activations(held) / shares * _shape(config).kept
+    of_optimizer = 2 * gradients / (1 if config.distribute_param == "none" else config.dp)
+    return int(beside + max(of_optimizer, gathered(config, held.parameters / parts, gradients) + kept))
+
+
+def persistent(config: Config, parameters: float, optimizer: float) -> float:
+    """Bytes that a rank keeps of these bytes of parameters and optimizer state, where dp shards them."""
+    level, dp = config.distribute_param, config.dp
+    return parameters / (dp if level in GATHERING else 1) + optimizer / (1 if level == "none" else dp)
+
+
+def gathered(config: Config, parameters: float, gradients: float) -> float:
+    """Bytes of these parameters and gradients that are whole on each rank during a step, beside persistent ones."""
+    level = config.distribute_param
+    # Gathered parameters have eight bits instead of 32 at best.
+    whole = parameters / (4 if config.distribute_low_prec_param else 1) if level == "step" else 0.0
+    # Sums over micro-batches are scattered after the last one.
+    return whole + (gradients if level != "use" and config.micro_batches > 1 else 0.0)
+
+
+def sharded_otherwise(prediction: Prediction) -> float:
+    """Lower bound on the seconds of a plan that shards parameters in another way than one with this prediction."""
+    return prediction.seconds.value - prediction.over_dp - prediction.of("optimizer")
+
+
+def _activations(held: Memory) -> int:
+    """Bytes at the peak that are neither persistent nor gradients; all gradients may exist at the peak."""
+    return max(0, held.joint - held.parameters - held.optimizer - held.gradients)
 
 
 def _stretched(seconds: float, once: float, stretch: float) -> float:
@@ -177,14 +255,24 @@ def _stretched(seconds: float, once: float, stretch: float) -> float:
     return stretch * max(0.0, seconds - once) + min(seconds, once)
 
 
-def _narrower(config: Config) -> int:
-    """How many times narrower gathered parameters may be: eight bits instead of 32."""
-    return 4 if config.distribute_low_prec_param else 1
-
-
 def unstaged(config: Config) -> Config:
     """The plan whose work the stages of `config` share, on as many times fewer ranks: they can do no less than that."""
-    return replace(config, pp=1, schedule=Config().schedule, distribute_param="none", distribute_low_prec_param=False)
+    return replicated(in_turn(config))
+
+
+def replicated(config: Config) -> Config:
+    """The plan that differs from `config` only in that no parameters are sharded."""
+    return replace(config, distribute_param="none", distribute_low_prec_param=False)
+
+
+def in_turn(config: Config) -> Config:
+    """The plan whose ranks run the stages of `config` one after the other, parameters sharded in the same way."""
+    return replace(config, pp=1, schedule=Config().schedule)
+
+
+def flat(mesh: Config) -> Config:
+    """The mesh with dp in place of stages."""
+    return replace(mesh, dp=mesh.dp * mesh.pp, pp=1)
 
 
 def least(config: Config) -> Config:
@@ -200,6 +288,7 @@ def work_of(config: Config, prediction: Prediction, memory: Memory, gradients: i
         Parameters(gradients, moved, memory.gradients, prediction.of("optimizer")),
         prediction.of("overhead") + prediction.of("launch"),
         prediction.over_dp,
+        memory if config.distribute_param == "none" else None,
     )
 
 
@@ -230,10 +319,6 @@ def is_coarser(config: Config, mesh: Config) -> bool:
     )
 
 
-def _fills(config: Config) -> bool:
-    return config.micro_batches >= config.pp
-
-
 def coarsest(mesh: Config, meshes: Iterable[Config]) -> Config:
     """The coarsest mesh of which `mesh` is a finer one, or is itself: its work bounds the most."""
     return min((each for each in meshes if is_coarser(each, mesh)), key=parts, default=mesh)
@@ -256,12 +341,6 @@ def fewer_bytes(memory: Memory, more: float) -> int:
 def alone(config: Config) -> Config:
     """The decisions of `config` that change how much one device computes and holds."""
     return Config(recompute=config.recompute, loss_chunks=config.loss_chunks)
-
-
-def _kept(activations: int, config: Config) -> int:
-    """Bytes of activations on the fullest worker, if stages are cut such that these are minimal."""
-    of_micro_batch = activations / (config.dp * config.ep * config.cp * config.tp * config.micro_batches)
-    return int(of_micro_batch * _shape(config).kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import ZERO, Number, total
 from moaic.passes.schedules import schedule_in
 
+UNITS = 3
+"""Units of every stack of layers in the base of the sketches; each deeper one has one more of one stack."""
+
 PARTS = 3
 """Micro-batches of an excerpt: the first, the last, and one for all others."""
 

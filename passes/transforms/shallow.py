@@ -41,6 +41,10 @@ class Stack:
     period: int
     units: int
 
+    def has(self, container: str, layer: int) -> bool:
+        """Whether this layer is one of the stack."""
+        return container == self.container and 0 <= layer - self.first < self.period * self.units
+
 
 def stacks_of(main: Function) -> list[Stack]:
     """The longest stack of each container of layers with at least two equal units."""

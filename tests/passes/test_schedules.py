@@ -31,6 +31,16 @@ def test_no_schedule_waits_less_than_its_bound(name: str, workers: int, rounds: 
     assert least_stretch(name, workers, workers * rounds) <= stretch * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_stages_that_take_equally_long_take_what_the_stretch_says(name: str) -> None:
+    schedule = schedule_of(name, 4, 8)
+    stages, parts = schedule.stages, 8
+    whole = stages * parts / 4
+    assert schedule.seconds([1.0] * stages) == pytest.approx(whole * schedule.stretch)
+    longest_last = [1.0] * (stages - 1) + [3.0]
+    assert schedule.seconds(longest_last) >= parts * (3.0 + stages / 4 - 1)
+
+
 @given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 4))
 def test_the_one_order_of_all_is_that_of_every_worker_and_waits_for_what_it_needs(
     name: str, workers: int, rounds: int

@@ -156,6 +156,39 @@ def test_plans_that_do_less_bound_others() -> None:
     assert compared > 9
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [("llama", 9), *(pytest.param(model, 60, marks=pytest.mark.exact) for model in MODELS)],
+)
+def test_pipelines_take_no_less_than_their_stages(model: str, count: int, overlaps: bool) -> None:
+    where = gpus(overlaps=overlaps)
+    pricer = Pricer(step_of(model), where, worth=0)
+    staged = [each for each in candidates(step_of(model), 8, Request()) if each.pp > 1]
+    compared = 0
+    for config in Random(model).sample(staged, count):
+        plan, least = _outcome(pricer, config), pricer.least(config)
+        if not isinstance(plan, str) and least.seconds > 0:
+            compared += 1
+            memory, prediction = plan
+            assert least.seconds <= prediction.seconds.value * 1.001, config
+            assert least.nbytes <= memory.peak, config
+    assert compared > count // 2
+
+
+def test_stages_share_out_the_layers_as_a_pipeline_does() -> None:
+    builder = Builder(step_of("llama"))
+    main = builder.partitioned(Config(pp=2, micro_batches=2)).main
+    forward = [op for op in main.ops if op.name == "call" and op.loc.side == "forward"]
+    owners = [op.results[0].type.layout.owner_on("pp") for op in forward]
+    halves = builder.shares(builder.stacks, 2)
+    assert [share.units[0] for share in halves] == pytest.approx([owners.count(0), owners.count(1)])
+    # A boundary may divide a layer: none of it is lost.
+    thirds = builder.shares(builder.stacks, 3)
+    assert sum(share.units[0] for share in thirds) == pytest.approx(8)
+    assert sum(share.others for share in thirds) == pytest.approx(1)
+
+
 def _work(model: str, pricer: Pricer, config: Config) -> Work:
     memory, prediction = pricer.price(config)
     return work_of(config, prediction, memory, len(step_of(model).main.gradients))

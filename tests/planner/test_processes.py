@@ -9,12 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.printer import render
 from moaic.passes.config import Config, Request
 from moaic.planner import search
 from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import InProcessPool
+from moaic.predict.guide import captured_step
 from tests.passes.steps import dense, machine
+from tests.planner.test_pricer import MODELS, gpus
 
 
 def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
@@ -22,6 +25,18 @@ def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
         here, there = (search.search(step, machine(), Request(), pool=each) for each in (InProcessPool(), pool))
         assert there.search_result == here.search_result
         assert render(there.plan.programs.joint) == render(here.plan.programs.joint)
+
+
+def test_processes_bound_pipelines_as_this_process_does(pool: ProcessPool) -> None:
+    deep = {**MODELS["llama"], "num_hidden_layers": 16}
+    step, where = captured_step(ModelSource("llama", deep), Sample(32, 64)), gpus(overlaps=True)
+    pipelines = [Config(dp=dp, pp=4, micro_batches=8, schedule="interleaved") for dp in (1, 2)]
+    alone = InProcessPool()
+    for each in (alone, pool):
+        each.begin(step, where)
+    found = pool.least(pipelines)
+    assert found == alone.least(pipelines)
+    assert all(each.seconds > 0 and each.nbytes > 0 for each in found)
 
 
 def test_progress_counts_on_from_one_wave_to_the_next(pool: ProcessPool) -> None:
