@@ -251,13 +251,18 @@ class Evaluation:
         return in_place if self.space.facts.rows % in_place.dp == 0 else least(config)
 
     def _unknown_meshes(self, promising: Sequence[_Waiting]) -> list[Config]:
-        """The plans that bound all on the meshes of these and are not known yet: first those that bound the most."""
+        """The plans that bound all on the meshes of these and are not known yet.
+
+        First those that bound the most, then those that only bound the mesh of a candidate.
+        """
         if self.best == math.inf:
             return []
         known = self.bounds.simpler.keys()
-        unknown = [mesh for mesh in dict.fromkeys(self._least(each.config) for each in promising) if mesh not in known]
-        others = {self._least(each.config) for each in self.waiting} - known if unknown else set[Config]()
-        return [*dict.fromkeys(coarsest(mesh, others) for mesh in unknown)]
+        if unknown := dict.fromkeys(self._least(each.config) for each in promising).keys() - known:
+            others = {self._least(each.config) for each in self.waiting} - known
+            return sorted({coarsest(mesh, others) for mesh in unknown}, key=simplicity)
+        whole = dict.fromkeys(least(each.config) for each in promising if each.is_whole)
+        return [mesh for mesh in whole if mesh not in known]
 
     def _unknown_stages(self, promising: Sequence[_Waiting]) -> list[_Waiting]:
         """The pipelines among these of which no stages are known, and all others whose stages do the same work."""
