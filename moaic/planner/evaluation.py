@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Module
-from moaic.passes.config import Config, simplicity
+from moaic.passes.config import GATHERING, Config, simplicity
 from moaic.passes.estimate.lower_bound import (
     Alone,
     Bounds,
@@ -61,7 +61,7 @@ class _Waiting:
     others: int = 0
     """How many candidates wait beside it then."""
     stages: Least | None = None
-    """What its stages take at least; nothing where the step has no equal layers."""
+    """What its stages take at least, once that was asked; nothing where the step has no equal layers."""
 
     @property
     def is_deep(self) -> bool:
@@ -333,7 +333,7 @@ class Evaluation:
         self.best = min([self.best, *(cost.price(self.steps) for cost in costs.values())])
         self.simplest = simplest_of_equals(self.found.values(), self.steps)
         larger = {later: config for config in made for later in self.relatives.with_more_parts(config)}
-        alike = {replicated(config): cost for config, cost in costs.items() if config.distribute_param != "use"}
+        alike = {replicated(config): cost for config, cost in costs.items() if config.distribute_param not in GATHERING}
         self.waiting = [each for each in self.waiting if each.config not in self.found]
         for each in self.waiting:
             memory = made[larger[each.config]].memory if each.config in larger else None
@@ -342,7 +342,7 @@ class Evaluation:
                 each.nbytes = max(each.nbytes, fewer_bytes(memory, more))
             prediction = alike.get(replicated(each.config))
             if prediction is not None and not each.is_whole:
-                each.seconds = max(each.seconds, sharded_otherwise(prediction))
+                each.seconds = max(each.seconds, sharded_otherwise(prediction, self.machine))
 
     def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:
         start = time.perf_counter()
@@ -358,7 +358,7 @@ class Evaluation:
 
 
 def _one_of_each_sharding(ready: Sequence[_Waiting]) -> list[_Waiting]:
-    """The first of those pipelines that differ only in how parameters are sharded: its price bounds the others."""
+    """The first of those pipelines that differ only in how parameters are sharded: its price may bound the others."""
     first: dict[Config, _Waiting] = {}
     for each in ready:
         first.setdefault(each.config if each.config.pp == 1 else replicated(each.config), each)

@@ -53,8 +53,11 @@ class Pricer:
         return None if found is None else extrapolated(*found)
 
     def least(self, config: Config) -> Least:
-        """What the pipeline of `config` takes at least; nothing where the step is not deep, and without gradients."""
-        if not self._trains:
+        """What the pipeline of `config` takes at least.
+
+        Nothing where the step is not deep or has no gradients, and for a single micro-batch.
+        """
+        if not self._trains or config.micro_batches == 1:
             return Least()
         try:
             found = self._sketches_of(unstaged(config))

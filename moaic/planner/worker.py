@@ -110,11 +110,8 @@ class Compiler:
         return self._predictions[config]
 
     def least(self, config: Config) -> Least:
-        """A bound on what the pipeline `config` takes; none where it cannot be found, as compiling tells why."""
-        try:
-            return self._pricer.least(config)
-        except Exception:
-            return Least()
+        """A bound on what the pipeline `config` takes."""
+        return self._pricer.least(config)
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

@@ -207,7 +207,8 @@ class Bounds:
         if (known := self.by_config.get(alone(config))) is not None:
             parts = config.ep * config.tp
             bounds.append(_nbytes(config, known.memory, parts, parts * config.cp * config.dp * config.micro_batches))
-        if (same := self.simpler.get(unstaged(config))) is not None and same.replicated is not None:
+        same = self.simpler.get(replicated(config)) if config.pp == 1 else None
+        if same is not None and same.replicated is not None:
             bounds.append(_nbytes(config, same.replicated, 1, 1))
         return max(bounds)
 
@@ -222,7 +223,9 @@ def _nbytes(config: Config, held: Memory, parts: int, shares: int) -> int:
     gradients = held.gradients / parts
     kept = _activations(held) / shares * _shape(config).kept
     of_optimizer = 2 * gradients / (1 if config.distribute_param == "none" else config.dp)
-    return int(beside + max(of_optimizer, gathered(config, held.parameters / parts, gradients) + kept))
+    # A stage that runs all forwards before its first backward has no sums beside all activations.
+    sums = gradients if config.pp == 1 or config.distribute_param in ("none", "optimizer") else 0.0
+    return int(beside + max(of_optimizer, gathered(config, held.parameters / parts, sums) + kept))
 
 
 def persistent(config: Config, parameters: float, optimizer: float) -> float:
@@ -240,9 +243,13 @@ def gathered(config: Config, parameters: float, gradients: float) -> float:
     return whole + (gradients if level != "use" and config.micro_batches > 1 else 0.0)
 
 
-def sharded_otherwise(prediction: Prediction) -> float:
-    """Lower bound on the seconds of a plan that shards parameters in another way than one with this prediction."""
-    return prediction.seconds.value - prediction.over_dp - prediction.of("optimizer")
+def sharded_otherwise(prediction: Prediction, machine: Machine) -> float:
+    """Lower bound on the seconds of a plan that shards parameters in another way than one with this prediction.
+
+    That gathers no parameters; the other may.
+    """
+    sent = (1 + machine.contention) * prediction.over_dp
+    return prediction.seconds.value - sent - prediction.of("optimizer")
 
 
 def _activations(held: Memory) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
 from moaic.passes.estimate.per_rank import ends_of
-from moaic.passes.estimate.sequence import Instruction, Instructions
+from moaic.passes.estimate.sequence import WHOLE, Instruction, Instructions
 from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import MeasureSource, Number, total
@@ -26,6 +26,8 @@ class Spent:
     """Seconds of waiting for asynchronous collectives, or lost to them."""
     over_dp: float
     """Seconds of collectives over `dp`, exposed or not."""
+    once: float
+    """Seconds of all that does not run for each micro-batch, and what it costs the rest."""
 
 
 def spent_by(
@@ -51,10 +53,13 @@ def _spent(
     clocks: _Times,
 ) -> Spent:
     parts: dict[str, list[Number]] = defaultdict(list)
-    over_dp = 0.0
+    over_dp = once = 0.0
     for index, price in enumerate(prices):
         if worker not in step.workers[index]:
             continue
+        if step.parts[index] == WHOLE:
+            slowed = clocks.contention if beside[index] else 0.0
+            once += (1 + slowed) * total(price.values()).value
         if step.ops[index].name in COMMUNICATING and step.ops[index].attrs["axis"] == "dp":
             over_dp += runs[index] * total(price.values()).value
         if beside[index]:
@@ -65,7 +70,7 @@ def _spent(
     waits = [prices[index]["collective"].source for index, is_beside in enumerate(beside) if is_beside]
     exposed = Number(clocks.exposed[worker], max(waits, default=MeasureSource.MEASURED))
     totals = {part: total(numbers) for part, numbers in parts.items()}
-    return Spent(totals, clocks.clock[worker], exposed, over_dp)
+    return Spent(totals, clocks.clock[worker], exposed, over_dp, once)
 
 
 class _Times:

@@ -6,13 +6,13 @@ A stage is so many layers, and takes their time and memory; the schedule is simu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moaic.passes.config import Config
 from moaic.passes.estimate.lower_bound import gathered, persistent
 from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated
 from moaic.passes.pipeline.shares import Share
-from moaic.passes.schedules import Schedule
+from moaic.passes.schedules import Action, Schedule
 
 LEAST_SENT = 0.5
 """Share of what all-reduces of gradients take that other shardings of parameters take at least: scattered once."""
@@ -59,23 +59,13 @@ def least_of(
     parts = config.micro_batches
     units = [_unit(base, each, parts) for each in deeper]
     outside = _seconds(base) / parts - sum(UNITS * unit.seconds for unit in units)
-    seconds = [_of_stage(each, [unit.seconds for unit in units]) + each.others * max(0.0, outside) for each in stages]
-    nbytes = [
-        _nbytes(config, [stages[at] for at in own], units, schedule.unfinished(worker))
-        for worker, own in enumerate(_owned(schedule))
-    ]
+    seconds = [_sum(each.units, [unit.seconds for unit in units]) + each.others * max(0.0, outside) for each in stages]
+    nbytes = [_nbytes(config, actions, stages, units) for actions in schedule.workers]
     sums = LEAST_SENT * sum(each.lacking * (each.sketch.spent[0].over_dp - base.spent[0].over_dp) for each in deeper)
-    busy = max(parts * sum(seconds[at] for at in own) for own in _owned(schedule))
+    of_workers = [parts * sum(seconds[at] for at in {action.stage for action in row}) for row in schedule.workers]
+    busy = max(of_workers)
     waiting = schedule.seconds(seconds) - busy
     return Least(SHORTER * (busy + WAITING * waiting + sums / config.pp), max(nbytes))
-
-
-def _owned(schedule: Schedule) -> list[list[int]]:
-    """By worker, its stages."""
-    owned: list[list[int]] = [[] for _ in schedule.workers]
-    for stage, worker in enumerate(schedule.owners):
-        owned[worker].append(stage)
-    return owned
 
 
 def _unit(base: Sketch, deeper: Deeper, parts: int) -> _Unit:
@@ -90,24 +80,45 @@ def _unit(base: Sketch, deeper: Deeper, parts: int) -> _Unit:
 
 
 def _seconds(sketch: Sketch) -> float:
-    """Seconds of all micro-batches, without what is sent over `dp` once."""
-    return sketch.spent[0].end - sketch.spent[0].over_dp
+    """Seconds of what runs for each micro-batch, in all of them."""
+    return max(0.0, sketch.spent[0].end - sketch.spent[0].once)
 
 
-def _of_stage(stage: Share, values: Sequence[float]) -> float:
-    return sum(count * value for count, value in zip(stage.units, values, strict=True))
+def _sum(counts: Sequence[float], values: Sequence[float]) -> float:
+    return sum(count * value for count, value in zip(counts, values, strict=True))
 
 
-def _nbytes(config: Config, own: Sequence[Share], units: Sequence[_Unit], unfinished: int) -> int:
-    """Bytes of a worker with these stages that keeps the activations of so many forwards."""
+def _nbytes(config: Config, actions: Sequence[Action], stages: Sequence[Share], units: Sequence[_Unit]) -> int:
+    """Bytes of a worker that runs these actions."""
+    # What a part of a layer keeps is not in proportion to its work.
+    whole = [[int(count + ROUNDING) for count in stage.units] for stage in stages]
+    saved = [LESS_KEPT * _sum(counts, [unit.saved for unit in units]) for counts in whole]
+    own = {action.stage for action in actions}
 
     def held(values: Sequence[float]) -> float:
-        return sum(_of_stage(stage, values) for stage in own)
+        return sum(_sum(stages[at].units, values) for at in own)
 
-    parameters, gradients = held([unit.parameters for unit in units]), held([unit.gradients for unit in units])
-    optimizer = held([unit.optimizer for unit in units])
-    # What a part of a layer keeps is not in proportion to its work.
-    layers = [replace(stage, units=[int(count + ROUNDING) for count in stage.units]) for stage in own]
-    kept = unfinished * min(_of_stage(stage, [unit.saved for unit in units]) for stage in layers)
-    beside = persistent(config, parameters, optimizer) + gathered(config, parameters, gradients)
-    return int(beside + LESS_KEPT * kept)
+    parameters, optimizer = held([unit.parameters for unit in units]), held([unit.optimizer for unit in units])
+    sums = [gathered(config, 0.0, _sum(stage.units, [unit.gradients for unit in units])) for stage in stages]
+    beside = persistent(config, parameters, optimizer) + gathered(config, parameters, 0.0)
+    return int(beside + _most_live(actions, saved, sums))
+
+
+def _most_live(actions: Sequence[Action], saved: Sequence[float], sums: Sequence[float]) -> float:
+    """The most bytes that a worker has between two actions if these are the bytes of its stages.
+
+    A forward saves activations until its backward; the first gradients of a stage begin its sums over micro-batches.
+    """
+    live = most = 0.0
+    last = "W" if any(action.kind == "W" for action in actions) else "B"
+    begun: set[int] = set()
+    for action in actions:
+        if action.kind == "F":
+            live += saved[action.stage]
+        if action.kind == "B":
+            live -= saved[action.stage]
+        if action.kind == last and action.stage not in begun:
+            begun.add(action.stage)
+            live += sums[action.stage]
+        most = max(most, live)
+    return most

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -15,8 +15,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.passes.build import Builder
-from moaic.passes.config import Config, Request
-from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, unstaged, work_of
+from moaic.passes.config import Config, Distribute, Request
+from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, sharded_otherwise, unstaged, work_of
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
 from moaic.passes.perf.machine import Machine
@@ -72,6 +72,12 @@ Priced = tuple[Memory, Prediction]
 @cache
 def step_of(model: str) -> Module:
     return captured_step(ModelSource(model, MODELS[model]), Sample(32, 64))
+
+
+@cache
+def deep_step() -> Module:
+    """A step whose candidates are priced from sketches without being asked to."""
+    return captured_step(ModelSource("llama", {**MODELS["llama"], "num_hidden_layers": 16}), Sample(32, 64))
 
 
 def gpus(*, overlaps: bool, count: int = 8) -> Machine:
@@ -176,6 +182,18 @@ def test_pipelines_take_no_less_than_their_stages(model: str, count: int, overla
     assert compared > count // 2
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("config", [Config(dp=4, tp=2, micro_batches=2), Config(dp=2, pp=4, micro_batches=8)], ids=str)
+def test_the_price_of_one_sharding_bounds_the_others(config: Config, overlaps: bool) -> None:
+    where = gpus(overlaps=overlaps)
+    pricer = Pricer(step_of("llama"), where, worth=0)
+    prices = {level: pricer.price(replace(config, distribute_param=level))[1] for level in get_args(Distribute)}
+    bounds = {level: sharded_otherwise(price, where) for level, price in prices.items() if level != "use"}
+    for level, bound in bounds.items():
+        for other, price in prices.items():
+            assert bound <= price.seconds.value * 1.001, f"{level} bounds {other}"
+
+
 def test_stages_share_out_the_layers_as_a_pipeline_does() -> None:
     builder = Builder(step_of("llama"))
     main = builder.partitioned(Config(pp=2, micro_batches=2)).main
@@ -232,12 +250,18 @@ class Counting(InProcessPool):
 
 
 @pytest.mark.parametrize(
-    ("count", "mebibytes"),
-    [(2, 24), pytest.param(4, 16, marks=pytest.mark.exact), pytest.param(4, 1 << 20, marks=pytest.mark.exact)],
+    ("is_deep", "count", "mebibytes"),
+    [
+        (False, 2, 24),
+        pytest.param(False, 4, 16, marks=pytest.mark.exact),
+        pytest.param(False, 4, 1 << 20, marks=pytest.mark.exact),
+        pytest.param(True, 4, 9, marks=pytest.mark.exact),
+        pytest.param(True, 4, 6, marks=pytest.mark.exact),
+    ],
 )
-def test_what_is_left_out_would_not_have_been_selected(count: int, mebibytes: int) -> None:
+def test_what_is_left_out_would_not_have_been_selected(is_deep: bool, count: int, mebibytes: int) -> None:
     """Beside every candidate compiled."""
-    step = step_of("llama")
+    step = deep_step() if is_deep else step_of("llama")
     where = replace(gpus(overlaps=True, count=count), memory=mebibytes << 20)
     request = Request(distribute_param="optimizer")
     configs = candidates(step, count, request)

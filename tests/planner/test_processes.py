@@ -9,15 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.printer import render
 from moaic.passes.config import Config, Request
 from moaic.planner import search
 from moaic.planner.processes import ProcessPool
 from moaic.planner.worker import InProcessPool
-from moaic.predict.guide import captured_step
 from tests.passes.steps import dense, machine
-from tests.planner.test_pricer import MODELS, gpus
+from tests.planner.test_pricer import deep_step, gpus
 
 
 def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
@@ -28,8 +26,7 @@ def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
 
 
 def test_processes_bound_pipelines_as_this_process_does(pool: ProcessPool) -> None:
-    deep = {**MODELS["llama"], "num_hidden_layers": 16}
-    step, where = captured_step(ModelSource("llama", deep), Sample(32, 64)), gpus(overlaps=True)
+    step, where = deep_step(), gpus(overlaps=True)
     pipelines = [Config(dp=dp, pp=4, micro_batches=8, schedule="interleaved") for dp in (1, 2)]
     alone = InProcessPool()
     for each in (alone, pool):
