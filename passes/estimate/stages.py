@@ -5,6 +5,7 @@ A stage is so many layers, and takes their time and memory; the schedule is simu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,16 +102,19 @@ def _nbytes(config: Config, actions: Sequence[Action], stages: Sequence[Share], 
     parameters, optimizer = held([unit.parameters for unit in units]), held([unit.optimizer for unit in units])
     sums = [gathered(config, 0.0, _sum(stage.units, [unit.gradients for unit in units])) for stage in stages]
     beside = persistent(config, parameters, optimizer) + gathered(config, parameters, 0.0)
-    return int(beside + _most_live(actions, saved, sums))
+    kept = 1.0 if config.distribute_param == "none" else 1 / config.dp
+    return int(beside + _most_live(actions, saved, sums, kept))
 
 
-def _most_live(actions: Sequence[Action], saved: Sequence[float], sums: Sequence[float]) -> float:
+def _most_live(actions: Sequence[Action], saved: Sequence[float], sums: Sequence[float], kept: float) -> float:
     """The most bytes that a worker has between two actions if these are the bytes of its stages.
 
-    A forward saves activations until its backward; the first gradients of a stage begin its sums over micro-batches.
+    A forward saves activations until its backward; the first gradients of a stage begin its sums over micro-batches,
+    and after the last ones this share of them is `kept`.
     """
     live = most = 0.0
     last = "W" if any(action.kind == "W" for action in actions) else "B"
+    left = Counter(action.stage for action in actions if action.kind == last)
     begun: set[int] = set()
     for action in actions:
         if action.kind == "F":
@@ -121,4 +125,7 @@ def _most_live(actions: Sequence[Action], saved: Sequence[float], sums: Sequence
             begun.add(action.stage)
             live += sums[action.stage]
         most = max(most, live)
+        if action.kind == last:
+            left[action.stage] -= 1
+            live -= 0.0 if left[action.stage] else (1 - kept) * sums[action.stage]
     return most

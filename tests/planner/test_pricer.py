@@ -182,6 +182,27 @@ def test_pipelines_take_no_less_than_their_stages(model: str, count: int, overla
     assert compared > count // 2
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(micro_batches=2, pp=2),
+        Config(micro_batches=4, pp=2, schedule="gpipe"),
+        Config(micro_batches=4, pp=4, schedule="interleaved"),
+        Config(micro_batches=2, pp=2, cp=2),
+        Config(dp=2, micro_batches=2, distribute_param="step", pp=2),
+        Config(dp=2, micro_batches=2, distribute_param="optimizer", pp=2, schedule="interleaved"),
+    ],
+    ids=str,
+)
+def test_gradients_as_large_as_activations_do_not_count_before_they_exist(config: Config) -> None:
+    """A worker that runs all forwards first has no sums of gradients while it has all activations."""
+    wide = {**MODELS["llama"], "hidden_size": 256, "intermediate_size": 512}
+    pricer = Pricer(captured_step(ModelSource("llama", wide), Sample(64, 8)), gpus(overlaps=False), worth=0)
+    (memory, prediction), least = pricer.price(config), pricer.least(config)
+    assert 0 < least.nbytes <= memory.peak
+    assert 0 < least.seconds <= prediction.seconds.value * 1.001
+
+
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("config", [Config(dp=4, tp=2, micro_batches=2), Config(dp=2, pp=4, micro_batches=8)], ids=str)
 def test_the_price_of_one_sharding_bounds_the_others(config: Config, overlaps: bool) -> None:
