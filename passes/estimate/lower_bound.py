@@ -224,7 +224,7 @@ def _nbytes(config: Config, held: Memory, parts: int, shares: int) -> int:
     kept = _activations(held) / shares * _shape(config).kept
     of_optimizer = 2 * gradients / (1 if config.distribute_param == "none" else config.dp)
     # A stage that runs all forwards before its first backward has no sums beside all activations.
-    sums = gradients if config.pp == 1 or config.distribute_param in ("none", "optimizer") else 0.0
+    sums = gradients if config.pp == 1 else 0.0
     return int(beside + max(of_optimizer, gathered(config, held.parameters / parts, sums) + kept))
 
 
