@@ -123,6 +123,10 @@ def crashed(configs: Sequence[Config], trace: str) -> None:
     LOGGER.warning("Compiling failed, which is a bug of moaic. Left out: %s\n%s", names, trace)
 
 
+def unbounded(trace: str) -> None:
+    LOGGER.warning("Bounding pipelines failed, which is a bug of moaic. They are compiled instead.\n%s", trace)
+
+
 def selecting() -> None:
     _phase("SelectBestGraphFromCandidates start...")
 

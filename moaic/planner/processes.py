@@ -28,6 +28,7 @@ from moaic.passes.estimate.stages import Least
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
+from moaic.planner import log
 from moaic.planner.worker import Compiled, compiled_in, config_out, prediction_in
 
 END_SECONDS = 1.0
@@ -101,13 +102,17 @@ class ProcessPool:
         return [found[config] for config in configs]
 
     def least(self, configs: Sequence[Config]) -> list[Least]:
-        """What these pipelines take at least. Raises Crash where a process ends, as this is a bug of moaic."""
+        """What these pipelines take at least; nothing of one that kills its process, which is logged as a bug."""
         waiting = deque(_families(configs, unstaged))
         found: dict[Config, Least] = {}
 
         def work(member: _Member) -> None:
             for config in _drain(waiting):
-                found[config] = Least(**member.ask({"least": config_out(config)}))
+                try:
+                    found[config] = Least(**member.ask({"least": config_out(config)}))
+                except Crash as crash:
+                    log.unbounded(str(crash))
+                    found[config] = Least()
 
         _at_once([_bound(work, member) for member in self._members[: len(configs)]])
         return [found[config] for config in configs]

@@ -28,6 +28,7 @@ from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import MeasureSource, Number
+from moaic.planner import log
 from moaic.planner.pricer import Pricer
 
 REST_SECONDS = 10.0
@@ -78,7 +79,12 @@ class InProcessPool:
         return [self._ready.cost(config) for config in configs]
 
     def least(self, configs: Sequence[Config]) -> list[Least]:
-        return [self._ready.least(config) for config in configs]
+        try:
+            return [self._ready.least(config) for config in configs]
+        except Exception:
+            # As with a candidate that crashes: training goes on.
+            log.unbounded(traceback.format_exc())
+            return [Least() for _ in configs]
 
     @property
     def _ready(self) -> Compiler:

@@ -13,6 +13,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Request, simplicity
+from moaic.passes.estimate.stages import Least
 from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.solver.costs import CostCoefficients
@@ -153,6 +154,19 @@ def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixtu
     assert found.search_result.of(Config(tp=2)).dropped == "KeyError: 1"
     assert "which is a bug of moaic" in caplog.text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bug_in_a_bound_leaves_the_candidate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(pricer: Pricer, config: Config) -> Least:
+        raise KeyError(str(config))
+
+    monkeypatch.setattr(Pricer, "least", fails)
+    pool = InProcessPool()
+    pool.begin(dense(), machine())
+    assert pool.least([Config(pp=2, micro_batches=2)]) == [Least()]
+    assert "which is a bug of moaic" in caplog.text
 
 
 def test_a_plan_whose_programs_are_not_well_formed_is_never_taken(
