@@ -25,6 +25,8 @@ class Held:
     optimizer: int
     before: int
     """Live before the first instruction."""
+    between: int
+    """The most that is live where one micro-batch follows another: no activations, but what all of them share."""
     profile: Profile
 
 
@@ -49,15 +51,18 @@ class _Liveness:
         mesh = self.step.mesh
         live = before = bytes_of(self.main.params, mesh) + self.persistent.beside(self.step.excerpt.joint_params)
         most, grown = self._changes()
+        between, latest = 0, WHOLE
         peaks = dict.fromkeys(self.own, 0)
-        for index, _ in order:
+        for index, part in order:
             if index in peaks:
+                if part not in (WHOLE, latest):
+                    between, latest = max(between, live), part
                 peaks[index] = max(peaks[index], live + most[index])
                 live += grown[index]
         gradients = sum(each.gradient.local_nbytes(mesh) for each in self.persistent.trained)
         parameters = bytes_of(self.persistent.values.values(), mesh)
         profile = [(_kind(self.step.ops[index]), peaks[index]) for index in self.own if most[index]]
-        return Held(parameters, gradients, self.persistent.state, before, profile)
+        return Held(parameters, gradients, self.persistent.state, before, between, profile)
 
     def _changes(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """By position, the need of an instruction beyond what is live, and what is live more after it."""

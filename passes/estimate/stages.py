@@ -75,9 +75,10 @@ def _unit(base: Sketch, deeper: Deeper, parts: int) -> _Unit:
     parameters, gradients = more.parameters - less.parameters, more.gradients - less.gradients
     optimizer = more.optimizer - less.optimizer
     peaks = [found[0].joint for each in ([], [deeper]) if (found := extrapolated(base, each)) is not None]
-    live = (peaks[-1] - peaks[0]) // deeper.lacking
+    # Sums of gradients, and values that all micro-batches read, are there once, however many forwards are unfinished.
+    saved = (peaks[-1] - peaks[0]) // deeper.lacking - (more.between - less.between)
     seconds = (_seconds(deeper.sketch) - _seconds(base)) / parts
-    return _Unit(seconds, parameters, gradients, optimizer, max(0, live - parameters - gradients - optimizer))
+    return _Unit(seconds, parameters, gradients, optimizer, max(0, saved))
 
 
 def _seconds(sketch: Sketch) -> float:
