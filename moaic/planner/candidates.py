@@ -360,9 +360,10 @@ def _check_distribution(workers: int, trains: bool, request: Request) -> None:
     if request.dp == 1:
         raise Diagnostic(f"{wanted} shares parameters out over dp, and dp=1 leaves no one to share with")
     beside_dp = (("pp", request.pp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
-    taken = prod(n or 1 for _, n in beside_dp)
+    taken = _stages(request) * prod(n or 1 for _, n in beside_dp[1:])
     if workers // taken < 2:
         others = [f"{name}={n}" for name, n in beside_dp if n]
+        others += [f"schedule={request.schedule}"] if request.schedule and not request.pp else []
         beside = f" with {' and '.join(others)}" if others else ""
         raise Diagnostic(
             f"{wanted} shares parameters out over dp, which{beside} needs {2 * taken} workers, there {_are(workers)}"
@@ -373,7 +374,7 @@ def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> No
     """Raises Diagnostic where parameters are to be sharded over an open `dp`, and no dp divides the rows."""
     if request.dp is not None or not _distributes(trains, request):
         return
-    most = workers // prod(n or 1 for n in (request.pp, request.ep, request.cp, request.tp))
+    most = workers // (_stages(request) * prod(n or 1 for n in (request.ep, request.cp, request.tp)))
     parts = request.micro_batches or 1
     if not any(_divides(dp * parts, rows) for dp in range(2, most + 1)):
         raise Diagnostic(
@@ -396,6 +397,19 @@ def _check_schedule(workers: int, request: Request) -> None:
     if request.schedule is not None and (request.pp == 1 or workers == 1):
         why = "pp=1 has one stage" if request.pp == 1 else "one worker runs no pipeline"
         raise Diagnostic(f"schedule={request.schedule} orders the stages of a pipeline, and {why}")
+    beside_pp = (("dp", request.dp), ("ep", request.ep), ("cp", request.cp), ("tp", request.tp))
+    needed = _stages(request) * prod(n or 1 for _, n in beside_pp)
+    if needed > workers:
+        others = " and ".join(f"{name}={n}" for name, n in beside_pp if n)
+        raise Diagnostic(
+            f"schedule={request.schedule} orders the stages of a pipeline, which with {others} needs {needed} workers, "
+            f"there {_are(workers)}"
+        )
+
+
+def _stages(request: Request) -> int:
+    """The fewest stages that a request can mean: a schedule is one of at least two."""
+    return request.pp or (2 if request.schedule else 1)
 
 
 def _are(workers: int) -> str:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request, simplicity
@@ -94,6 +98,8 @@ def test_a_request_for_everything_leaves_one() -> None:
         (2, "dp=1,distribute_param=step", "dp=1 leaves no one to share with"),
         (2, "tp=2,distribute_param=use", "with tp=2 needs 4 workers, there are 2"),
         (2, "distribute_param=step,micro_batches=8", "no dp from 2 to 2 divides a batch of 8 in 8 micro-batches"),
+        (2, "tp=2,schedule=gpipe", "stages of a pipeline, which with tp=2 needs 4 workers, there are 2"),
+        (2, "distribute_param=use,schedule=gpipe", "over dp, which with schedule=gpipe needs 4 workers, there are 2"),
         (2, "distribute_param=none,distribute_low_prec_param=true", "distribute_param=none gathers none"),
     ],
 )
@@ -101,6 +107,31 @@ def test_an_impossible_request_says_why(workers: int, request_text: str, message
     with pytest.raises(Diagnostic) as raised:
         candidates(dense(), workers, parse_request(request_text))
     assert message in raised.value.message
+
+
+AXIS = st.sampled_from([None, None, None, 1, 2, 3, 4])
+
+
+@given(
+    workers=st.integers(1, 12),
+    rows=st.sampled_from([1, 6, 8]),
+    request=st.builds(
+        Request,
+        dp=AXIS,
+        tp=AXIS,
+        pp=AXIS,
+        cp=AXIS,
+        ep=AXIS,
+        micro_batches=AXIS,
+        schedule=st.sampled_from([None, None, "gpipe", "1f1b", "zero-bubble"]),
+        distribute_param=st.sampled_from([None, None, "none", "optimizer", "use"]),
+        distribute_low_prec_param=st.sampled_from([None, None, True]),
+    ),
+)
+def test_every_request_has_candidates_or_says_why(workers: int, rows: int, request: Request) -> None:
+    for step in (dense(rows), evaluation(rows)):
+        with suppress(Diagnostic):
+            assert candidate_space(step, workers, request).total > 0
 
 
 def test_a_batch_of_no_rows_is_not_split() -> None:
