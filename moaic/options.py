@@ -13,12 +13,13 @@ from moaic.planner.request import request_from
 from moaic.precision import PRECISION, precision_of
 from moaic.runtime.host.env_flags import says_count, says_when, says_yes
 
+AUTOTUNE: Final = "autotune"
 COMPILE: Final = "compile"
 CUDA_GRAPHS: Final = "cuda_graphs"
 EXPECTED_STEPS: Final = "expected_steps"
 PIPELINE: Final = "pipeline_parallel"
 
-NO_DECISIONS: Final = (COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, PRECISION)
+NO_DECISIONS: Final = (AUTOTUNE, COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, PRECISION)
 """Options of the backend that are no decisions of the plan."""
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
@@ -63,6 +64,7 @@ def choices_from(options: Mapping[str, object]) -> Choices:
 def check_backend_options(options: Mapping[str, object]) -> None:
     """Raises Diagnostic for an unknown name or value among options of the backend."""
     request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
+    says_count(AUTOTUNE, options.get(AUTOTUNE, 1))
     says_when(COMPILE, options.get(COMPILE, True))
     says_yes(CUDA_GRAPHS, options.get(CUDA_GRAPHS, False))
     says_count(EXPECTED_STEPS, options.get(EXPECTED_STEPS, 1))

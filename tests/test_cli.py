@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from moaic.cli import main
+from moaic.ir.printer import render
 from moaic.ir.verify import load
+from moaic.passes.perf.machine_text import from_text
+from tests.passes.steps import dense
 
 STEP = "func @step(%x: f32[4]) -> (f32[4]) {\n  %y = aten.neg %x : f32[4]\n  return %y\n}\n"
 DATA = Path(__file__).parent / "data"
@@ -70,6 +75,22 @@ def test_no_text_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "verify" in capsys.readouterr().out
+
+
+def test_a_machine_is_measured_with_the_kernels_of_a_step(tmp_path: Path) -> None:
+    """And written for others, who plan by the same numbers."""
+    step, machine = tmp_path / "step.moai", tmp_path / "machine.json"
+    step.write_text(render(dense(1024, 512, 2048)), encoding="utf-8")
+    environment = {**os.environ, "MOAI_CACHE": str(tmp_path / "cache"), "MOAI_FLAVOR": "2", "MOAI_LOG": "error"}
+    command = [sys.executable, "-m", "moaic", "calibrate", str(step), "-o", str(machine)]
+    for _ in range(2):  # the second time over what the first has kept
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^mm\.f32 +[0-9.]+ +GFLOP/s +measured$", done.stdout, re.MULTILINE)
+        assert re.search(r"^aten\.mm f32\[.*\] +[0-9.]+ +[0-9.]+$", done.stdout, re.MULTILINE)
+    kernels = from_text(machine.read_text(encoding="utf-8")).kernels
+    assert kernels
+    assert all("aten.mm" in text and number.value > 0 for text, number in kernels.items())
 
 
 def test_a_closed_pipe_is_no_crash() -> None:

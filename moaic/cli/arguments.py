@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from moaic.cli import ir_commands, model_commands
+from moaic.cli import calibrate_command, ir_commands, model_commands
 from moaic.support import environment
 from moaic.tools.command import CommandParser, natural, new_file, new_folder, positive
 
@@ -133,7 +133,15 @@ def _guide(commands: _Commands) -> None:
     _runs_in_environment(command, model_commands.guide)
 
 
-_DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _guide)
+def _calibrate(commands: _Commands) -> None:
+    about = "measure this machine anew, and the kernels that the best plans of a step use"
+    command = commands.add_parser("calibrate", help=about)
+    command.add_argument("step", nargs="?", metavar="FILE", help="a captured step, as `moaic capture` writes it")
+    command.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the machine there, as JSON")
+    _runs_in_environment(command, calibrate_command.calibrate)
+
+
+_DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _calibrate, _guide)
 """In the order in which `moaic --help` lists them."""
 
 

@@ -18,6 +18,7 @@ from moaic.capture.fx.program import FxProgram
 from moaic.capture.pieces import piece_of
 from moaic.compile.planning import (
     Planning,
+    autotune,
     check_float8,
     check_options,
     expected_steps,
@@ -28,6 +29,7 @@ from moaic.compile.planning import (
     when_to_compile,
 )
 from moaic.compile.step import Key, Step, StepCall
+from moaic.compile.step_clock import StepClock
 from moaic.device.handles import is_ours, tensor_of, view_of
 from moaic.device.host_tensor_cache import cached_buffer, uploaded
 from moaic.device.lifecycle import LIFECYCLE
@@ -60,6 +62,7 @@ def moai(
       layers compute in eight-bit floats, too.
     * `compile=False`, or MOAI_COMPILE=0: workers run ops one by one instead of compiled functions. By default they do
       so until the functions are compiled, in the background; `compile="wait"` waits for the compiler instead.
+    * `autotune=3`, or MOAI_AUTOTUNE: the best three plans run for a few steps first, and the fastest is taken.
     * `expected_steps=50`, or MOAI_EXPECTED_STEPS: plans that take long to compile must pay off in that many steps;
       1,000 by default, or what a `Trainer` is going to run.
     * `cuda_graphs=True`, MOAI_CUDA_GRAPHS=1, or `mode="reduce-overhead"`: GPUs capture steps and replay them. By
@@ -80,7 +83,9 @@ def moai(
         run = capture_backend(
             graph_module,
             examples,
-            lambda program: GraphEngine(program, Planning(request, piece, steps), compiling=when, graphs=graphs),
+            lambda program: GraphEngine(
+                program, Planning(request, piece, steps, autotune(given, when, graphs)), compiling=when, graphs=graphs
+            ),
         )
     measure()
     return run
@@ -155,6 +160,7 @@ class GraphEngine:
                 graphs=self._graphs,
                 symbols=captured.symbols,
                 elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),
+                clock=None if captured.symbols.example else StepClock(self._planning.ran),
             )
         return self._steps[captured]
 

@@ -8,18 +8,20 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from moaic.capture.pieces import Piece
 from moaic.compile import training_loop
 from moaic.compile.oom_advice import Capacity, OversizedStep, advice
+from moaic.compile.plan_runner import PlanRunner
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.specialize import in_example, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import HALF
-from moaic.options import COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, NO_DECISIONS, check_backend_options
+from moaic.options import AUTOTUNE, COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate import step_time
@@ -30,6 +32,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.data_parallel import batch_size
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
+from moaic.planner.autotune import Autotune
 from moaic.planner.candidates import candidates, check_request, check_workers, fitting, relaxed
 from moaic.planner.dump import dump
 from moaic.planner.memory_fit import Sized
@@ -49,12 +52,16 @@ from moaic.runtime.host.memory import USABLE
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.support import environment, excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
+from moaic.support.kernel_profile import measured_kernels
 from moaic.support.report import Report
-from moaic.support.this_machine import idle_bytes, this_machine
+from moaic.support.this_machine import forget_old_measurements, idle_bytes, this_machine
 from moaic.text.units import mib
 
 CAUTION = 0.7
 """Share of a worker's memory that advice counts on after a plan ran out of memory although it was predicted to fit."""
+
+FAR: Final = 1.3
+"""Ratio of measured and predicted seconds from which on the machine is measured anew, if that was long ago."""
 
 PRODUCTS = frozenset({"aten.mm", "aten.bmm"})
 
@@ -102,6 +109,15 @@ def expected_steps(options: Mapping[str, object]) -> int:
     if asked:
         return env_flags.says_count(EXPECTED_STEPS, asked)
     return training_loop.planned_steps() or step_time.EXPECTED_STEPS
+
+
+def autotune(options: Mapping[str, object], when: CompileMode, graphs: env_flags.GraphMode) -> Autotune | None:
+    """What runs the best candidates, if the option or MOAI_AUTOTUNE asks for more than one."""
+    asked = options.get(AUTOTUNE) or os.environ.get(env_flags.AUTOTUNE_VARIABLE) or 1
+    count = env_flags.says_count(AUTOTUNE, asked)
+    if count == 1:
+        return None
+    return Autotune(count, PlanRunner(session.accelerator(), when is not CompileMode.NEVER, graphs))
 
 
 def check_float8() -> None:
@@ -155,12 +171,21 @@ class OpenSizesError(Exception):
 class Planning:
     """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
 
-    def __init__(self, request: Request, piece: Piece, steps: int = step_time.EXPECTED_STEPS) -> None:
+    def __init__(
+        self,
+        request: Request,
+        piece: Piece,
+        steps: int = step_time.EXPECTED_STEPS,
+        autotune: Autotune | None = None,
+    ) -> None:
         """A request that the first graph of a whole model cannot follow is an error; others relax it."""
         self.request = request
         self._steps = steps
+        self._autotune = autotune
         self._piece = piece
         self._config: Config | None = None
+        self._predicted: float | None = None
+        """Seconds of a step without its optimizer."""
 
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met, and OpenSizesError."""
@@ -180,6 +205,14 @@ class Planning:
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
+
+    def ran(self, seconds: float) -> None:
+        """Logs what a step took beside what was predicted; far apart, old measurements of the machine are dropped."""
+        if self._predicted is None or not self._piece.is_whole:
+            return
+        log.measured(seconds, self._predicted)
+        if max(seconds / self._predicted, self._predicted / seconds) > FAR and forget_old_measurements():
+            log.measured_anew()
 
     def _first(self, step: Module) -> Plan:
         """Searches for a plan; threads take turns, as they share the planner's processes."""
@@ -223,6 +256,8 @@ class Planning:
         _pool().rest()
         chosen = selection.search_result.of(selection.search_result.selected)
         assert chosen.memory is not None
+        assert chosen.prediction is not None
+        self._predicted = chosen.prediction.seconds.value - chosen.prediction.of("optimizer")
         sized = [(chosen.config, chosen.memory)]
         session.accelerator().explain_shortage(partial(_after_all, step, request, sized, self._piece.is_whole))
         return selection.plan
@@ -255,7 +290,18 @@ class Planning:
 
     def _cached(self, step: Module, machine: Machine, request: Request) -> Selection:
         folder = cache_folder(os.environ)
-        return search_cached(step, machine, request, pool=_pool(), folder=folder, steps=self._steps)
+        # Only the step that trains runs often enough for it to pay.
+        autotune = self._autotune if step.main.gradients else None
+        return search_cached(
+            step,
+            machine,
+            request,
+            pool=_pool(),
+            folder=folder,
+            steps=self._steps,
+            measure=measured_kernels,
+            autotune=autotune,
+        )
 
     def _log_relaxed(self, step: Module, dropped: str, config: Config, reason: str) -> None:
         """Warns once for each graph of a model in pieces, else once for all batches that drop the same decisions."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from moaic.compile.planning import OpenSizesError, fits_op_by_op
+from moaic.compile.step_clock import StepClock
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.layout import Layout
@@ -161,8 +162,12 @@ class Step:
         graphs: GraphMode = GraphMode.NEVER,
         symbols: Symbols | None = None,
         elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
+        clock: StepClock | None = None,
     ) -> None:
-        """`symbols` are those of open sizes; `elsewhere` returns another step, for sizes that they do not hold for."""
+        """`symbols` are those of open sizes; `elsewhere` returns another step, for sizes that they do not hold for.
+
+        `clock` times the runs of the joint program.
+        """
         self.module = Module((function,))
         self.function = function
         self.accelerator = accelerator
@@ -171,6 +176,7 @@ class Step:
         self._plan = plan
         self._symbols = symbols or Symbols()
         self._elsewhere = elsewhere
+        self._clock = clock
         self._at = lru_cache(SIZES_KEPT)(self._specializer)
         self._plans: dict[frozenset[int], Plan] = {}
         self._variants: dict[tuple[frozenset[int], frozenset[int] | None], Variant] = {}
@@ -276,6 +282,8 @@ class Step:
         assert promise is not None
         made = [results[i] if i in results else grads[i] for i in order]
         call.op_by_op = not variant.is_compiled(("joint",), call.sizes)
+        if self._clock is not None and not call.op_by_op:
+            self._clock.about_to_run(self.accelerator, variant.load("joint"))
         variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
         promise.fulfilled()
         return [grads[i] for i in self.grads]

@@ -10,9 +10,9 @@ def enable_advanced_parallelization(**options: object) -> None:
 
     Options are those of the backend (`pp`, `dp`, `cp`, `ep`, `tp`, `micro_batches`, `schedule`, `recompute`,
     `loss_chunks`, `gather_keys`, `distribute_param`, `distribute_low_prec_param`, `precision`, `compile`,
-    `cuda_graphs`, `expected_steps`), and by their other names `pipeline_parallel`, `num_stages`, `num_micro_batches`,
-    `activation_recomputation`, `distribute_parameter` and `mixed_precision`; others are chosen by the planner. A
-    second call replaces the options. Raises Diagnostic for an unknown option or value.
+    `cuda_graphs`, `expected_steps`, `autotune`), and by their other names `pipeline_parallel`, `num_stages`,
+    `num_micro_batches`, `activation_recomputation`, `distribute_parameter` and `mixed_precision`; others are chosen by
+    the planner. A second call replaces the options. Raises Diagnostic for an unknown option or value.
 
     Workers start at once, beside what the program does before it uses them.
     """

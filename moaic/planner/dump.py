@@ -10,6 +10,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.perf import machine_text
+from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.planner.log import configuration
 from moaic.planner.outcome import Candidate
 from moaic.planner.search import Selection
@@ -70,6 +71,8 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     memory, prediction = candidate.memory, candidate.prediction
     sizes = ("", "") if memory is None else (memory.peak, memory.parameters + memory.optimizer)
     seconds = None if prediction is None else prediction.seconds
+    if seconds is not None and candidate.seconds is not None:
+        seconds = Number(candidate.seconds, MeasureSource.MEASURED)
     return (
         candidate.told,
         candidate.outcome.partition("\n")[0],

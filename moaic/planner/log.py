@@ -140,6 +140,21 @@ def interrupted() -> None:
     LOGGER.warning("Planning was interrupted. Nothing of it is kept; the next run plans anew.")
 
 
+def autotuning(count: int) -> None:
+    _phase("Autotune: the best %d candidates run for a few steps.", count)
+
+
+def ran(config: Config, seconds: float | None, predicted: float) -> None:
+    if seconds is None:
+        _phase("Autotune: %s cannot run here.", config)
+    else:
+        _phase("Autotune: %s takes %s [ms] a step, and %s were predicted.", config, *map(_ms, (seconds, predicted)))
+
+
+def _ms(seconds: float) -> str:
+    return _short(1000 * seconds)
+
+
 def found_again() -> None:
     _phase("This step was planned before for this machine: its plan is taken from the cache.")
 
@@ -165,6 +180,19 @@ def selected(step: Module, config: Config, memory: Memory, prediction: Predictio
         )
 
 
+def measured(seconds: float, predicted: float) -> None:
+    LOGGER.info(
+        "Measured: a step takes %s [ms] without the optimizer, %.2f x the %s [ms] that were predicted.",
+        _ms(seconds),
+        seconds / predicted,
+        _ms(predicted),
+    )
+
+
+def measured_anew() -> None:
+    LOGGER.warning("The measurements of this machine are older than a day; the next program takes them anew.")
+
+
 def _train(step: Module) -> str:
     return "true" if step.main.gradients else "false"
 
@@ -183,6 +211,10 @@ def next_best(best: Prediction, other: Config, theirs: Prediction, ratio: float 
         _phase("Next best: %s, equal within the error of the prediction, and less simple.", other)
     else:
         _phase("Next best: %s, %.2f x as long: %s.", other, ratio, _difference(best, theirs))
+
+
+def next_fastest(other: Config, ratio: float) -> None:
+    _phase("Next best: %s, %.2f x as long as both ran.", other, ratio)
 
 
 def _difference(best: Prediction, theirs: Prediction) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moaic.passes.config import Config, simplicity
 from moaic.passes.estimate.memory import Memory
-from moaic.passes.estimate.step_time import Prediction
+from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction
 from moaic.passes.perf.machine import Machine
 from moaic.planner.worker import Compiled
 from moaic.text.units import mib
@@ -28,6 +28,10 @@ class Candidate:
     """Trace of the bug of moaic for which it is dropped."""
     others: int = 0
     """Candidates on the same mesh, none of them simpler, that are dropped for the same reason."""
+    is_measured: bool = False
+    """Whether it was predicted with the measured times of its own kernels, as the best candidates are."""
+    seconds: float | None = None
+    """Seconds of a step as it ran, where it did (`autotune`)."""
 
     @property
     def told(self) -> str:
@@ -39,9 +43,37 @@ class Candidate:
         return self.dropped or "possible"
 
     def price(self, steps: int) -> float:
-        """Seconds of one of `steps` steps of a candidate that is possible."""
+        """Seconds of one of `steps` steps of a candidate that is possible, as it ran if it did: it is compiled then."""
+        if self.seconds is not None:
+            return self.seconds
         assert self.prediction is not None
         return self.prediction.price(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Every candidate of a step, and which of them was selected."""
+
+    candidates: tuple[Candidate, ...]
+    selected: Config
+    apart: int = 0
+    """Peak bytes per worker of the selected plan if forward and backward run as two programs."""
+    held: int = 0
+    """Peak bytes per worker if they run as one program while the user holds all outputs."""
+    steps: int = EXPECTED_STEPS
+    """Steps over which the time to compile was spread."""
+
+    def of(self, config: Config) -> Candidate:
+        return next(candidate for candidate in self.candidates if candidate.config == config)
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """Possible candidates: the selected one, then what ran, what has measured kernels, and the rest by price."""
+        possible = [candidate for candidate in self.candidates if candidate.prediction is not None]
+        return sorted(possible, key=self._rank)
+
+    def _rank(self, each: Candidate) -> tuple[bool, bool, bool, float]:
+        return each.config != self.selected, each.seconds is None, not each.is_measured, each.price(self.steps)
 
 
 def compiled_candidate(config: Config, result: Compiled, machine: Machine) -> Candidate:
@@ -58,8 +90,13 @@ def crashed(config: Config, trace: str) -> Candidate:
 
 
 def simplest_of_equals(candidates: Iterable[Candidate], steps: int) -> Config | None:
-    """The simplest of the possible candidates whose price is the best or equal to it; None if none is possible."""
-    prices = {each.config: each.price(steps) for each in candidates if each.prediction is not None}
+    """The simplest of the possible candidates whose price is the best or equal to it; None if none is possible.
+
+    Where kernels of the best were measured, only these count.
+    """
+    possible = [each for each in candidates if each.prediction is not None]
+    compared = [each for each in possible if each.is_measured] or possible
+    prices = {each.config: each.price(steps) for each in compared}
     equal = [config for config, price in prices.items() if price <= min(prices.values()) * (1 + TIE)]
     return min(equal, key=simplicity, default=None)
 

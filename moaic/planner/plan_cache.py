@@ -19,8 +19,10 @@ from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.planner import log
-from moaic.planner.outcome import Candidate
-from moaic.planner.search import SearchResult, Selection, again, search
+from moaic.planner.autotune import Autotune
+from moaic.planner.measured import MeasureKernels
+from moaic.planner.outcome import Candidate, SearchResult
+from moaic.planner.search import Selection, again, search
 from moaic.planner.worker import CompilerPool, config_in, config_out, prediction_in, prediction_out
 from moaic.text.files import write_whole
 
@@ -33,23 +35,27 @@ def search_cached(
     pool: CompilerPool,
     folder: Path | None,
     steps: int = EXPECTED_STEPS,
+    measure: MeasureKernels | None = None,
+    autotune: Autotune | None = None,
 ) -> Selection:
     """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
-    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps)}.json"
+    tried = 1 if autotune is None else autotune.count
+    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps, tried)}.json"
     known = None if path is None else _read(path)
     if known is not None:
         log.found_again()
         return again(step, where, known)
-    found = search(step, where, request, pool=pool, steps=steps)
+    found = search(step, where, request, pool=pool, steps=steps, measure=measure, autotune=autotune)
     # A candidate that crashed is dropped because of a bug, and may succeed next time.
     if path is not None and not any(candidate.crash for candidate in found.search_result.candidates):
         _write(path, to_text(found.search_result))
     return found
 
 
-def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS) -> str:
-    """A hash of the graph, the machine, the request, the expected steps and the planner's sources."""
-    facts = [render(step), machine_text.to_text(where), sorted(asdict(request).items()), steps, planner_version()]
+def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS, tried: int = 1) -> str:
+    """A hash of graph, machine, request, expected steps, number of candidates that run, and the planner's sources."""
+    decided = [sorted(asdict(request).items()), steps, tried]
+    facts = [render(step), machine_text.to_text(where), *decided, planner_version()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
@@ -89,13 +95,16 @@ def _candidate_out(candidate: Candidate) -> dict[str, Any]:
         "prediction": None if candidate.prediction is None else prediction_out(candidate.prediction),
         "dropped": candidate.dropped,
         "others": candidate.others,
+        "is_measured": candidate.is_measured,
+        "seconds": candidate.seconds,
     }
 
 
 def _candidate_in(row: Mapping[str, Any]) -> Candidate:
     memory = None if row["memory"] is None else Memory(**row["memory"])
     prediction = None if row["prediction"] is None else prediction_in(row["prediction"])
-    return Candidate(config_in(row["config"]), memory, prediction, row["dropped"], others=row["others"])
+    told = {name: row[name] for name in ("dropped", "others", "is_measured", "seconds")}
+    return Candidate(config_in(row["config"]), memory, prediction, **told)
 
 
 def _read(path: Path) -> SearchResult | None:

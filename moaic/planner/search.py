@@ -22,34 +22,13 @@ from moaic.passes.lowering.programs import check_programs
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner import log
+from moaic.planner.autotune import Autotune
 from moaic.planner.candidates import CandidateSpace, candidate_space, relaxed
 from moaic.planner.evaluation import Evaluation
-from moaic.planner.outcome import TIE, Candidate, crashed, simplest_of_equals
+from moaic.planner.measured import MeasureKernels, measured
+from moaic.planner.outcome import TIE, Candidate, SearchResult, crashed, simplest_of_equals
 from moaic.planner.worker import CompilerPool, InProcessPool
 from moaic.text.units import mib
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """Every candidate of a step, and which of them was selected."""
-
-    candidates: tuple[Candidate, ...]
-    selected: Config
-    apart: int = 0
-    """Peak bytes per worker of the selected plan if forward and backward run as two programs."""
-    held: int = 0
-    """Peak bytes per worker if they run as one program while the user holds all outputs."""
-    steps: int = EXPECTED_STEPS
-    """Steps over which the time to compile was spread."""
-
-    def of(self, config: Config) -> Candidate:
-        return next(candidate for candidate in self.candidates if candidate.config == config)
-
-    @property
-    def ranked(self) -> list[Candidate]:
-        """Possible candidates, the selected one first, then by price."""
-        possible = [candidate for candidate in self.candidates if candidate.prediction is not None]
-        return sorted(possible, key=lambda each: (each.config != self.selected, each.price(self.steps)))
 
 
 class NoPlanFits(Diagnostic):
@@ -71,13 +50,20 @@ class Selection:
 
 
 def search(
-    step: Module, machine: Machine, request: Request, *, pool: CompilerPool, steps: int = EXPECTED_STEPS
+    step: Module,
+    machine: Machine,
+    request: Request,
+    *,
+    pool: CompilerPool,
+    steps: int = EXPECTED_STEPS,
+    measure: MeasureKernels | None = None,
+    autotune: Autotune | None = None,
 ) -> Selection:
     """The best plan for `steps` runs of `step` on `machine` that keeps to `request`.
 
     Candidates are compiled for the sizes of the example, in a third of the time that open sizes take; these only the
-    selected plan gets. Raises Diagnostic where the request is impossible and where no candidate can be compiled,
-    NoPlanFits where none fits.
+    selected plan gets. `measure` measures kernels of the best ones, and `autotune` runs the best of all. Raises
+    Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none fits.
     """
     wanted = relaxed(step, request)
     if wanted != request:
@@ -92,10 +78,16 @@ def search(
         found = _evaluated(example, space.without(rejected), compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *rejected.values()], machine, wanted)
+        if measure is not None:
+            found, machine = measured(example, found, machine, steps, measure)
         search_result = _select(found, steps)
+        if autotune is not None:
+            search_result = autotune(example, search_result, machine)
         plan = _well_formed(step, search_result.selected, machine)
         if isinstance(plan, Plan):
-            return _finish(step, machine, replace(search_result, candidates=(*found, *rejected.values())), plan)
+            return _finish(
+                step, machine, replace(search_result, candidates=(*search_result.candidates, *rejected.values())), plan
+            )
         # Search again without it: candidates that were dropped because this one is better may be selected now.
         rejected[plan.config] = plan
         _log_crashes([plan])
@@ -155,7 +147,10 @@ def _logged(step: Module, selection: Selection) -> Selection:
     for other in search_result.ranked[1:2]:
         assert other.prediction is not None
         ratio = other.price(search_result.steps) / chosen.price(search_result.steps)
-        log.next_best(chosen.prediction, other.config, other.prediction, ratio if ratio > 1 + TIE else None)
+        if other.seconds is not None:
+            log.next_fastest(other.config, ratio)
+        else:
+            log.next_best(chosen.prediction, other.config, other.prediction, ratio if ratio > 1 + TIE else None)
     if search_result.apart > memory:
         log.split_does_not_fit(search_result.apart, memory)
     if search_result.held > memory:

@@ -10,6 +10,7 @@ from typing import Final
 from moaic.ir.errors import Diagnostic
 from moaic.planner.request import parse_request
 from moaic.runtime.host.env_flags import (
+    AUTOTUNE_VARIABLE,
     COMPILE_VARIABLE,
     FULL,
     GRAPHS_VARIABLE,
@@ -73,6 +74,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "MOAI_CACHE": _check_cache,
     COMPILE_VARIABLE: lambda word: says_when("compiling", word),
     GRAPHS_VARIABLE: lambda word: says_yes("CUDA graphs", word),
+    AUTOTUNE_VARIABLE: lambda word: says_count(AUTOTUNE_VARIABLE, word),
     STEPS_VARIABLE: lambda word: says_count(STEPS_VARIABLE, word),
     TRACEBACK_VARIABLE: _check_trace,
     "MOAI_DEVICE": _check_device,

@@ -10,8 +10,9 @@ from functools import cache
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.runtime.controller import session
-from moaic.runtime.controller.calibrate import measured
+from moaic.runtime.controller.calibrate import drop, drop_old, measured
 from moaic.support.cache_folder import cache_folder
+from moaic.support.kernel_profile import this_profile
 
 
 @cache
@@ -23,6 +24,26 @@ def this_machine() -> Machine:
 def idle_bytes() -> Mapping[str, int]:
     """Bytes of an idle worker, by kind of memory."""
     return json.loads(_measures())["idle"]
+
+
+def measured_anew() -> Machine:
+    """This machine, measured now; what was known of it and of its kernels is dropped."""
+    folder, flavor = cache_folder(os.environ), session.SESSION.flavor()
+    this_profile().forget()
+    if folder is not None:
+        drop(folder, flavor)
+    _measures.cache_clear()
+    this_machine.cache_clear()
+    return this_machine()
+
+
+def forget_old_measurements() -> bool:
+    """Whether measurements on disk were older than a day, and are gone: the next program measures anew."""
+    folder = cache_folder(os.environ)
+    if folder is None or not drop_old(folder, session.SESSION.flavor()):
+        return False
+    this_profile().forget()
+    return True
 
 
 @cache

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from moaic.ir.attention import is_causal, query_key_value
 from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.graph import Function, Module, Op
 from moaic.ir.layout import Mesh
@@ -27,6 +28,7 @@ from moaic.passes.estimate.simulate import simulate
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf import optimizer
 from moaic.passes.perf.fusion import Fused, FusedKernel
+from moaic.passes.perf.kernel_text import kernel_text
 from moaic.passes.perf.links import are_inside, group_along
 from moaic.passes.perf.machine import Machine, MadeKernel, larger_side
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number, total
@@ -206,7 +208,16 @@ def _made(kernel: MadeKernel, machine: Machine) -> Number:
 
 
 def _kernel(kernel: FusedKernel, machine: Machine) -> Number:
-    """Seconds of one kernel."""
+    """Seconds of one kernel, as measured if its heavy op was."""
+    if kernel.heavy is not None and machine.kernels is not None:
+        measured = machine.kernels.get(kernel_text(kernel.heavy))
+        if measured is not None:
+            return measured
+    return rated(kernel, machine)
+
+
+def rated(kernel: FusedKernel, machine: Machine) -> Number:
+    """Seconds of one kernel by the machine's rates."""
     arithmetic = total(_arithmetic(op, machine) for op in kernel.ops)
     return _roofline(arithmetic, machine.seconds_to_move(kernel.nbytes), machine, is_heavy=kernel.heavy is not None)
 
@@ -223,6 +234,8 @@ def _arithmetic(op: Op, machine: Machine) -> Number:
     if not flops:
         return ZERO
     rate = machine.rate(declaration_of(op).cost, next(op.inputs(), op.results[0]).type.dtype)
+    if is_causal(op):
+        flops *= machine.causal_share(query_key_value(op)[1].type.shape[2])
     return Number(flops / rate.value, rate.source)
 
 

@@ -72,10 +72,14 @@ class Machine:
     """Seconds of computing that each second of a collective beside it costs: both use the memory, and cores."""
     adds_traffic: bool = False
     """Whether arithmetic and traffic of a heavy kernel add up, as on GPUs, whose tiles load before they multiply."""
+    causal_block: int = 0
+    """Keys that a kernel of causal attention reads or skips at once; 0 where it is as good as any."""
     levels: tuple[Level, ...] = ()
     """The levels of its links, the innermost first; the last joins all workers."""
     made: Mapping[str, tuple[MadeKernel, ...]] = field(default_factory=dict[str, tuple[MadeKernel, ...]])
     """Generated kernels of functions, by `key_of` the function: more exact than `fusion` where they are known."""
+    kernels: Mapping[str, Number] | None = None
+    """Seconds of heavy ops that were measured in exactly these sizes, by `kernel_text`."""
 
     def rate(self, family: str, dtype: str) -> Number:
         """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
@@ -89,6 +93,10 @@ class Machine:
                 Number(float("inf"), MeasureSource.ASSUMED) if wide is None else wide.worse(MeasureSource.INTERPOLATED)
             )
         return Number(self._matmul(dtype).value * ASSUMED_EFFICIENCY[family], MeasureSource.ASSUMED)
+
+    def causal_share(self, keys: int) -> float:
+        """What a kernel of causal attention over `keys` computes, relative to the half that it must."""
+        return 1 + min(self.causal_block, keys) / keys
 
     def slowdown(self, dtype: str) -> float:
         """The time of a matrix product in this type, relative to that in float32."""

@@ -26,9 +26,11 @@ def to_text(machine: Machine) -> str:
             "overlaps": machine.overlaps,
             "contention": machine.contention,
             "adds_traffic": machine.adds_traffic,
+            "causal_block": machine.causal_block,
             "levels": [_level_out(level) for level in machine.levels],
             "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
             "links": {kind: _link_out(link) for kind, link in sorted(machine.links.items())},
+            "kernels": machine.kernels and {key: _number_out(number) for key, number in machine.kernels.items()},
             "made": {key: [astuple(kernel) for kernel in kernels] for key, kernels in sorted(machine.made.items())},
         },
         indent=1,
@@ -45,13 +47,15 @@ def from_text(text: str, name: str = "this") -> Machine:
             memory=int(data["memory"]),
             bandwidth=_number_in(data["bandwidth"]),
             call_overhead=_number_in(data["call_overhead"]),
-            flops={str(key): _number_in(number) for key, number in data["flops"].items()},
+            flops=_numbers_in(data["flops"]),
             launch=_number_in(data["launch"]) if "launch" in data else ZERO,
             overlaps=bool(data.get("overlaps", False)),
             contention=float(data.get("contention", 0.0)),
             adds_traffic=bool(data.get("adds_traffic", False)),
+            causal_block=int(data.get("causal_block", 0)),
             levels=tuple(_level_in(level) for level in data.get("levels", [])),
             links={str(kind): _link_in(link) for kind, link in data.get("links", {}).items()},
+            kernels=None if (known := data.get("kernels")) is None else _numbers_in(known),
             made={
                 str(key): tuple(MadeKernel(*kernel) for kernel in kernels)
                 for key, kernels in data.get("made", {}).items()
@@ -85,6 +89,10 @@ def _level_in(data: Mapping[str, Any]) -> Level:
 
 def _number_out(number: Number) -> list[float | str]:
     return [number.value, str(number.source)]
+
+
+def _numbers_in(numbers: Mapping[str, Any]) -> dict[str, Number]:
+    return {str(key): _number_in(number) for key, number in numbers.items()}
 
 
 def _number_in(pair: list[float | str]) -> Number:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,8 +25,9 @@ from moaic.ir.graph import Attr, Function, Module, Op, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.op_names import SCALED_MM, SDPA, SDPA_BACKWARD
 from moaic.ir.printer import render
-from moaic.ir.types import TensorType
+from moaic.ir.types import FLOAT8, FLOATING, TensorType
 from moaic.runtime.controller.accelerator import Accelerator
+from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.launch import carrier_for
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.flavors import Flavor
@@ -34,7 +36,7 @@ from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.text.files import write_whole
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the probes and the format; a new one invalidates saved measurements."""
 
 AXIS: Final = "w"
@@ -45,7 +47,17 @@ ROUNDS: Final = 3
 GPU_SCALE: Final = 8
 """Factor on the dims of GPU probes, so that a kernel takes longer than its launch. Assumed, not measured."""
 
+CAUSAL_BLOCK: Final = 512
+"""Keys that PyTorch's attention for CPUs reads at once (`kvSplitSize` of FlashAttentionKernel.cpp): causal attention
+over fewer skips none."""
+
+COMPILED: Final = 2.5
+"""Speed of exp in Inductor's kernels, which are right to 20 ulp, relative to the op alone: measured on a Zen CPU."""
+
 KINDS: Final = ("compute", "communicate")
+
+DAY: Final = 86_400.0
+"""Seconds."""
 
 BUSY: Final = 2.0
 """Load per core above which the machine is busy: measurements are then repeated at the next quiet start."""
@@ -69,7 +81,7 @@ def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> s
 
     A measurement made on a busy machine is used until this is called while the machine is not busy.
     """
-    path = None if folder is None else folder / f"machine-{_fingerprint(flavor)}.json"
+    path = None if folder is None else _path(folder, flavor)
     is_busy = os.getloadavg()[0] > BUSY * cores()
     if path is not None and path.exists():
         known = path.read_text(encoding="utf-8")
@@ -81,19 +93,40 @@ def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> s
     return text
 
 
+def drop(folder: Path, flavor: Flavor) -> None:
+    """Removes a measurement, if there is one."""
+    with contextlib.suppress(OSError):
+        _path(folder, flavor).unlink()
+
+
+def drop_old(folder: Path, flavor: Flavor) -> bool:
+    """Removes a measurement that is older than a day; whether there was one."""
+    path = _path(folder, flavor)
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > DAY:
+            path.unlink()
+            return True
+    return False
+
+
+def _path(folder: Path, flavor: Flavor) -> Path:
+    return folder / f"machine-{fingerprint(flavor)}.json"
+
+
 def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     """Run every probe on all workers; the slowest worker counts."""
     ranks = accelerator.flavor
     mesh = Mesh(((AXIS, ranks),))
     scale = GPU_SCALE if flavor.gpus else 1
     has_float8 = all(gpu.has_float8 for gpu in usable(os.environ)[: flavor.gpus])
-    # A GPU computes light ops faster than it reads their operands: the memory traffic hides them.
+    # A GPU computes all light ops faster than it reads their operands: the memory traffic hides them.
     light = [] if flavor.gpus else _light()
-    probes = [*_arithmetic(scale, has_float8), *light, *_traffic(scale)]
+    block = 0 if flavor.gpus else CAUSAL_BLOCK
+    probes = [*_arithmetic(scale, has_float8, block), *light, *_traffic(scale)]
     programs = [render(_called(probe, mesh)) for probe in probes]
     collectives = _collectives(ranks) if ranks > 1 else []
     programs += [render(_moved(probe, mesh)) for probe in collectives]
-    seconds = _time(accelerator, programs)
+    seconds = timed(accelerator, programs)
     rates = {
         probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
         for probe, spent in zip(probes, seconds, strict=False)
@@ -110,24 +143,29 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         "bandwidth": _measured(rates.pop("bandwidth")),
         # Measured without Inductor's wrapper around the kernel.
         "call_overhead": [1.0 / rates.pop("calls"), "interpolated"],
-        "flops": {name: _measured(rate) for name, rate in sorted(rates.items())},
+        "flops": {
+            name: [rate, "interpolated" if name.startswith("costly") else "measured"]
+            for name, rate in sorted(rates.items())
+        },
         "links": _links(collectives, collective_seconds, ranks),
+        "causal_block": block,
         "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
     }
 
 
-def _time(accelerator: Accelerator, programs: Sequence[str]) -> list[dict[str, float]]:
-    """Seconds of each program on the slowest worker, in the best round: other processes use the machine too."""
+def timed(accelerator: Accelerator, programs: Sequence[str], rounds: int = ROUNDS) -> list[dict[str, float]]:
+    """Seconds of each program on the slowest worker, in the best of `rounds`: other processes use the machine too."""
     numbers = [accelerator.load(program, compiled=False) for program in programs]
-    inputs = [_inputs(accelerator, number) for number in numbers]
+    inputs = [inputs_of(accelerator, number) for number in numbers]
     totals: list[dict[int, dict[str, float]]] = []
-    for _ in range(1 + ROUNDS):
+    for _ in range(1 + rounds):
         for number, buffers in zip(numbers, inputs, strict=True):
             accelerator.run(number, buffers, [None] * len(accelerator.program(number).results))
         totals.append(_spent(accelerator, numbers))
-    rounds = list(pairwise(totals))
+    # The first report comes after the round that warms up libraries and memory.
+    measured = list(pairwise(totals))
     return [
-        {kind: min(after[number][kind] - before[number][kind] for before, after in rounds) for kind in KINDS}
+        {kind: min(after[number][kind] - before[number][kind] for before, after in measured) for kind in KINDS}
         for number in numbers
     ]
 
@@ -143,10 +181,13 @@ def _spent(accelerator: Accelerator, numbers: Sequence[int]) -> dict[int, dict[s
     }
 
 
-def _inputs(accelerator: Accelerator, number: int) -> list[Any]:
-    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in accelerator.program(number).params]
+def inputs_of(accelerator: Accelerator, number: int) -> list[Buffer]:
+    """Buffers of a constant value for the parameters of a loaded program, its random key left out."""
+    main = accelerator.program(number)
+    given = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
+    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in given]
     for buffer in buffers:
-        accelerator.fill(buffer, 0.5)
+        accelerator.fill(buffer, 0.5 if buffer.dtype in FLOATING | FLOAT8 else 0)
     return buffers
 
 
@@ -155,11 +196,18 @@ def _called(probe: Probe, mesh: Mesh) -> Module:
     inner = tuple(Value(type_) for type_ in probe.operands)
     results = tuple(Value(type_) for type_ in probe.results)
     function = Function("probe", inner, (Op(probe.op, inner, results, probe.attrs),), results)
-    params = tuple(Value(type_) for type_ in probe.operands)
-    calls = [
-        Op("call", params, tuple(Value(type_) for type_ in probe.results), {"callee": "probe"})
-        for _ in range(probe.repeats)
-    ]
+    return repeated(function, mesh, probe.repeats)
+
+
+def repeated(function: Function, mesh: Mesh, repeats: int) -> Module:
+    """A program that calls a function so many times on the same operands."""
+    params = tuple(Value(param.type) for param in function.params)
+
+    def call() -> Op:
+        results = tuple(Value(result.type) for result in function.results)
+        return Op("call", params, results, {"callee": function.name})
+
+    calls = [call() for _ in range(repeats)]
     return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
 
 
@@ -176,26 +224,23 @@ def _moved(probe: Probe, mesh: Mesh) -> Module:
     return Module((function, Function("main", (param,), tuple(ops), ops[-1].results)), mesh)
 
 
-def _arithmetic(scale: int, has_float8: bool) -> list[Probe]:
+def _arithmetic(scale: int, has_float8: bool, block: int) -> list[Probe]:
     return [
         *(
             _product(dtype, scale * size, repeats)
             for dtype, size, repeats in (("f32", 1024, 1), ("bf16", 1024, 1), ("f16", 1024, 1), ("f64", 512, 1))
         ),
         *([_narrow_product(scale * 1024)] if has_float8 else []),
-        *_attention("f32", scale),
-        *_attention("bf16", scale),
+        *_attention("f32", scale, block),
+        *_attention("bf16", scale, block),
         _convolution(scale),
     ]
 
 
 def _light() -> list[Probe]:
-    """Elementwise ops: Inductor fuses mostly these."""
+    """Functions such as exp. Arithmetic hides behind the traffic: 40 ops of a kernel of Inductor took no longer."""
     tile = TensorType("f32", (256, 256))
-    return [
-        Probe("cheap.f32", "aten.mul.Tensor", (tile, tile), (tile,), float(prod(tile.shape)), 100),
-        Probe("costly.f32", "aten.exp", (tile,), (tile,), float(prod(tile.shape)), 100),
-    ]
+    return [Probe("costly.f32", "aten.exp", (tile,), (tile,), COMPILED * prod(tile.shape), 100)]
 
 
 def _product(dtype: str, size: int, repeats: int) -> Probe:
@@ -209,11 +254,11 @@ def _narrow_product(size: int) -> Probe:
     return Probe("mm.f8", SCALED_MM, (narrow, narrow, scale, scale), (result,), 2.0 * size**3, 1, {"dtype": "bf16"})
 
 
-def _attention(dtype: str, scale: int) -> list[Probe]:
+def _attention(dtype: str, scale: int, block: int) -> list[Probe]:
     batch, heads, rows, width = 2 * scale, 8, 256 * scale, 64
     whole, sums = TensorType(dtype, (batch, heads, rows, width)), TensorType("f32", (batch, heads, rows))
-    scores = float(batch * heads * rows * rows)
-    # Causal attention does half of the work, as its FLOPs say.
+    # Causal attention must do half of the work, as its FLOPs say; whole blocks are more.
+    scores = batch * heads * rows * rows * (1 + min(block, rows) / rows)
     attrs: dict[str, Attr] = {"is_causal": True, "scale": 0.125}
     three = (whole, whole, whole)
     return [
@@ -313,7 +358,7 @@ def _idle(accelerator: Accelerator) -> dict[str, int]:
     }
 
 
-def _fingerprint(flavor: Flavor) -> str:
+def fingerprint(flavor: Flavor) -> str:
     """A digest of the properties of the machine on which the measurements depend."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     size = [flavor.workers, flavor.memory]

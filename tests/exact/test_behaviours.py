@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from moaic.compile.planning import graph_mode
+from moaic.compile.step_clock import STEPS, WARM_UP
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.env_flags import GraphMode
 from tests.exact.models import EXAMPLES, VOCABULARY
@@ -328,6 +330,7 @@ def test_steps_may_be_recorded_where_devices_can(asked: Mapping[str, Any], monke
         ({"options": {"dq": 2}}, "there is no plan option `dq`"),
         ({"options": {"precision": "int3"}}, "invalid value `int3` for precision"),
         ({"options": "dp=2"}, "the options of torch.compile are 'dp=2', which is no dict"),
+        ({"options": {"autotune": 0}}, "autotune=0 is not a positive whole number"),
         ({"options": {"expected_steps": 0}}, "expected_steps=0 is not a positive whole number"),
         ({"options": {"cuda_graphs": "perhaps"}}, r"invalid value `perhaps` for cuda_graphs\n.*choose True or False"),
     ],
@@ -372,3 +375,24 @@ def test_a_hook_that_copies_saved_tensors_is_an_error() -> None:
         output = call(torch.ones(2, 8, device="moai"))
     with pytest.raises(Diagnostic, match="a hook on saved tensors has put a copy"):
         output.sum().backward()
+
+
+def test_plans_that_run_before_the_first_step_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`autotune` runs them on values of their own; steps are then timed, and told once."""
+    torch.compiler.reset()
+    for name, value in {"MOAI_LOG": "info", "MOAI_CACHE": "off", "MOAI_COMPILE": "0", "MOAI_AUTOTUNE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    host, model = LLAMA.model(), LLAMA.model().to("moai")
+    call: Any = torch.compile(model, backend="moai")
+
+    def there(**batch: Tensor) -> Any:
+        return call(**{name: tensor.to("moai") for name, tensor in batch.items()})
+
+    with caplog.at_level(logging.INFO, "moaic"):
+        same(clip(model, there), clip(host, host))
+        assert sum(" were predicted." in line for line in caplog.messages) == 2
+        for _ in range(WARM_UP + 2 * STEPS):
+            there(**LLAMA.batch()).loss.backward()
+    assert sum(line.startswith("Measured: a step takes ") for line in caplog.messages) == 1

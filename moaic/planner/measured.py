@@ -1,0 +1,78 @@
+"""The best candidates priced again, with the measured times of exactly the kernels that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from moaic.ir.graph import Module
+from moaic.ir.parser import parse
+from moaic.passes.estimate.step_time import rated
+from moaic.passes.perf.fusion import fuse
+from moaic.passes.perf.machine import Machine
+from moaic.passes.perf.numbers import Number
+from moaic.planner.outcome import Candidate
+from moaic.planner.pricer import Pricer
+
+MeasureKernels = Callable[[Mapping[str, float]], Mapping[str, Number]]
+"""Returns seconds of kernels, by text, given the seconds that each is expected to take; it may leave some out."""
+
+NEAR: Final = 1.15
+"""Price, relative to the best, up to which a candidate may be the best once its kernels are measured: rates are within
+8 % for the plans of `bench/predictions.py`."""
+
+MOST: Final = 4
+"""Candidates that are priced again."""
+
+SHORT: Final = 0.02
+"""Seconds of a step below which calls and launches decide, not kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Mapping[str, Number]):
+    """A table of kernels that knows none and notes which it is asked for."""
+
+    texts: dict[str, None] = field(default_factory=dict[str, None])
+
+    def __getitem__(self, text: str) -> Number:
+        self.texts[text] = None
+        raise KeyError(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def measured(
+    step: Module, found: Sequence[Candidate], machine: Machine, steps: int, measure: MeasureKernels
+) -> tuple[list[Candidate], Machine]:
+    """All candidates, the best of them priced again, and the machine with the kernels that were measured for them."""
+    possible = sorted((each for each in found if each.prediction), key=lambda each: each.price(steps))
+    best = possible[0].price(steps)
+    near = [each for each in possible if each.price(steps) <= NEAR * best][:MOST]
+    if best < SHORT:
+        return [*found], machine
+    kernels = measure(_expected(step, near, machine))
+    machine = replace(machine, kernels=kernels)
+    pricer = Pricer(step, machine)
+    again = {each.config: replace(each, prediction=pricer.price(each.config)[1], is_measured=True) for each in near}
+    return [again.get(each.config, each) for each in found], machine
+
+
+def _expected(step: Module, candidates: Sequence[Candidate], machine: Machine) -> dict[str, float]:
+    """Seconds of the heavy kernels of candidates, by the machine's rates."""
+    asked = _Asked()
+    pricer = Pricer(step, replace(machine, kernels=asked))
+    for each in candidates:
+        pricer.price(each.config)
+    return {text: by_rates(text, machine) for text in asked.texts}
+
+
+def by_rates(text: str, machine: Machine) -> float:
+    """Seconds that a kernel is expected to take by the machine's rates."""
+    (function,) = parse(text).functions
+    (kernel,) = fuse(function).kernels
+    return rated(kernel, machine).value
