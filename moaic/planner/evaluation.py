@@ -31,7 +31,7 @@ from moaic.passes.estimate.lower_bound import (
     unstaged,
     work_of,
 )
-from moaic.passes.estimate.stages import Least
+from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf.machine import Machine
 from moaic.planner.candidates import CandidateSpace
@@ -60,7 +60,7 @@ class _Waiting:
     """Where all candidates on a mesh wait as one, the simplest: the mesh with each number of parts and schedule."""
     others: int = 0
     """How many candidates wait beside it then."""
-    stages: Least | None = None
+    stages: StageBound | None = None
     """What its stages take at least, once that was asked; nothing where the step has no equal layers."""
 
     @property
@@ -277,7 +277,7 @@ class Evaluation:
 
     def _bound_by_stages(self, pipelines: Sequence[_Waiting]) -> None:
         """Better bounds for these pipelines."""
-        for each, found in zip(pipelines, self.pool.least([each.config for each in pipelines]), strict=True):
+        for each, found in zip(pipelines, self.pool.stage_bounds([each.config for each in pipelines]), strict=True):
             each.stages = found
             each.seconds, each.nbytes = max(each.seconds, found.seconds), max(each.nbytes, found.nbytes)
 
@@ -301,8 +301,8 @@ class Evaluation:
         for plan, configs in levels.items():
             works = [work_of(each, costs[each], sized[each], gradients) for each in configs if each in sized]
             if works:
-                memory = next((work.replicated for work in works if work.replicated is not None), None)
-                known[plan] = replace(min(works, key=lambda work: work.seconds), replicated=memory)
+                memory = next((work.memory_replicated for work in works if work.memory_replicated is not None), None)
+                known[plan] = replace(min(works, key=lambda work: work.seconds), memory_replicated=memory)
             elif plan == least(plan) and (reason := made[configs[0]].dropped):
                 self.impossible[plan] = reason
         self.bounds = replace(self.bounds, simpler={**self.bounds.simpler, **known})

@@ -29,6 +29,14 @@ SHORT: Final = 0.02
 """Seconds of a step below which calls and launches decide, not kernels."""
 
 
+def kernels_of(machine: Machine) -> MeasureKernels | None:
+    """What tells the kernels that were measured on a machine before; None where there are none."""
+    known = machine.kernels
+    if not known:
+        return None
+    return lambda expected: {text: known[text] for text in expected if text in known}
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked(Mapping[str, Number]):
     """A table of kernels that knows none and notes which it is asked for."""
@@ -56,6 +64,8 @@ def measured(
     if best < SHORT:
         return [*found], machine
     kernels = measure(_expected(step, near, machine))
+    if not kernels:
+        return [*found], machine
     machine = replace(machine, kernels=kernels)
     pricer = Pricer(step, machine)
     again = {each.config: replace(each, prediction=pricer.price(each.config)[1], is_measured=True) for each in near}

@@ -11,7 +11,7 @@ from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.passes.estimate.lower_bound import unstaged
 from moaic.passes.estimate.memory import Memory, fused_functions
-from moaic.passes.estimate.stages import Least, least_of
+from moaic.passes.estimate.stages import StageBound, bound_of_stages
 from moaic.passes.estimate.step_time import Prediction, function_seconds
 from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
@@ -52,20 +52,20 @@ class Pricer:
         found = self._sketches_of(config)
         return None if found is None else extrapolated(*found)
 
-    def least(self, config: Config) -> Least:
+    def stage_bound(self, config: Config) -> StageBound:
         """What the pipeline of `config` takes at least.
 
         Nothing where the step is not deep or has no gradients, and for a single micro-batch.
         """
         if not self._trains or config.micro_batches == 1:
-            return Least()
+            return StageBound()
         try:
             found = self._sketches_of(unstaged(config))
             schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
             stages = self._shares_of(schedule.stages)
         except Diagnostic:
-            return Least()
-        return Least() if found is None else least_of(config, schedule, stages, *found)
+            return StageBound()
+        return StageBound() if found is None else bound_of_stages(config, schedule, stages, *found)
 
     def _shares_of(self, stages: int) -> list[Share]:
         """What each of so many stages has of the stacks that have deeper sketches."""

@@ -24,7 +24,7 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.config import Config
 from moaic.passes.estimate.lower_bound import replicated, unstaged
-from moaic.passes.estimate.stages import Least
+from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
@@ -101,18 +101,18 @@ class ProcessPool:
         _at_once([_bound(work, member) for member in self._members])
         return [found[config] for config in configs]
 
-    def least(self, configs: Sequence[Config]) -> list[Least]:
+    def stage_bounds(self, configs: Sequence[Config]) -> list[StageBound]:
         """What these pipelines take at least; nothing of one that kills its process, which is logged as a bug."""
         waiting = deque(_families(configs, unstaged))
-        found: dict[Config, Least] = {}
+        found: dict[Config, StageBound] = {}
 
         def work(member: _Member) -> None:
             for config in _drain(waiting):
                 try:
-                    found[config] = Least(**member.ask({"least": config_out(config)}))
+                    found[config] = StageBound(**member.ask({"stages": config_out(config)}))
                 except Crash as crash:
                     log.unbounded(str(crash))
-                    found[config] = Least()
+                    found[config] = StageBound()
 
         _at_once([_bound(work, member) for member in self._members[: len(configs)]])
         return [found[config] for config in configs]

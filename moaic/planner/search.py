@@ -25,7 +25,7 @@ from moaic.planner import log
 from moaic.planner.autotune import Autotune
 from moaic.planner.candidates import CandidateSpace, candidate_space, relaxed
 from moaic.planner.evaluation import Evaluation
-from moaic.planner.measured import MeasureKernels, measured
+from moaic.planner.measured import MeasureKernels, kernels_of, measured
 from moaic.planner.outcome import TIE, Candidate, SearchResult, crashed, simplest_of_equals
 from moaic.planner.worker import CompilerPool, InProcessPool
 from moaic.text.units import mib
@@ -62,9 +62,13 @@ def search(
     """The best plan for `steps` runs of `step` on `machine` that keeps to `request`.
 
     Candidates are compiled for the sizes of the example, in a third of the time that open sizes take; these only the
-    selected plan gets. `measure` measures kernels of the best ones, and `autotune` runs the best of all. Raises
-    Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none fits.
+    selected plan gets. `measure` measures kernels of the best ones, instead of what `machine` knows of them, and
+    `autotune` runs the best of all. Raises Diagnostic where the request is impossible and where no candidate can be
+    compiled, NoPlanFits where none fits.
     """
+    measure = measure or kernels_of(machine)
+    # Bounds are made of rates.
+    machine = replace(machine, kernels=None)
     wanted = relaxed(step, request)
     if wanted != request:
         log.batch_split_otherwise(step)

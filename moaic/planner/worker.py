@@ -23,7 +23,7 @@ from moaic.ir.graph import Module
 from moaic.ir.parser import parse
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import Memory
-from moaic.passes.estimate.stages import Least
+from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
@@ -58,7 +58,7 @@ class CompilerPool(Protocol):
         """Predictions for candidates that were compiled."""
         ...
 
-    def least(self, configs: Sequence[Config]) -> list[Least]:
+    def stage_bounds(self, configs: Sequence[Config]) -> list[StageBound]:
         """What pipelines of deep steps take at least, far sooner than they are compiled; nothing for other steps."""
         ...
 
@@ -78,13 +78,13 @@ class InProcessPool:
     def cost(self, configs: Sequence[Config]) -> list[Prediction]:
         return [self._ready.cost(config) for config in configs]
 
-    def least(self, configs: Sequence[Config]) -> list[Least]:
+    def stage_bounds(self, configs: Sequence[Config]) -> list[StageBound]:
         try:
-            return [self._ready.least(config) for config in configs]
+            return [self._ready.stage_bound(config) for config in configs]
         except Exception:
             # As with a candidate that crashes: training goes on.
             log.unbounded(traceback.format_exc())
-            return [Least() for _ in configs]
+            return [StageBound() for _ in configs]
 
     @property
     def _ready(self) -> Compiler:
@@ -115,9 +115,9 @@ class Compiler:
             self._predictions[config] = self._pricer.price(config)[1]
         return self._predictions[config]
 
-    def least(self, config: Config) -> Least:
+    def stage_bound(self, config: Config) -> StageBound:
         """A bound on what the pipeline `config` takes."""
-        return self._pricer.least(config)
+        return self._pricer.stage_bound(config)
 
 
 def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
@@ -131,9 +131,9 @@ def serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
         elif "compile" in request:
             assert compiler is not None
             answer = compiled_out(compiler.compile(config_in(request["compile"])))
-        elif "least" in request:
+        elif "stages" in request:
             assert compiler is not None
-            answer = asdict(compiler.least(config_in(request["least"])))
+            answer = asdict(compiler.stage_bound(config_in(request["stages"])))
         else:
             assert compiler is not None
             answer = prediction_out(compiler.cost(config_in(request["cost"])))

@@ -87,7 +87,7 @@ class Work:
     """Seconds that do not become fewer with the sizes of values: of calls and launches."""
     over_dp: float = 0.0
     """Seconds of collectives over `dp`: of gradients, but also of losses, counts and statistics of the batch."""
-    replicated: Memory | None = None
+    memory_replicated: Memory | None = None
     """Its memory, if no parameters are sharded."""
 
     @property
@@ -208,8 +208,8 @@ class Bounds:
             parts = config.ep * config.tp
             bounds.append(_nbytes(config, known.memory, parts, parts * config.cp * config.dp * config.micro_batches))
         same = self.simpler.get(replicated(config)) if config.pp == 1 else None
-        if same is not None and same.replicated is not None:
-            bounds.append(_nbytes(config, same.replicated, 1, 1))
+        if same is not None and same.memory_replicated is not None:
+            bounds.append(_nbytes(config, same.memory_replicated, 1, 1))
         return max(bounds)
 
 
@@ -221,7 +221,8 @@ def _nbytes(config: Config, held: Memory, parts: int, shares: int) -> int:
     parts *= config.pp
     beside = persistent(config, held.parameters / parts, held.optimizer / parts)
     gradients = held.gradients / parts
-    kept = _activations(held) / shares * _shape(config).kept
+    # A stage keeps what its backwards read; without these it has given most away when the next one has it.
+    kept = _activations(held) / shares * _shape(config).kept if held.gradients or config.pp == 1 else 0.0
     of_optimizer = 2 * gradients / (1 if config.distribute_param == "none" else config.dp)
     # A stage that runs all forwards before its first backward has no sums beside all activations.
     sums = gradients if config.pp == 1 else 0.0

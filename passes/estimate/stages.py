@@ -32,7 +32,7 @@ LESS_KEPT = 0.92
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class StageBound:
     """What a plan takes at least."""
 
     seconds: float = 0.0
@@ -50,9 +50,9 @@ class _Unit:
     saved: int
 
 
-def least_of(
+def bound_of_stages(
     config: Config, schedule: Schedule, stages: Sequence[Share], base: Sketch, deeper: Sequence[Deeper]
-) -> Least:
+) -> StageBound:
     """What the pipeline `config` takes at least, from sketches of the plan that its stages share (`unstaged`).
 
     There is one deeper sketch for each stack of layers.
@@ -66,7 +66,7 @@ def least_of(
     of_workers = [parts * sum(seconds[at] for at in {action.stage for action in row}) for row in schedule.workers]
     busy = max(of_workers)
     waiting = schedule.seconds(seconds) - busy
-    return Least(SHORTER * (busy + WAITING * waiting + sums / config.pp), max(nbytes))
+    return StageBound(SHORTER * (busy + WAITING * waiting + sums / config.pp), max(nbytes))
 
 
 def _unit(base: Sketch, deeper: Deeper, parts: int) -> _Unit:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.memory import Memory
-from moaic.passes.estimate.stages import Least
+from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import Number
@@ -45,5 +45,5 @@ class Scripted:
             Prediction({"heavy": Number(self.seconds[config])}, self.compiling.get(config, 0.0)) for config in configs
         ]
 
-    def least(self, configs: Sequence[Config]) -> list[Least]:
-        return [Least() for _ in configs]
+    def stage_bounds(self, configs: Sequence[Config]) -> list[StageBound]:
+        return [StageBound() for _ in configs]

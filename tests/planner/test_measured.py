@@ -108,6 +108,20 @@ def test_the_selection_knows_what_was_measured(tmp_path: Path) -> None:
     assert again.search_result == found.search_result
 
 
+def test_a_machine_that_brings_its_kernels_is_planned_for_with_them() -> None:
+    """As one is that `moaic calibrate` has written. Bounds and the prices of others are those of its rates."""
+    measure = Measures()
+    searched(measure)
+    slow = Measures(dict.fromkeys(measure.expected, 2.0))
+    found = searched(slow)
+    there = search.search(LARGE, found.machine, SMALL, pool=InProcessPool())
+    assert there.search_result == found.search_result
+    assert there.machine == found.machine
+    # Kernels of other sizes are no help.
+    other = search.search(dense(512, 128, 512), found.machine, SMALL, pool=InProcessPool())
+    assert not any(each.is_measured for each in other.search_result.candidates)
+
+
 def function(text: str) -> Function:
     (found,) = parse(text).functions
     return found

@@ -173,7 +173,7 @@ def test_pipelines_take_no_less_than_their_stages(model: str, count: int, overla
     staged = [each for each in candidates(step_of(model), 8, Request()) if each.pp > 1]
     compared = 0
     for config in Random(model).sample(staged, count):
-        plan, least = _outcome(pricer, config), pricer.least(config)
+        plan, least = _outcome(pricer, config), pricer.stage_bound(config)
         if not isinstance(plan, str) and least.seconds > 0:
             compared += 1
             memory, prediction = plan
@@ -198,7 +198,7 @@ def test_gradients_as_large_as_activations_do_not_count_before_they_exist(config
     """A worker that runs all forwards first has no sums of gradients while it has all activations."""
     wide = {**MODELS["llama"], "hidden_size": 256, "intermediate_size": 512}
     pricer = Pricer(captured_step(ModelSource("llama", wide), Sample(64, 8)), gpus(overlaps=False), worth=0)
-    (memory, prediction), least = pricer.price(config), pricer.least(config)
+    (memory, prediction), least = pricer.price(config), pricer.stage_bound(config)
     assert 0 < least.nbytes <= memory.peak
     assert 0 < least.seconds <= prediction.seconds.value * 1.001
 

@@ -31,8 +31,8 @@ def test_processes_bound_pipelines_as_this_process_does(pool: ProcessPool) -> No
     alone = InProcessPool()
     for each in (alone, pool):
         each.begin(step, where)
-    found = pool.least(pipelines)
-    assert found == alone.least(pipelines)
+    found = pool.stage_bounds(pipelines)
+    assert found == alone.stage_bounds(pipelines)
     assert all(each.seconds > 0 and each.nbytes > 0 for each in found)
 
 

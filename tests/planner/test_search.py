@@ -13,7 +13,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Config, Request, simplicity
-from moaic.passes.estimate.stages import Least
+from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.solver.costs import CostCoefficients
@@ -159,13 +159,13 @@ def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixtu
 def test_a_bug_in_a_bound_leaves_the_candidate(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(pricer: Pricer, config: Config) -> Least:
+    def fails(pricer: Pricer, config: Config) -> StageBound:
         raise KeyError(str(config))
 
-    monkeypatch.setattr(Pricer, "least", fails)
+    monkeypatch.setattr(Pricer, "stage_bound", fails)
     pool = InProcessPool()
     pool.begin(dense(), machine())
-    assert pool.least([Config(pp=2, micro_batches=2)]) == [Least()]
+    assert pool.stage_bounds([Config(pp=2, micro_batches=2)]) == [StageBound()]
     assert "which is a bug of moaic" in caplog.text
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate.lower_bound import Alone, Bounds
@@ -50,6 +53,28 @@ def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers:
         assert bounds.seconds(config) <= found.seconds * (1.0001 if config.pp == 1 else 1.15), config
         assert bounds.nbytes(config) <= found.memory.peak, config
     assert compared > 20
+
+
+def test_micro_batches_without_gradients_are_not_kept() -> None:
+    """Whatever the schedule: a stage of an evaluation keeps nothing of a forward for a backward."""
+    step = load("""// moai 1
+func @step(%x: f32[4096, 256] input "x", %a: f32[256, 256] param "a", %b: f32[256, 2] param "b")
+    -> (f32[4096, 2] output "y") {
+  %u = aten.mm %x, %a : f32[4096, 256] forward
+  %v = aten.relu %u : f32[4096, 256] forward
+  %w = aten.mm %v, %a : f32[4096, 256] forward
+  %y = aten.mm %w, %b : f32[4096, 2] forward
+  return %y
+}
+""")
+    prices = Prices(step, machine(workers=4))
+    bounds = Bounds({Config(): prices.of(Config())}, prices.machine)
+    compared = 0
+    for config in candidates(step, 4, Request(schedule="gpipe")):
+        with suppress(Diagnostic):
+            assert bounds.nbytes(config) <= prices.of(config).memory.peak, config
+            compared += 1
+    assert compared > 5
 
 
 def test_what_is_not_known_bounds_nothing() -> None:
