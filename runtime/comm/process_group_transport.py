@@ -3,7 +3,7 @@
 Each group of ranks has a process group, made at its first use. Making one blocks until every rank takes part, which
 does not deadlock, as all ranks communicate in the order of one list.
 
-Process groups only carry bytes. Sums are computed here, in the order of the group. A backend's own sum follows its
+Process groups only carry bytes. Sums are computed here, in the order of `summed`. A backend's own sum follows its
 rings and trees, so two groups that sum the same copies would round differently. The volume is that of a ring: each rank
 gets one segment from all others and sends its sum to all.
 """

@@ -1,8 +1,8 @@
 """The interface of transports: the collectives that programs, resharding and reductions call.
 
-Every rank of a group calls the same collective with tensors of equal shape. Sums are computed in the order of the
-group, so all ranks get the same bits, whatever the transport. Sums of 16-bit floats are computed in float32 and rounded
-once.
+Every rank of a group calls the same collective with tensors of equal shape. Sums are computed by a tree over the index
+in the group (`summed`), so all ranks get the same bits, whatever the transport. Sums of 16-bit floats are computed in
+float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -126,14 +126,21 @@ class Transport(Protocol):
 
 
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The sum of the terms in their order. `out` must not be one of the terms."""
-    first, second, *rest = terms
-    if rest and first.dtype in _HALF:
-        wide = first.float()
-        for term in terms[1:]:
-            wide += term
-        return wide.to(first.dtype) if out is None else out.copy_(wide)
-    total = torch.add(first, second) if out is None else torch.add(first, second, out=out)
-    for term in rest:
-        total += term
-    return total
+    """The sum of the terms by a balanced binary tree over their order, cut at the largest power of two below the count.
+
+    Aligned halves, quarters … of the terms that are summed so first give the same bits: hosts may add up what they hold
+    before they exchange it. `out` must not be one of the terms.
+    """
+    if len(terms) > 2 and terms[0].dtype in _HALF:
+        wide = _tree(terms, torch.float32)
+        return wide.to(terms[0].dtype) if out is None else out.copy_(wide)
+    return _tree(terms, terms[0].dtype, out)
+
+
+def _tree(terms: Sequence[Tensor], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """The sum of two or more terms, in this dtype."""
+    middle = 1 << (len(terms) - 1).bit_length() - 1
+    later = terms[-1] if middle == len(terms) - 1 else _tree(terms[middle:], dtype)
+    if middle == 1:
+        return torch.add(terms[0].to(dtype), later, out=out)
+    return _tree(terms[:middle], dtype, out).add_(later)
