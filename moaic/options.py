@@ -64,10 +64,10 @@ def choices_from(options: Mapping[str, object]) -> Choices:
 def check_backend_options(options: Mapping[str, object]) -> None:
     """Raises Diagnostic for an unknown name or value among options of the backend."""
     request_from({name: value for name, value in options.items() if name not in NO_DECISIONS})
-    says_count(AUTOTUNE, options.get(AUTOTUNE, 1))
+    for name in (AUTOTUNE, EXPECTED_STEPS):
+        says_count(name, 1 if options.get(name) is None else options[name])
     says_when(COMPILE, options.get(COMPILE, True))
     says_yes(CUDA_GRAPHS, options.get(CUDA_GRAPHS, False))
-    says_count(EXPECTED_STEPS, options.get(EXPECTED_STEPS, 1))
     precision_of(options.get(PRECISION))
 
 

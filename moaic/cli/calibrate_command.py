@@ -53,18 +53,22 @@ def _rates(machine: Machine) -> Iterator[tuple[str, ...]]:
 def _with_kernels(step: Module, machine: Machine) -> Machine:
     """The machine with the kernels of the step's best plans, which are printed."""
     from moaic.passes.config import Request
-    from moaic.planner.measured import by_rates
+    from moaic.planner.measured import SHORT, by_rates
     from moaic.planner.search import search
     from moaic.planner.worker import InProcessPool
     from moaic.support.kernel_profile import measured_kernels
 
     selection = search(step, machine, Request(), pool=InProcessPool(), measure=measured_kernels)
-    known = selection.machine.kernels or {}
+    known = selection.machine.kernels
+    print(f"\nplan: {selection.search_result.selected}")
+    if not known:
+        print(f"steps below {1000 * SHORT:.0f} ms are priced by rates alone")
+        return selection.machine
     rows = [
         (_op(text), _short(1e3 * by_rates(text, machine)), _short(1e3 * number.value))
         for text, number in sorted(known.items(), key=lambda item: -item[1].value)
     ]
-    print("\n".join(["", f"plan: {selection.search_result.selected}", "", *aligned_table(KERNELS, rows)]))
+    print("\n".join(["", *aligned_table(KERNELS, rows)]))
     return selection.machine
 
 

@@ -146,6 +146,9 @@ class GraphEngine:
     def run_op_by_op(self, reason: Diagnostic) -> None:
         log.op_by_op(reason.message)
 
+    def _ran(self, seconds: float) -> None:
+        self._planning.ran(seconds, is_compiled=self._compiling is not CompileMode.NEVER)
+
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
             for before in list(self._steps)[-1:]:
@@ -160,7 +163,7 @@ class GraphEngine:
                 graphs=self._graphs,
                 symbols=captured.symbols,
                 elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),
-                clock=None if captured.symbols.example else StepClock(self._planning.ran),
+                clock=None if captured.symbols.example else StepClock(self._ran),
             )
         return self._steps[captured]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +11,7 @@ from moaic.ir.printer import render
 from moaic.passes.lowering.plan import Plan
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.calibrate import inputs_of
-from moaic.runtime.controller.errors import OP_ERRORS, WorkerError
+from moaic.runtime.controller.kernel_timing import FAILURES, settle
 from moaic.runtime.host.env_flags import GraphMode
 
 ROUNDS: Final = 3
@@ -26,6 +25,9 @@ MOST_STEPS: Final = 20
 WARM_UP: Final = 2
 """Steps in which functions are compiled, libraries loaded and graphs captured."""
 
+INTEGERS: Final = (0, 1)
+"""What integer inputs are: zero is an index of any table, and one divides any number."""
+
 KEY: Final = (0, 0)
 """Of random ops."""
 
@@ -38,18 +40,25 @@ class PlanRunner:
     compiled: bool
     graphs: GraphMode
 
-    def __call__(self, plan: Plan, expected: float) -> float | None:
-        """Seconds of a step, the optimizer left out, in the best round; None where it cannot run."""
-        self.accelerator.synchronize()  # raises what has failed before, which is the user's to see
-        # Such as for want of memory, which is the same for the user: this plan is no rival.
-        with suppress(WorkerError, *OP_ERRORS.values()):
-            return self._seconds(plan.in_example().programs.joint, max(1, min(MOST_STEPS, round(LONG / expected))))
-        return None
+    def __call__(self, plan: Plan, expected: float) -> float | str:
+        """Seconds of a step, the optimizer left out, in the best round; why it cannot run, where it cannot.
 
-    def _seconds(self, program: Module, steps: int) -> float:
+        Raises EarlierFailure where an earlier command of the user has failed.
+        """
+        settle(self.accelerator)
+        program, steps = plan.in_example().programs.joint, max(1, min(MOST_STEPS, round(LONG / expected)))
+        reason = ""
+        for integer in INTEGERS:
+            try:
+                return self._seconds(program, steps, integer)
+            except FAILURES as error:
+                reason = str(error).partition("\n")[0]
+        return reason
+
+    def _seconds(self, program: Module, steps: int, integer: int) -> float:
         accelerator = self.accelerator
         number = accelerator.load(render(program), compiled=self.compiled, graphs=self.graphs, module=program)
-        main, inputs = program.main, inputs_of(accelerator, number)
+        main, inputs = program.main, inputs_of(accelerator, number, integer)
         has_key = any(main.param_role(index).kind == "key" for index in range(len(main.params)))
         outputs, resting = [None] * len(main.results), frozenset(inputs)
 

@@ -35,6 +35,7 @@ from moaic.planner import log
 from moaic.planner.autotune import Autotune
 from moaic.planner.candidates import candidates, check_request, check_workers, fitting, relaxed
 from moaic.planner.dump import dump
+from moaic.planner.measured import SHORT
 from moaic.planner.memory_fit import Sized
 from moaic.planner.plan_cache import search_cached
 from moaic.planner.processes import ProcessPool
@@ -43,6 +44,7 @@ from moaic.planner.request import parse_request, request_from
 from moaic.planner.search import NoPlanFits, Selection
 from moaic.runtime.controller import session
 from moaic.runtime.controller.calibrate import memory_per_worker
+from moaic.runtime.controller.errors import EarlierFailure
 from moaic.runtime.host import env_flags
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.env_flags import CompileMode
@@ -117,7 +119,9 @@ def autotune(options: Mapping[str, object], when: CompileMode, graphs: env_flags
     count = env_flags.says_count(AUTOTUNE, asked)
     if count == 1:
         return None
-    return Autotune(count, PlanRunner(session.accelerator(), when is not CompileMode.NEVER, graphs))
+    compiled = when is not CompileMode.NEVER
+    mode = f"{'compiled' if compiled else 'op by op'}, graphs: {graphs.value}"
+    return Autotune(count, PlanRunner(session.accelerator(), compiled, graphs), mode)
 
 
 def check_float8() -> None:
@@ -194,6 +198,8 @@ class Planning:
         try:
             with report.timed("planning_s"), log.brief() if self._piece.model.is_planned else nullcontext():
                 plan = self._first(step) if self._config is None else self._again(step, self._config)
+        except EarlierFailure as failure:
+            raise failure.error from None
         except (AssertionError, RuntimeError) as error:
             if symbols is None:
                 raise
@@ -206,12 +212,16 @@ class Planning:
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
 
-    def ran(self, seconds: float) -> None:
-        """Logs what a step took beside what was predicted; far apart, old measurements of the machine are dropped."""
+    def ran(self, seconds: float, *, is_compiled: bool) -> None:
+        """Logs what a step took beside what was predicted; far apart, old measurements of the machine are dropped.
+
+        Not for short steps, of which calls are most, nor for those op by op: predictions are for compiled functions.
+        """
         if self._predicted is None or not self._piece.is_whole:
             return
         log.measured(seconds, self._predicted)
-        if max(seconds / self._predicted, self._predicted / seconds) > FAR and forget_old_measurements():
+        is_far = max(seconds / self._predicted, self._predicted / seconds) > FAR
+        if is_compiled and is_far and self._predicted > SHORT and forget_old_measurements():
             log.measured_anew()
 
     def _first(self, step: Module) -> Plan:

@@ -282,8 +282,7 @@ class Step:
         assert promise is not None
         made = [results[i] if i in results else grads[i] for i in order]
         call.op_by_op = not variant.is_compiled(("joint",), call.sizes)
-        if self._clock is not None and not call.op_by_op:
-            self._clock.about_to_run(self.accelerator, variant.load("joint"))
+        self._count(call, variant, ("joint",))
         variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
         promise.fulfilled()
         return [grads[i] for i in self.grads]
@@ -292,12 +291,19 @@ class Step:
         """Run the forward alone, without outputs that exist already or that have no handle any more."""
         call.variant = self._right_variant(call, zeros, HALVES)
         call.op_by_op = not call.variant.is_compiled(HALVES, call.sizes)
+        self._count(call, call.variant, HALVES)
         done = call.promise is not None and call.promise.done
         outputs = [None if done else call.alive(i) for i in range(len(self.outputs))]
         saved = call.variant.result_types("forward", len(outputs))
         call.saved = [self._new_buffer(type_, call.sizes) for type_ in saved]
         inputs = self._arguments(call, {}, call.variant.programs.forward_params)
         call.variant.run("forward", inputs, [*outputs, *call.saved], call)
+
+    def _count(self, call: StepCall, variant: Variant, names: Sequence[str]) -> None:
+        """Tells the clock of a run of these programs, if it is compiled."""
+        if self._clock is not None and not call.op_by_op:
+            present = [name for name in names if name != "backward" or variant.programs.backward is not None]
+            self._clock.about_to_run(self.accelerator, [variant.load(name) for name in present])
 
     def _run_backward(self, call: StepCall, tangents: dict[int, Buffer | None]) -> list[Buffer]:
         assert call.variant is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from moaic.runtime.controller.accelerator import Accelerator
@@ -16,30 +16,35 @@ STEPS: Final = 8
 
 
 class StepClock:
-    """Counts the runs of one program, and tells once how many seconds one of them took the slowest worker."""
+    """Counts the runs of a step, and tells once how many seconds one of them took the slowest worker."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell = tell
-        self._program: int | None = None
+        self._programs: Sequence[int] = ()
         self._runs = 0
-        self._before: list[ProgramStatistics] = []
+        self._before: Spent = []
 
-    def about_to_run(self, accelerator: Accelerator, program: int) -> None:
-        """Before every compiled run of a program; another program than the last starts the count anew."""
-        if program != self._program:
-            self._program, self._runs = program, 0
+    def about_to_run(self, accelerator: Accelerator, programs: Sequence[int]) -> None:
+        """Before every compiled run of a step, in one program or in two; others than the last start the count anew."""
+        if programs != self._programs:
+            self._programs, self._runs, self._before = programs, 0, []
         if self._runs == WARM_UP:
-            self._before = _spent(accelerator, program)
+            self._before = _spent(accelerator, programs)
         elif self._runs == WARM_UP + STEPS and self._before:
-            pairs = list(zip(self._before, _spent(accelerator, program), strict=True))
+            workers = list(zip(self._before, _spent(accelerator, programs), strict=True))
             # Replays of graphs are not in the times.
-            if all(after.repeated == before.repeated for before, after in pairs):
-                self._tell(max(map(_seconds, *zip(*pairs, strict=True))))
+            if not any(old.repeated != new.repeated for pair in workers for old, new in zip(*pair, strict=True)):
+                self._tell(max(sum(map(_seconds, *pair)) for pair in workers))
         self._runs += 1
 
 
-def _spent(accelerator: Accelerator, program: int) -> list[ProgramStatistics]:
-    return [worker.programs[program] for worker in accelerator.stats().workers if program in worker.programs]
+Spent = list[list[ProgramStatistics]]
+"""By worker, of each program."""
+
+
+def _spent(accelerator: Accelerator, programs: Sequence[int]) -> Spent:
+    workers = accelerator.stats().workers
+    return [[worker.programs[number] for number in programs if number in worker.programs] for worker in workers]
 
 
 def _seconds(before: ProgramStatistics, after: ProgramStatistics) -> float:

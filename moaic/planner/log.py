@@ -144,11 +144,12 @@ def autotuning(count: int) -> None:
     _phase("Autotune: the best %d candidates run for a few steps.", count)
 
 
-def ran(config: Config, seconds: float | None, predicted: float) -> None:
-    if seconds is None:
-        _phase("Autotune: %s cannot run here.", config)
-    else:
-        _phase("Autotune: %s takes %s [ms] a step, and %s were predicted.", config, *map(_ms, (seconds, predicted)))
+def ran(config: Config, seconds: float, predicted: float) -> None:
+    _phase("Autotune: %s takes %s [ms] a step, and %s were predicted.", config, *map(_ms, (seconds, predicted)))
+
+
+def cannot_run(config: Config, reason: str) -> None:
+    _phase("Autotune: %s cannot run here: %s", config, reason)
 
 
 def _ms(seconds: float) -> str:
@@ -190,7 +191,7 @@ def measured(seconds: float, predicted: float) -> None:
 
 
 def measured_anew() -> None:
-    LOGGER.warning("The measurements of this machine are older than a day; the next program takes them anew.")
+    LOGGER.warning("The measurements of this machine are older than a week; the next program takes them anew.")
 
 
 def _train(step: Module) -> str:
@@ -213,8 +214,12 @@ def next_best(best: Prediction, other: Config, theirs: Prediction, ratio: float 
         _phase("Next best: %s, %.2f x as long: %s.", other, ratio, _difference(best, theirs))
 
 
+def fastest(seconds: float) -> None:
+    _phase("It took %s [ms] a step when the best plans ran.", _ms(seconds))
+
+
 def next_fastest(other: Config, ratio: float) -> None:
-    _phase("Next best: %s, %.2f x as long as both ran.", other, ratio)
+    _phase("Next best: %s, which took %.2f x as long.", other, ratio)
 
 
 def _difference(best: Prediction, theirs: Prediction) -> str:

@@ -15,8 +15,11 @@ from moaic.passes.perf.numbers import Number
 from moaic.planner.outcome import Candidate
 from moaic.planner.pricer import Pricer
 
-MeasureKernels = Callable[[Mapping[str, float]], Mapping[str, Number]]
-"""Returns seconds of kernels, by text, given the seconds that each is expected to take; it may leave some out."""
+MeasureKernels = Callable[[Mapping[str, float]], Mapping[str, Number] | None]
+"""Returns seconds of kernels, by text, given the seconds that each is expected to take; it may leave some out.
+
+None where this is not the time to measure.
+"""
 
 NEAR: Final = 1.15
 """Price, relative to the best, up to which a candidate may be the best once its kernels are measured: rates are within
@@ -54,22 +57,32 @@ class _Asked(Mapping[str, Number]):
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Remeasured:
+    """All candidates, the best of them priced again, and the machine with the kernels that were measured for them."""
+
+    candidates: Sequence[Candidate]
+    machine: Machine
+    is_final: bool = True
+    """Whether another search would find the same: not so where this was not the time to measure."""
+
+
 def measured(
     step: Module, found: Sequence[Candidate], machine: Machine, steps: int, measure: MeasureKernels
-) -> tuple[list[Candidate], Machine]:
-    """All candidates, the best of them priced again, and the machine with the kernels that were measured for them."""
+) -> Remeasured:
+    """Prices the best of the candidates again; none where the step is short, or nothing was measured."""
     possible = sorted((each for each in found if each.prediction), key=lambda each: each.price(steps))
     best = possible[0].price(steps)
     near = [each for each in possible if each.price(steps) <= NEAR * best][:MOST]
     if best < SHORT:
-        return [*found], machine
+        return Remeasured(found, machine)
     kernels = measure(_expected(step, near, machine))
     if not kernels:
-        return [*found], machine
+        return Remeasured(found, machine, is_final=kernels is not None)
     machine = replace(machine, kernels=kernels)
     pricer = Pricer(step, machine)
     again = {each.config: replace(each, prediction=pricer.price(each.config)[1], is_measured=True) for each in near}
-    return [again.get(each.config, each) for each in found], machine
+    return Remeasured([again.get(each.config, each) for each in found], machine)
 
 
 def _expected(step: Module, candidates: Sequence[Candidate], machine: Machine) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moaic.passes.config import Config, simplicity
@@ -62,6 +62,8 @@ class SearchResult:
     """Peak bytes per worker if they run as one program while the user holds all outputs."""
     steps: int = EXPECTED_STEPS
     """Steps over which the time to compile was spread."""
+    is_final: bool = True
+    """Whether another search would have the same result."""
 
     def of(self, config: Config) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.config == config)
@@ -96,7 +98,11 @@ def simplest_of_equals(candidates: Iterable[Candidate], steps: int) -> Config | 
     """
     possible = [each for each in candidates if each.prediction is not None]
     compared = [each for each in possible if each.is_measured] or possible
-    prices = {each.config: each.price(steps) for each in compared}
+    return simplest({each.config: each.price(steps) for each in compared})
+
+
+def simplest(prices: Mapping[Config, float]) -> Config | None:
+    """The simplest of those whose price is the best or equal to it; None of none."""
     equal = [config for config, price in prices.items() if price <= min(prices.values()) * (1 + TIE)]
     return min(equal, key=simplicity, default=None)
 

@@ -39,7 +39,7 @@ def search_cached(
     autotune: Autotune | None = None,
 ) -> Selection:
     """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
-    tried = 1 if autotune is None else autotune.count
+    tried = "" if autotune is None else f"{autotune.count} {autotune.mode}"
     path = None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps, tried)}.json"
     known = None if path is None else _read(path)
     if known is not None:
@@ -47,13 +47,14 @@ def search_cached(
         return again(step, where, known)
     found = search(step, where, request, pool=pool, steps=steps, measure=measure, autotune=autotune)
     # A candidate that crashed is dropped because of a bug, and may succeed next time.
-    if path is not None and not any(candidate.crash for candidate in found.search_result.candidates):
+    has_crashed = any(candidate.crash for candidate in found.search_result.candidates)
+    if path is not None and found.search_result.is_final and not has_crashed:
         _write(path, to_text(found.search_result))
     return found
 
 
-def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS, tried: int = 1) -> str:
-    """A hash of graph, machine, request, expected steps, number of candidates that run, and the planner's sources."""
+def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS, tried: str = "") -> str:
+    """A hash of graph, machine, request, expected steps, candidates that run, and the planner's sources."""
     decided = [sorted(asdict(request).items()), steps, tried]
     facts = [render(step), machine_text.to_text(where), *decided, planner_version()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

@@ -25,7 +25,7 @@ from moaic.planner import log
 from moaic.planner.autotune import Autotune
 from moaic.planner.candidates import CandidateSpace, candidate_space, relaxed
 from moaic.planner.evaluation import Evaluation
-from moaic.planner.measured import MeasureKernels, kernels_of, measured
+from moaic.planner.measured import MeasureKernels, Remeasured, kernels_of, measured
 from moaic.planner.outcome import TIE, Candidate, SearchResult, crashed, simplest_of_equals
 from moaic.planner.worker import CompilerPool, InProcessPool
 from moaic.text.units import mib
@@ -82,16 +82,16 @@ def search(
         found = _evaluated(example, space.without(rejected), compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *rejected.values()], machine, wanted)
+        again = Remeasured(found, machine)
         if measure is not None:
-            found, machine = measured(example, found, machine, steps, measure)
-        search_result = _select(found, steps)
+            again = measured(example, found, machine, steps, measure)
+        search_result = replace(_select(again.candidates, steps), is_final=again.is_final)
         if autotune is not None:
             search_result = autotune(example, search_result, machine)
         plan = _well_formed(step, search_result.selected, machine)
         if isinstance(plan, Plan):
-            return _finish(
-                step, machine, replace(search_result, candidates=(*search_result.candidates, *rejected.values())), plan
-            )
+            candidates = (*search_result.candidates, *rejected.values())
+            return _finish(step, again.machine, replace(search_result, candidates=candidates), plan)
         # Search again without it: candidates that were dropped because this one is better may be selected now.
         rejected[plan.config] = plan
         _log_crashes([plan])
@@ -148,6 +148,8 @@ def _logged(step: Module, selection: Selection) -> Selection:
     assert chosen.prediction is not None
     log.selected(step, chosen.config, chosen.memory, chosen.prediction)
     log.spent(chosen.prediction)
+    if chosen.seconds is not None:
+        log.fastest(chosen.seconds)
     for other in search_result.ranked[1:2]:
         assert other.prediction is not None
         ratio = other.price(search_result.steps) / chosen.price(search_result.steps)

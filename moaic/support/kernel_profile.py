@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,18 @@ from typing import Final
 
 from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.runtime.controller import session
-from moaic.runtime.controller.calibrate import fingerprint
-from moaic.runtime.controller.errors import OP_ERRORS, WorkerError
-from moaic.runtime.controller.kernel_timing import kernel_seconds, seconds_to_time
+from moaic.runtime.controller.calibrate import fingerprint, is_busy
+from moaic.runtime.controller.kernel_timing import FAILURES, kernel_seconds, seconds_to_time, settle
 from moaic.support.cache_folder import cache_folder
 
 BUDGET: Final = 1.5
 """Seconds that measuring may take for one step."""
 
-WAIT: Final = 2.0
+WAIT: Final = 0.5
 """Seconds to wait for another program that writes."""
+
+PASSING: Final = ("locked", "unable to open", "readonly", "full", "disk I/O")
+"""Words of the errors that say nothing against the file."""
 
 TABLE: Final = """create table if not exists kernels
 (machine text, kernel text, seconds real, primary key (machine, kernel)) without rowid"""
@@ -36,12 +39,8 @@ class KernelProfile:
 
     def known(self, kernels: Iterable[str]) -> dict[str, float]:
         """Seconds of those that were measured before."""
-        found: dict[str, float] = {}
-        query = "select seconds from kernels where machine = ? and kernel = ?"
-        for kernel in kernels:
-            for (seconds,) in self._do(query, [(self.machine, kernel)]):
-                found[kernel] = seconds
-        return found
+        query = "select kernel, seconds from kernels where machine = ? and kernel = ?"
+        return dict(self._do(query, [(self.machine, kernel) for kernel in kernels]))
 
     def keep(self, seconds: Mapping[str, float]) -> None:
         rows = [(self.machine, kernel, taken) for kernel, taken in seconds.items()]
@@ -50,15 +49,18 @@ class KernelProfile:
     def forget(self) -> None:
         self._do("delete from kernels where machine = ?", [(self.machine,)])
 
-    def _do(self, statement: str, rows: Iterable[tuple[object, ...]]) -> list[tuple[float]]:
-        """What a statement answers, done for every row of arguments."""
-        if self.path is None:
+    def _do(self, statement: str, rows: Sequence[tuple[object, ...]]) -> list[tuple[str, float]]:
+        """What a statement answers, done for every row of arguments. A file that is no such database is removed."""
+        if self.path is None or not rows:
             return []
         try:
             with closing(sqlite3.connect(self.path, timeout=WAIT)) as database, database:
                 database.execute(TABLE)
                 return [answer for row in rows for answer in database.execute(statement, row)]
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            if not any(reason in str(error) for reason in PASSING):
+                with suppress(OSError):
+                    self.path.unlink()
             return []
 
 
@@ -68,26 +70,36 @@ def this_profile() -> KernelProfile:
     return KernelProfile(None if folder is None else folder / "kernels.sqlite", fingerprint(session.SESSION.flavor()))
 
 
-def measured_kernels(expected: Mapping[str, float]) -> dict[str, Number]:
+def measured_kernels(expected: Mapping[str, float]) -> dict[str, Number] | None:
     """Seconds of the kernels of `expected`, by text: of those that are known, and of as many more as the budget allows.
 
-    `expected` has the seconds that each is expected to take; those that take most are measured first.
+    `expected` has the seconds that each is expected to take; those that take most are measured first. None where this
+    is not the time to measure: a pending forward would have to run alone, before its backward, and a compiler takes the
+    cores that are to be timed. Raises EarlierFailure where an earlier command of the user has failed.
     """
     profile, accelerator = this_profile(), session.accelerator()
     found = profile.known(expected)
+    missing = sorted(expected.keys() - found.keys(), key=lambda each: -expected[each])
+    if missing and (accelerator.pending is not None or accelerator.is_compiling):
+        return None
     new: dict[str, float] = {}
-    left = BUDGET
-    # A pending forward would have to run alone, before its backward.
-    missing = [] if accelerator.pending else sorted(expected.keys() - found.keys(), key=lambda each: -expected[each])
-    with session.SESSION.phase("measuring"):
-        if missing:
-            accelerator.synchronize()  # raises what has failed before, which is the user's to see
-        for kernel in missing:
-            if (needed := seconds_to_time(expected[kernel])) > left:
-                continue
-            left -= needed
-            # One that cannot run alone, such as for want of memory, is priced by rates.
-            with suppress(WorkerError, *OP_ERRORS.values()):
-                new[kernel] = kernel_seconds(accelerator, kernel, expected[kernel])
-    profile.keep(new)
+    try:
+        with session.SESSION.phase("measuring"):
+            _measure(missing, expected, new)
+    finally:
+        # What is measured on a busy machine is better than rates, and measured again by the next program.
+        if not is_busy():
+            profile.keep(new)
     return {kernel: Number(seconds, MeasureSource.MEASURED) for kernel, seconds in (found | new).items()}
+
+
+def _measure(kernels: Sequence[str], expected: Mapping[str, float], new: dict[str, float]) -> None:
+    """Adds the seconds of kernels to `new`, while the budget lasts."""
+    accelerator, end = session.accelerator(), time.monotonic() + BUDGET
+    if kernels:
+        settle(accelerator)
+    for kernel in kernels:
+        if time.monotonic() + seconds_to_time(expected[kernel]) <= end:
+            # One that cannot run alone, such as for want of memory, is priced by rates.
+            with suppress(*FAILURES):
+                new[kernel] = kernel_seconds(accelerator, kernel, expected[kernel])

@@ -186,6 +186,12 @@ class Accelerator:
         with self._lock:
             return self._programs.are_compiled(programs, at_once=at_once)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether processes beside the workers compile a program."""
+        with self._lock:
+            return self._programs.is_compiling
+
     def program(self, number: int) -> Function:
         """The main function of a loaded program."""
         return self._programs.main(number)

@@ -56,8 +56,8 @@ COMPILED: Final = 2.5
 
 KINDS: Final = ("compute", "communicate")
 
-DAY: Final = 86_400.0
-"""Seconds."""
+OLD: Final = 7 * 86_400.0
+"""Seconds after which a measurement may be of another machine under the same name."""
 
 BUSY: Final = 2.0
 """Load per core above which the machine is busy: measurements are then repeated at the next quiet start."""
@@ -82,15 +82,20 @@ def measured(accelerator: Accelerator, flavor: Flavor, folder: Path | None) -> s
     A measurement made on a busy machine is used until this is called while the machine is not busy.
     """
     path = None if folder is None else _path(folder, flavor)
-    is_busy = os.getloadavg()[0] > BUSY * cores()
+    busy = is_busy()
     if path is not None and path.exists():
         known = path.read_text(encoding="utf-8")
-        if is_busy or not json.loads(known)["is_busy"]:
+        if busy or not json.loads(known)["is_busy"]:
             return known
-    text = json.dumps({**measure(accelerator, flavor), "is_busy": is_busy}, indent=1)
+    text = json.dumps({**measure(accelerator, flavor), "is_busy": busy}, indent=1)
     if path is not None:
         _keep(path, text)
     return text
+
+
+def is_busy() -> bool:
+    """Whether other programs take so much of the machine that measurements say little."""
+    return os.getloadavg()[0] > BUSY * cores()
 
 
 def drop(folder: Path, flavor: Flavor) -> None:
@@ -100,10 +105,10 @@ def drop(folder: Path, flavor: Flavor) -> None:
 
 
 def drop_old(folder: Path, flavor: Flavor) -> bool:
-    """Removes a measurement that is older than a day; whether there was one."""
+    """Removes a measurement that is old; whether there was one."""
     path = _path(folder, flavor)
     with contextlib.suppress(OSError):
-        if time.time() - path.stat().st_mtime > DAY:
+        if time.time() - path.stat().st_mtime > OLD:
             path.unlink()
             return True
     return False
@@ -181,13 +186,13 @@ def _spent(accelerator: Accelerator, numbers: Sequence[int]) -> dict[int, dict[s
     }
 
 
-def inputs_of(accelerator: Accelerator, number: int) -> list[Buffer]:
+def inputs_of(accelerator: Accelerator, number: int, integer: int = 0) -> list[Buffer]:
     """Buffers of a constant value for the parameters of a loaded program, its random key left out."""
     main = accelerator.program(number)
     given = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
     buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in given]
     for buffer in buffers:
-        accelerator.fill(buffer, 0.5 if buffer.dtype in FLOATING | FLOAT8 else 0)
+        accelerator.fill(buffer, 0.5 if buffer.dtype in FLOATING | FLOAT8 else integer)
     return buffers
 
 

@@ -12,6 +12,14 @@ class WorkerError(RuntimeError):
     """A worker raised or ended. The message names the worker, its command, and the line of the user's program."""
 
 
+class EarlierFailure(Exception):
+    """An op of the user failed before something that handles failures of its own; `error` is to be raised instead."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class OutOfMemory(WorkerError):
     """A worker ran out of memory. The message gives the bytes requested and free, and plans that need less."""
 

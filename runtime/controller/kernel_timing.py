@@ -9,6 +9,10 @@ from moaic.ir.parser import parse
 from moaic.ir.printer import render
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.calibrate import AXIS, repeated, timed
+from moaic.runtime.controller.errors import OP_ERRORS, EarlierFailure, WorkerError
+
+FAILURES: Final = (WorkerError, *OP_ERRORS.values())
+"""What commands fail with."""
 
 LONG: Final = 2e-3
 """Seconds that the calls of one kernel take together at least, so that the clock shows them."""
@@ -23,6 +27,14 @@ STEADY: Final = 5e-3
 
 SURPRISING: Final = 1.3
 """Measured seconds, relative to those expected, that something else on the machine may have caused."""
+
+
+def settle(accelerator: Accelerator) -> None:
+    """Waits for all earlier commands. Raises EarlierFailure where one has failed."""
+    try:
+        accelerator.synchronize()
+    except FAILURES as error:
+        raise EarlierFailure(error) from error
 
 
 def seconds_to_time(expected: float) -> float:

@@ -104,6 +104,12 @@ class LoadedPrograms:
             self._set(programs, CompileState.ADOPTED)
         return True
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a program is being compiled in the background."""
+        running = (each.number for each in self._loaded if each.compilation is CompileState.RUNNING)
+        return any(not self._buffers.pool.has_compiled(number) for number in running)
+
     def _set(self, programs: Sequence[int], compilation: CompileState) -> None:
         for program in programs:
             self._loaded[program] = replace(self._loaded[program], compilation=compilation)

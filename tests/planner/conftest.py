@@ -46,6 +46,7 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_pool", lambda: pool)
     monkeypatch.setattr(planning, "this_machine", machine)
     monkeypatch.setattr(planning, "cache_folder", passed)
+    monkeypatch.setattr(planning, "measured_kernels", passed)
     monkeypatch.setattr(
         planning,
         "session",

@@ -18,7 +18,7 @@ from moaic.passes.perf.kernel_text import kernel_text
 from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.planner import plan_cache, search
 from moaic.planner.autotune import Autotune
-from moaic.planner.measured import MOST, NEAR
+from moaic.planner.measured import MOST, NEAR, MeasureKernels
 from moaic.planner.search import Selection
 from moaic.planner.worker import InProcessPool
 from tests.passes.steps import dense, machine
@@ -108,6 +108,18 @@ def test_the_selection_knows_what_was_measured(tmp_path: Path) -> None:
     assert again.search_result == found.search_result
 
 
+def test_what_could_not_be_measured_now_is_not_kept(tmp_path: Path) -> None:
+    """Nothing measured at another time would ever be asked for, else."""
+
+    def found(measure: MeasureKernels) -> Selection:
+        return plan_cache.search_cached(LARGE, machine(), SMALL, pool=InProcessPool(), folder=tmp_path, measure=measure)
+
+    found(lambda expected: None)
+    assert not [*tmp_path.iterdir()]
+    found(lambda expected: {})
+    assert [*tmp_path.iterdir()]
+
+
 def test_a_machine_that_brings_its_kernels_is_planned_for_with_them() -> None:
     """As one is that `moaic calibrate` has written. Bounds and the prices of others are those of its rates."""
     measure = Measures()
@@ -148,11 +160,11 @@ FAST, SLOW, SLOWER = Config(dp=2), Config(tp=2), Config(cp=2)
 PREDICTED = {FAST: 1.0, SLOW: 1.5, SLOWER: 2.0}
 
 
-def autotuned(count: int, seconds: Mapping[Config, float | None], ran: list[Config]) -> Selection:
-    def run(plan: Plan, expected: float) -> float | None:
+def autotuned(count: int, seconds: Mapping[Config, float], ran: list[Config]) -> Selection:
+    def run(plan: Plan, expected: float) -> float | str:
         assert expected == PREDICTED[plan.config]
         ran.append(plan.config)
-        return seconds.get(plan.config)
+        return seconds.get(plan.config, "no memory")
 
     pool = Scripted({FAST: 1.0, SLOW: 1.5})
     return search.search(dense(), machine(), SMALL, pool=pool, autotune=Autotune(count, run))
@@ -167,13 +179,20 @@ def test_the_plan_that_ran_fastest_is_selected(caplog: pytest.LogCaptureFixture)
     assert [each.seconds for each in found.search_result.ranked] == [1.3, 1.4]
     assert "Autotune: the best 2 candidates run for a few steps." in caplog.messages
     assert "Autotune: tp=2 takes 1300 [ms] a step, and 1500 were predicted." in caplog.messages
-    assert caplog.messages[-1] == "Next best: dp=2, 1.08 x as long as both ran."
+    assert caplog.messages[-2:] == [
+        "It took 1300 [ms] a step when the best plans ran.",
+        "Next best: dp=2, which took 1.08 x as long.",
+    ]
 
 
 def test_a_plan_that_cannot_run_is_not_selected(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "moaic"):
         assert autotuned(2, {SLOW: 1.3}, []).plan.config == SLOW
-    assert "Autotune: dp=2 cannot run here." in caplog.messages
+    assert "Autotune: dp=2 cannot run here: no memory" in caplog.messages
+
+
+def test_the_simplest_of_those_that_run_as_fast_is_selected() -> None:
+    assert autotuned(2, {FAST: 1.31, SLOW: 1.3}, []).plan.config == FAST
 
 
 def test_where_nothing_can_run_the_prediction_decides() -> None:
@@ -183,7 +202,7 @@ def test_where_nothing_can_run_the_prediction_decides() -> None:
 def test_one_possible_plan_does_not_run() -> None:
     ran: list[Config] = []
     pool = Scripted({FAST: 1.0})
-    tuner = Autotune(3, lambda plan, _: ran.append(plan.config))
+    tuner = Autotune(3, lambda plan, _: ran.append(plan.config) or 1.0)
     assert search.search(dense(), machine(), SMALL, pool=pool, autotune=tuner).plan.config == FAST
     assert not ran
 
@@ -191,7 +210,7 @@ def test_one_possible_plan_does_not_run() -> None:
 def test_what_ran_is_found_again_and_does_not_run_twice(tmp_path: Path) -> None:
     ran: list[Config] = []
 
-    def run(plan: Plan, expected: float) -> float | None:
+    def run(plan: Plan, expected: float) -> float | str:
         ran.append(plan.config)
         return 2.0 if plan.config == FAST else 1.0
 
@@ -203,6 +222,10 @@ def test_what_ran_is_found_again_and_does_not_run_twice(tmp_path: Path) -> None:
 
     assert [found(2), found(2)] == [SLOW, SLOW]
     assert len(ran) == 2
+    tuned_otherwise = Autotune(2, run, "op by op")
+    pool = Scripted({FAST: 1.0, SLOW: 1.5})
+    plan_cache.search_cached(dense(), machine(), SMALL, pool=pool, folder=tmp_path, autotune=tuned_otherwise)
+    assert len(ran) == 4
     without = plan_cache.search_cached(
         dense(), machine(), SMALL, pool=Scripted({FAST: 1.0, SLOW: 1.5}), folder=tmp_path
     )
