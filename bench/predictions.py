@@ -56,11 +56,10 @@ WHOLE = "dp=1,tp=1,cp=1,ep=1,pp=1,micro_batches=1,recompute=false,distribute_par
 
 @dataclass(slots=True)
 class Row:
-    """One plan: seconds and bytes as predicted, and as each round measured them."""
+    """One plan: seconds of a step as predicted, and as they were measured."""
 
     plan: str
-    predicted: float = 0.0
-    memory: int = 0
+    predicted: float
     seconds: list[float] = field(default_factory=list[float])
 
     @property
@@ -98,15 +97,14 @@ def run(plan: str, model: Sequence[str], workers: int, folder: Path, steps: int)
     if done.returncode:
         raise RuntimeError(f"{plan}:\n{done.stderr[-3000:]}")
     measured = [json.loads(line)["seconds"] for line in done.stdout.splitlines()][WARM_UP:]
-    seconds, memory = _predicted(dumped)
-    return Row(plan, seconds, memory, measured)
+    return Row(plan, _predicted(dumped), measured)
 
 
-def _predicted(folder: Path) -> tuple[float, int]:
+def _predicted(folder: Path) -> float:
+    """Seconds of the selected plan, which a dump gives by part in milliseconds."""
     (table,) = folder.glob("*/candidates.txt")
     rows = table.read_text(encoding="utf-8").splitlines()
-    parts = [float(line.split()[1]) for line in rows[1 : rows.index("")]]
-    return sum(parts) / 1000, 0
+    return sum(float(line.split()[1]) for line in rows[1 : rows.index("")]) / 1000
 
 
 def compare(model: str, workers: int, rounds: int, steps: int, names: Sequence[str] = ()) -> dict[str, Row]:

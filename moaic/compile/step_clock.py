@@ -15,6 +15,10 @@ STEPS: Final = 8
 """Measured runs."""
 
 
+Spent = list[list[ProgramStatistics]]
+"""By worker, of each program."""
+
+
 class StepClock:
     """Counts the runs of a step, and tells once how many seconds one of them took the slowest worker."""
 
@@ -33,13 +37,11 @@ class StepClock:
         elif self._runs == WARM_UP + STEPS and self._before:
             workers = list(zip(self._before, _spent(accelerator, programs), strict=True))
             # Replays of graphs are not in the times.
-            if not any(old.repeated != new.repeated for pair in workers for old, new in zip(*pair, strict=True)):
-                self._tell(max(sum(map(_seconds, *pair)) for pair in workers))
+            is_replayed = any(old.repeated != new.repeated for pair in workers for old, new in zip(*pair, strict=True))
+            seconds = max(sum(map(_seconds, *pair)) for pair in workers)
+            if seconds > 0 and not is_replayed:
+                self._tell(seconds)
         self._runs += 1
-
-
-Spent = list[list[ProgramStatistics]]
-"""By worker, of each program."""
 
 
 def _spent(accelerator: Accelerator, programs: Sequence[int]) -> Spent:
