@@ -51,7 +51,7 @@ MIXED: Mapping[str, str] = {
 """More kinds, for four workers."""
 
 WHOLE = "dp=1,tp=1,cp=1,ep=1,pp=1,micro_batches=1,recompute=false,distribute_param=false"
-"""What a plan leaves open."""
+"""What a plan has where its pattern says nothing."""
 
 
 @dataclass(slots=True)

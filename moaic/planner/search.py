@@ -82,16 +82,16 @@ def search(
         found = _evaluated(example, space.without(rejected), compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
             raise _impossible([*found, *rejected.values()], machine, wanted)
-        again = Remeasured(found, machine)
+        remeasured = Remeasured(found, machine)
         if measure is not None:
-            again = measured(example, found, machine, steps, measure)
-        search_result = replace(_select(again.candidates, steps), is_final=again.is_final)
+            remeasured = measured(example, found, machine, steps, measure)
+        search_result = replace(_select(remeasured.candidates, steps), is_final=remeasured.is_final)
         if autotune is not None:
             search_result = autotune(example, search_result, machine)
         plan = _well_formed(step, search_result.selected, machine)
         if isinstance(plan, Plan):
             candidates = (*search_result.candidates, *rejected.values())
-            return _finish(step, again.machine, replace(search_result, candidates=candidates), plan)
+            return _finish(step, remeasured.machine, replace(search_result, candidates=candidates), plan)
         # Search again without it: candidates that were dropped because this one is better may be selected now.
         rejected[plan.config] = plan
         _log_crashes([plan])

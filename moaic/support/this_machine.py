@@ -10,7 +10,7 @@ from functools import cache
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine
 from moaic.runtime.controller import session
-from moaic.runtime.controller.calibrate import drop, drop_old, measured
+from moaic.runtime.controller.calibrate import OLD, drop, measured
 from moaic.support.cache_folder import cache_folder
 from moaic.support.kernel_profile import this_profile
 
@@ -38,9 +38,9 @@ def measured_anew() -> Machine:
 
 
 def forget_old_measurements() -> bool:
-    """Whether measurements on disk were older than a day, and are gone: the next program measures anew."""
+    """Whether measurements on disk were old, and are gone: the next program measures anew."""
     folder = cache_folder(os.environ)
-    if folder is None or not drop_old(folder, session.SESSION.flavor()):
+    if folder is None or not drop(folder, session.SESSION.flavor(), OLD):
         return False
     this_profile().forget()
     return True

@@ -98,17 +98,11 @@ def is_busy() -> bool:
     return os.getloadavg()[0] > BUSY * cores()
 
 
-def drop(folder: Path, flavor: Flavor) -> None:
-    """Removes a measurement, if there is one."""
-    with contextlib.suppress(OSError):
-        _path(folder, flavor).unlink()
-
-
-def drop_old(folder: Path, flavor: Flavor) -> bool:
-    """Removes a measurement that is old; whether there was one."""
+def drop(folder: Path, flavor: Flavor, age: float = 0.0) -> bool:
+    """Removes a measurement if it is so many seconds old; whether there was one."""
     path = _path(folder, flavor)
     with contextlib.suppress(OSError):
-        if time.time() - path.stat().st_mtime > OLD:
+        if time.time() - path.stat().st_mtime >= age:
             path.unlink()
             return True
     return False
@@ -168,9 +162,9 @@ def timed(accelerator: Accelerator, programs: Sequence[str], rounds: int = ROUND
             accelerator.run(number, buffers, [None] * len(accelerator.program(number).results))
         totals.append(_spent(accelerator, numbers))
     # The first report comes after the round that warms up libraries and memory.
-    measured = list(pairwise(totals))
+    ends = list(pairwise(totals))
     return [
-        {kind: min(after[number][kind] - before[number][kind] for before, after in measured) for kind in KINDS}
+        {kind: min(after[number][kind] - before[number][kind] for before, after in ends) for kind in KINDS}
         for number in numbers
     ]
 

@@ -70,10 +70,10 @@ def test_a_kernel_that_cannot_run_leaves_the_workers_as_they_were(two: Accelerat
 
 
 def test_only_old_measurements_are_dropped(tmp_path: Path) -> None:
-    assert not calibrate.drop_old(tmp_path, FLAVOR)
+    assert not calibrate.drop(tmp_path, FLAVOR, calibrate.OLD)
     path = tmp_path / f"machine-{calibrate.fingerprint(FLAVOR)}.json"
     path.write_text("{}", encoding="utf-8")
-    assert not calibrate.drop_old(tmp_path, FLAVOR)
+    assert not calibrate.drop(tmp_path, FLAVOR, calibrate.OLD)
     os.utime(path, (0, 0))
-    assert calibrate.drop_old(tmp_path, FLAVOR)
+    assert calibrate.drop(tmp_path, FLAVOR, calibrate.OLD)
     assert not path.exists()
