@@ -6,6 +6,7 @@ Code that makes tensors or asks for memory is given a backend.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,17 @@ Run = Callable[[list[Tensor]], Result]
 
 BEHIND: Final = 2
 """Most collectives in flight on a GPU: each keeps the memory of its operands."""
+
+
+class Moment(Protocol):
+    """When a device has done all that had been enqueued on its first stream."""
+
+    @property
+    def has_come(self) -> bool: ...
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Seconds from another moment of the same device; waits until this one has come."""
+        ...
 
 
 class DeviceBackend(Protocol):
@@ -74,6 +86,10 @@ class DeviceBackend(Protocol):
         """
         ...
 
+    def moment(self) -> Moment:
+        """When all work enqueued so far is done; not while recording."""
+        ...
+
     def synchronize(self) -> None:
         """Returns once all that was begun here is done."""
         ...
@@ -105,6 +121,18 @@ class DeviceBackend(Protocol):
     def launches(self) -> Mapping[str, int]:
         """Launches of Triton kernels by name, where they are counted."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostMoment:
+    """A moment of a device that does everything at once."""
+
+    seconds: float
+    has_come: bool = True
+
+    def seconds_since(self, earlier: Moment) -> float:
+        assert isinstance(earlier, HostMoment)
+        return self.seconds - earlier.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +171,9 @@ class CpuBackend:
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         raise RuntimeError("a CPU records nothing")
 
+    def moment(self) -> Moment:
+        return HostMoment(time.perf_counter())
+
     def synchronize(self) -> None:
         pass
 
@@ -166,6 +197,22 @@ class CpuBackend:
 
     def launches(self) -> Mapping[str, int]:
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMoment:
+    """A moment of a stream of a GPU."""
+
+    event: torch.cuda.Event
+
+    @property
+    def has_come(self) -> bool:
+        return self.event.query()
+
+    def seconds_since(self, earlier: Moment) -> float:
+        assert isinstance(earlier, GpuMoment)
+        self.event.synchronize()
+        return earlier.event.elapsed_time(self.event) / 1e3
 
 
 class GpuBackend:
@@ -242,6 +289,11 @@ class GpuBackend:
             torch.cuda.set_stream(stream)
         self._pools[graph] = max(0, self._idle() - idle)
         return graph.replay, result
+
+    def moment(self) -> Moment:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return GpuMoment(event)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -8,7 +8,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.device_backend import CpuBackend, Result, Run
+from moaic.runtime.comm.device_backend import CpuBackend, Moment, Result, Run
 from moaic.runtime.emulation.recording import Recording
 from moaic.runtime.emulation.side_stream import SideStream
 from moaic.runtime.host.gpu_specs import Target
@@ -57,6 +57,9 @@ class EmulatedGpuBackend:
             self.is_recording = False
         recording.spoil()
         return recording.repeat, result
+
+    def moment(self) -> Moment:
+        return self._memory.moment()
 
     def synchronize(self) -> None:
         self._side.wait()

@@ -19,7 +19,9 @@ class ProgramStatistics:
     """Time of communication, including the wait for other workers."""
     last_run: float
     repeated: int = 0
-    """Runs that were replays of a CUDA graph: they count in `runs`, but not in the times."""
+    """Runs that were replays of a CUDA graph: their times are in `elapsed` alone."""
+    elapsed: float = 0.0
+    """Time of the device from the begin of each run to its end."""
 
 
 @dataclass(frozen=True, slots=True)

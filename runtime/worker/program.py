@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -17,7 +18,7 @@ from moaic.ir.ring_attention import is_ring
 from moaic.ir.specialize import Specializer, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
 from moaic.runtime.codegen.compile import prepare_functions
-from moaic.runtime.comm.device_backend import DeviceBackend
+from moaic.runtime.comm.device_backend import DeviceBackend, Moment
 from moaic.runtime.comm.reshard import RankContext, is_shared, own
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
@@ -47,6 +48,20 @@ class Record:
     last_run: float = 0.0
     repeated: int = 0
     """Runs that were replays of a CUDA graph, whose compute and communication times are not known."""
+    elapsed: float = 0.0
+    """Time of the device from the begin of each run to its end, replays included."""
+    _latest: deque[tuple[Moment, Moment]] = field(default_factory=deque[tuple[Moment, Moment]])
+    """Begins and ends of runs that are not in `elapsed` yet."""
+
+    def took(self, begin: Moment, end: Moment) -> None:
+        """Adds the time of a run, which need not have come."""
+        self._latest.append((begin, end))
+        while self._latest and self._latest[0][1].has_come:
+            self._count()
+
+    def _count(self) -> None:
+        begin, end = self._latest.popleft()
+        self.elapsed += end.seconds_since(begin)
 
     def compiled(self, names: Sequence[str], seconds: float) -> None:
         """Adds the time that compiling these functions together took."""
@@ -54,6 +69,9 @@ class Record:
             self.compile[name] = self.compile.get(name, 0.0) + seconds / len(names)
 
     def encoded(self) -> dict[str, Any]:
+        """For a message; waits for the device."""
+        while self._latest:
+            self._count()
         return {
             "compile": dict(self.compile),
             "runs": self.runs,
@@ -61,6 +79,7 @@ class Record:
             "communicate": self.communicate,
             "last_run": self.last_run,
             "repeated": self.repeated,
+            "elapsed": self.elapsed,
         }
 
 
@@ -166,13 +185,14 @@ class Program:
         operands = self._with_key(inputs, key)
         del inputs
         instructions = self._made(compiled=self._is_compiled and not op_by_op)(tuple(sizes))
-        start = self._clock()
+        start, begin = self._clock(), self._context.backend.moment()
         is_passing = op_by_op or self._is_compiled != self._is_compiled_at_last
         if self._recorder is None or eager or is_passing:
             results = self._execute(instructions, operands, wanted)
         else:
             results = self._recorder.run(operands, wanted)
             self.record.repeated = self._recorder.repeated
+        self.record.took(begin, self._context.backend.moment())
         self.record.runs += 1
         self.record.last_run = self._clock() - start
         return results

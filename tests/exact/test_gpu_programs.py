@@ -23,7 +23,7 @@ from moaic.ir.printer import render
 from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
-from moaic.runtime.comm.device_backend import Result, Run
+from moaic.runtime.comm.device_backend import HostMoment, Moment, Result, Run
 from moaic.runtime.comm.process_group_transport import GroupTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
@@ -66,6 +66,9 @@ class Absent:
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         return (lambda: None), run()
+
+    def moment(self) -> Moment:
+        return HostMoment(0.0)
 
     def synchronize(self) -> None: ...
 

@@ -15,10 +15,9 @@ from moaic.runtime.protocol.statistics import ProgramStatistics
 class Workers:
     """Workers whose runs of each program take so many seconds, and whose first runs take ten times as long."""
 
-    def __init__(self, seconds: Sequence[Mapping[int, float]], replayed: bool = False) -> None:
+    def __init__(self, seconds: Sequence[Mapping[int, float]]) -> None:
         self.seconds = seconds
         self.runs: dict[int, int] = {}
-        self.replayed = replayed
 
     def run(self, programs: Sequence[int]) -> None:
         for number in programs:
@@ -29,7 +28,7 @@ class Workers:
 
     def _programs(self, seconds: Mapping[int, float]) -> dict[int, ProgramStatistics]:
         return {
-            number: ProgramStatistics({}, runs, (runs + 9) * seconds[number], 0.0, 0.0, runs if self.replayed else 0)
+            number: ProgramStatistics({}, runs, 0.0, 0.0, 0.0, elapsed=(runs + 9) * seconds[number])
             for number, runs in self.runs.items()
             if number in seconds
         }
@@ -60,10 +59,6 @@ def test_another_program_starts_the_count_anew() -> None:
     steps = [[0]] * (ENOUGH - 1) + [[1]] * ENOUGH
     assert told(Workers([{0: 1.0, 1: 5.0}]), steps) == [pytest.approx(5.0)]
     assert told(Workers([{0: 1.0, 1: 5.0}]), [[0], [1]] * ENOUGH) == []
-
-
-def test_replays_of_graphs_are_not_in_the_times() -> None:
-    assert told(Workers([{0: 1.0}], replayed=True), [[0]] * ENOUGH) == []
 
 
 def test_a_worker_that_takes_no_part_has_no_times() -> None:
