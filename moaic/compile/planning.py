@@ -49,8 +49,9 @@ from moaic.runtime.host import env_flags
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.env_flags import CompileMode
 from moaic.runtime.host.flavors import flavors
-from moaic.runtime.host.gpus import usable
+from moaic.runtime.host.gpus import CPU, usable
 from moaic.runtime.host.memory import USABLE
+from moaic.runtime.host.worker_kinds import asked_device, emulated_target
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.support import environment, excepthook, logging_setup, progress
 from moaic.support.cache_folder import cache_folder
@@ -77,7 +78,9 @@ def when_to_compile(options: Mapping[str, object]) -> CompileMode:
     The time at which programs change over from op by op to compiled decides last bits, so where PyTorch is asked for
     determinism, all steps run compiled.
     """
-    usual = os.environ.get(env_flags.COMPILE_VARIABLE) or True
+    # Workers that emulate a GPU are there for its kernels.
+    is_proof = emulated_target(asked_device(os.environ) or CPU) is not None
+    usual = os.environ.get(env_flags.COMPILE_VARIABLE) or (env_flags.WAIT if is_proof else True)
     asked = options.get(COMPILE)
     when = env_flags.says_when(COMPILE, usual if asked is None else asked)
     is_timed = when is CompileMode.BACKGROUND and torch.are_deterministic_algorithms_enabled()

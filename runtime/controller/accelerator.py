@@ -30,6 +30,7 @@ from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.env_flags import GraphMode
+from moaic.runtime.host.gpus import CPU
 from moaic.runtime.protocol.boxes import Box, FileSource, Shard, boxes, parts
 from moaic.runtime.protocol.commands import (
     List,
@@ -74,6 +75,11 @@ class Accelerator:
     def flavor(self) -> int:
         """Number of workers."""
         return self._pool.size
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the workers compute on GPUs, real or emulated."""
+        return any(device != CPU for device in self._pool.devices)
 
     # Buffers.
 
@@ -170,7 +176,7 @@ class Accelerator:
         """Send a program to the workers, which begin to compile it; return its number for `run`. Raises Diagnostic.
 
         By `graphs` the workers replay runs as CUDA graphs where their devices can. With `background` they go on
-        while processes beside them compile, if these can: see `are_compiled`. `module` is the parsed text, if there is
+        while processes beside them compile: see `are_compiled`. `module` is the parsed text, if there is
         one already.
         """
         module = parse(text) if module is None else module

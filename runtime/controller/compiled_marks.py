@@ -7,6 +7,7 @@ compiled in the background without need; where it is wrong, the program waits fo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from moaic.runtime.host.cores import cores
 from moaic.runtime.host.version import VERSION
 
 
-def mark_of(text: str, workers: int) -> Path:
-    """The file for a program that so many workers of this host compile."""
+def mark_of(text: str, devices: Sequence[str]) -> Path:
+    """The file for a program that workers on these devices compile."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    facts = "\n".join((torch.__version__, VERSION, str(workers), str(cores()), text))
+    facts = "\n".join((torch.__version__, VERSION, *devices, str(cores()), text))
     return Path(cache_dir()) / "moaic" / hashlib.sha256(facts.encode()).hexdigest()[:24]

@@ -122,8 +122,8 @@ class LocalWorkers:
     workers: tuple[LocalWorker, ...]
     fork_server: ForkServer
     status: Status
-    compile_in_background: bool = True
-    """Whether processes beside the workers can compile for them: those of GPUs need the device to compile."""
+    devices: tuple[str, ...]
+    """By rank."""
 
     def activity(self, rank: int) -> Activity:
         return self.status.activity(rank)
@@ -200,7 +200,7 @@ def launch(
     workers = tuple(LocalWorker(rank, fork_server, Connection(end)) for rank, (end, _) in enumerate(pairs))
     status = Status(memory, count)
     os.close(memory)
-    return LocalWorkers(workers, fork_server, status, set(devices) == {CPU})
+    return LocalWorkers(workers, fork_server, status, devices)
 
 
 def _check_kinds(devices: Sequence[str]) -> None:

@@ -106,9 +106,9 @@ class WorkerPool:
         return len(self.greeted) == self.size
 
     @property
-    def compiles_in_background(self) -> bool:
-        """Whether processes beside the workers can compile for them."""
-        return self._workers.compile_in_background
+    def devices(self) -> tuple[str, ...]:
+        """The device of each worker."""
+        return self._workers.devices
 
     def has_compiled(self, number: int) -> bool:
         """Whether compilation in the background has ended on all workers for the first `number` programs with it."""

@@ -23,6 +23,7 @@ import torch
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.protocol.wire import decode, encode
 from moaic.runtime.worker.compile_shares import compile_share
+from moaic.runtime.worker.device import backend_for
 
 PATIENCE_SECONDS: Final = 60.0
 """Time after which compilation begins although no program has run."""
@@ -38,10 +39,11 @@ Compiled = Callable[[Sequence[str], float], None]
 class BackgroundCompiler:
     """A worker's side: the programs that it is to compile, one after the other, on a thread that only waits."""
 
-    def __init__(self, requests: int, rank: int, mailbox: Mailbox) -> None:
+    def __init__(self, requests: int, rank: int, device: str, mailbox: Mailbox) -> None:
         """`requests` is the descriptor of the fork server's socket; `mailbox` counts the programs that are done."""
         self._socket: Final = socket.socket(fileno=requests)
         self._rank: Final = rank
+        self._device: Final = device
         self._mailbox: Final = mailbox
         self._first_run: Final = threading.Event()
         self._jobs: Final = queue.SimpleQueue[tuple[str, Compiled | None]]()
@@ -72,7 +74,7 @@ class BackgroundCompiler:
             self._mailbox.finish_compiling()
 
     def _answer(self, text: str) -> bytes:
-        job = encode([self._rank, torch.get_num_threads(), text])
+        job = encode([self._rank, self._device, torch.get_num_threads(), text])
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb") as answer:
             try:
@@ -119,13 +121,15 @@ def run_job(job: CompileJob) -> None:
     threading.Thread(target=_end_with_worker, args=(job.pipe,), name="watch", daemon=True).start()
     with os.fdopen(job.file, "rb") as memory:
         memory.seek(0)
-        rank, threads, text = decode(memory.read())
+        rank, device, threads, text = decode(memory.read())
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     start = time.perf_counter()
     # The worker finds the same error when it compiles what is not in the cache, and reports it.
     with contextlib.suppress(Exception):
-        names = compile_share(text, rank)
+        backend = backend_for(device)
+        backend.begin()
+        names = compile_share(text, rank, backend.compiled_for)
         os.write(job.pipe, encode([names, time.perf_counter() - start]))
     os.killpg(0, signal.SIGKILL)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from moaic.ir.graph import Function, Module
 from moaic.ir.localize import localize
 from moaic.ir.parser import parse
@@ -28,11 +30,11 @@ def shares(functions: Mapping[str, Function], ranks: int) -> list[list[str]]:
     return made
 
 
-def compile_share(text: str, rank: int) -> list[str]:
-    """Compiles the share of `rank` of a program into the cache on disk; returns the names of its functions."""
+def compile_share(text: str, rank: int, device: torch.device) -> list[str]:
+    """Compiles the share of `rank` of a program for `device` into the cache on disk; returns its functions' names."""
     program = parse(text)
     functions = called_functions(program)
     mine = shares(functions, program.mesh.ranks)[rank]
     if mine:
-        prepare_functions([functions[name] for name in mine], symbols_of(program), compiled=True)
+        prepare_functions([functions[name] for name in mine], symbols_of(program), compiled=True, device=device)
     return mine

@@ -15,20 +15,18 @@ import torch
 from torch import Tensor
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.comm.device_backend import DeviceBackend, backend_of
+from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.process_group_transport import group_transport
 from moaic.runtime.comm.shm_slots import SPINS, Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Transport
 from moaic.runtime.comm.worker_context import WorkerContext
-from moaic.runtime.emulation.backend import EmulatedGpuBackend
 from moaic.runtime.host.cores import cores
-from moaic.runtime.host.gpu_specs import target_of
-from moaic.runtime.host.worker_kinds import emulated_target
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
 from moaic.runtime.protocol.wire import Closed, Connection, Message
 from moaic.runtime.worker.background import BackgroundCompiler
+from moaic.runtime.worker.device import backend_for
 from moaic.runtime.worker.worker import Worker
 
 BEAT_MILLISECONDS: Final = 1000
@@ -60,7 +58,7 @@ def work(
         os.set_inheritable(inherited, False)
     ranks = len(peers) + 1
     mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
-    backend = _backend(device)
+    backend = backend_for(device)
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
@@ -70,16 +68,11 @@ def work(
         connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, backend)
-        background = BackgroundCompiler(compiling, rank, mailbox)
+        background = BackgroundCompiler(compiling, rank, device, mailbox)
         worker = Worker(WorkerContext(rank, backend, transport), mailbox, background, partial(_report, connection))
         serve(worker, mailbox, connection)
     except Closed:
         end()
-
-
-def _backend(device: str) -> DeviceBackend:
-    target = emulated_target(device)
-    return backend_of(device) if target is None else EmulatedGpuBackend(target_of(target))
 
 
 def _begin(backend: DeviceBackend, connection: Connection) -> None:

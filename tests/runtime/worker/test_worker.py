@@ -48,7 +48,7 @@ def worker_on(backend: CpuBackend, report: Callable[[AnswerCode, list[Any]], Non
     os.close(memory)
     server, requests = request_sockets()
     server.close()
-    background = BackgroundCompiler(requests.detach(), 0, mailbox)
+    background = BackgroundCompiler(requests.detach(), 0, "cpu", mailbox)
     return Worker(WorkerContext(0, backend, SharedMemoryTransport(mailbox)), mailbox, background, report)
 
 
