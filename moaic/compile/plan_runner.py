@@ -10,8 +10,8 @@ from moaic.ir.graph import Module
 from moaic.ir.printer import render
 from moaic.passes.lowering.plan import Plan
 from moaic.runtime.controller.accelerator import Accelerator
-from moaic.runtime.controller.calibrate import inputs_of
 from moaic.runtime.controller.kernel_timing import FAILURES, settle
+from moaic.runtime.controller.probe_inputs import inputs_of
 from moaic.runtime.host.env_flags import GraphMode
 
 ROUNDS: Final = 3
@@ -22,7 +22,7 @@ LONG: Final = 0.2
 
 MOST_STEPS: Final = 20
 
-WARM_UP: Final = 2
+WARM_UP: Final = 3
 """Steps in which functions are compiled, libraries loaded and graphs captured."""
 
 INTEGERS: Final = (0, 1)

@@ -99,7 +99,7 @@ def _measure(kernels: Sequence[str], expected: Mapping[str, float], new: dict[st
     if kernels:
         settle(accelerator)
     for kernel in kernels:
-        if time.monotonic() + seconds_to_time(expected[kernel]) <= end:
+        if time.monotonic() + seconds_to_time(accelerator, expected[kernel]) <= end:
             # One that cannot run alone, such as for want of memory, is priced by rates.
             with suppress(*FAILURES):
                 new[kernel] = kernel_seconds(accelerator, kernel, expected[kernel])

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -21,28 +21,34 @@ from typing import Any, Final
 
 import torch
 
-from moaic.ir.graph import Attr, Function, Module, Op, Value
+from moaic.ir.graph import Attr, Function, Module, Op, Role, Value
 from moaic.ir.layout import Layout, Mesh, Split
 from moaic.ir.op_names import SCALED_MM, SDPA, SDPA_BACKWARD
+from moaic.ir.ops import declaration_of
 from moaic.ir.printer import render
-from moaic.ir.types import FLOAT8, FLOATING, TensorType
+from moaic.ir.types import TensorType
 from moaic.runtime.controller.accelerator import Accelerator
-from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.controller.launch import carrier_for
+from moaic.runtime.controller.probe_inputs import inputs_of
 from moaic.runtime.host.cores import cores
+from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.flavors import Flavor
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.protocol.carrier import Carrier
+from moaic.runtime.protocol.statistics import ProgramStatistics
 from moaic.text.files import write_whole
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Version of the probes and the format; a new one invalidates saved measurements."""
 
 AXIS: Final = "w"
 
 ROUNDS: Final = 3
-"""Measured rounds, after a first one that warms up libraries and memory."""
+"""Measured rounds, after those that warm up libraries and memory."""
+
+CAPTURED: Final = 2
+"""More rounds that warm up a GPU: a program is captured in the third run, and then replayed without launches."""
 
 GPU_SCALE: Final = 8
 """Factor on the dims of GPU probes, so that a kernel takes longer than its launch. Assumed, not measured."""
@@ -53,8 +59,6 @@ over fewer skips none."""
 
 COMPILED: Final = 2.5
 """Speed of exp in Inductor's kernels, which are right to 20 ulp, relative to the op alone: measured on a Zen CPU."""
-
-KINDS: Final = ("compute", "communicate")
 
 OLD: Final = 7 * 86_400.0
 """Seconds after which a measurement may be of another machine under the same name."""
@@ -122,17 +126,14 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     light = [] if flavor.gpus else _light()
     block = 0 if flavor.gpus else CAUSAL_BLOCK
     probes = [*_arithmetic(scale, has_float8, block), *light, *_traffic(scale)]
-    programs = [render(_called(probe, mesh)) for probe in probes]
-    collectives = _collectives(ranks) if ranks > 1 else []
-    programs += [render(_moved(probe, mesh)) for probe in collectives]
-    seconds = timed(accelerator, programs)
+    seconds = timed(accelerator, [_called(probe, mesh) for probe in probes])
     rates = {
-        probe.name: probe.amount * probe.repeats / max(spent["compute"], 1e-9)
-        for probe, spent in zip(probes, seconds, strict=False)
+        probe.name: probe.amount * probe.repeats / max(spent, 1e-9)
+        for probe, spent in zip(probes, seconds, strict=True)
     }
-    collective_seconds = [
-        spent["communicate"] / probe.repeats for probe, spent in zip(collectives, seconds[len(probes) :], strict=True)
-    ]
+    collectives = _collectives(ranks) if ranks > 1 else []
+    communicated = _timed_communication(accelerator, [_moved(probe, mesh) for probe in collectives])
+    collective_seconds = [spent / probe.repeats for probe, spent in zip(collectives, communicated, strict=True)]
     idle = _idle(accelerator)
     return {
         "name": _device(flavor),
@@ -152,42 +153,39 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
     }
 
 
-def timed(accelerator: Accelerator, programs: Sequence[str], rounds: int = ROUNDS) -> list[dict[str, float]]:
-    """Seconds of each program on the slowest worker, in the best of `rounds`: other processes use the machine too."""
-    numbers = [accelerator.load(program, compiled=False) for program in programs]
+def timed(accelerator: Accelerator, programs: Sequence[Module], rounds: int = ROUNDS) -> list[float]:
+    """Seconds of each program, which does not communicate, on the slowest worker; GPUs replay it as a CUDA graph.
+
+    The best of `rounds` counts: other processes use the machine too.
+    """
+    ops = [op for program in programs for op in program.functions[0].ops]
+    graphs = GraphMode.NEVER if any(declaration_of(op).host_reads for op in ops) else GraphMode.ALONE
+    numbers = [accelerator.load(render(program), compiled=False, graphs=graphs, module=program) for program in programs]
+    return _rounds(accelerator, numbers, rounds, lambda program: program.elapsed)
+
+
+def _timed_communication(accelerator: Accelerator, programs: Sequence[Module]) -> list[float]:
+    numbers = [accelerator.load(render(program), compiled=False, module=program) for program in programs]
+    return _rounds(accelerator, numbers, ROUNDS, lambda program: program.communicate)
+
+
+def _rounds(
+    accelerator: Accelerator, numbers: Sequence[int], rounds: int, spent: Callable[[ProgramStatistics], float]
+) -> list[float]:
     inputs = [inputs_of(accelerator, number) for number in numbers]
-    totals: list[dict[int, dict[str, float]]] = []
-    for _ in range(1 + rounds):
+    totals: list[list[float]] = []
+    for _ in range(warm_up(accelerator) + rounds):
         for number, buffers in zip(numbers, inputs, strict=True):
             accelerator.run(number, buffers, [None] * len(accelerator.program(number).results))
-        totals.append(_spent(accelerator, numbers))
-    # The first report comes after the round that warms up libraries and memory.
-    ends = list(pairwise(totals))
-    return [
-        {kind: min(after[number][kind] - before[number][kind] for before, after in ends) for kind in KINDS}
-        for number in numbers
-    ]
+        workers = accelerator.stats().workers
+        totals.append([max(spent(worker.programs[number]) for worker in workers) for number in numbers])
+    measured = list(pairwise(totals))[-rounds:]
+    return [min(after[place] - before[place] for before, after in measured) for place in range(len(numbers))]
 
 
-def _spent(accelerator: Accelerator, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
-    workers = accelerator.stats().workers
-    return {
-        number: {
-            "compute": max(worker.programs[number].compute for worker in workers),
-            "communicate": max(worker.programs[number].communicate for worker in workers),
-        }
-        for number in numbers
-    }
-
-
-def inputs_of(accelerator: Accelerator, number: int, integer: int = 0) -> list[Buffer]:
-    """Buffers of a constant value for the parameters of a loaded program, its random key left out."""
-    main = accelerator.program(number)
-    given = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
-    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in given]
-    for buffer in buffers:
-        accelerator.fill(buffer, 0.5 if buffer.dtype in FLOATING | FLOAT8 else integer)
-    return buffers
+def warm_up(accelerator: Accelerator) -> int:
+    """Runs of a program before those that are measured."""
+    return 1 + (CAPTURED if accelerator.has_gpus else 0)
 
 
 def _called(probe: Probe, mesh: Mesh) -> Module:
@@ -199,15 +197,16 @@ def _called(probe: Probe, mesh: Mesh) -> Module:
 
 
 def repeated(function: Function, mesh: Mesh, repeats: int) -> Module:
-    """A program that calls a function so many times on the same operands."""
+    """A program that calls a function so many times on the same operands, which a CUDA graph reads in place."""
     params = tuple(Value(param.type) for param in function.params)
+    roles = (Role("constant"),) * len(params)
 
     def call() -> Op:
         results = tuple(Value(result.type) for result in function.results)
         return Op("call", params, results, {"callee": function.name})
 
     calls = [call() for _ in range(repeats)]
-    return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1])), mesh)
+    return Module((function, Function("main", params, tuple(calls), calls[-1].results[:1], roles)), mesh)
 
 
 def _moved(probe: Probe, mesh: Mesh) -> Module:

@@ -6,9 +6,8 @@ from typing import Final
 
 from moaic.ir.layout import Mesh
 from moaic.ir.parser import parse
-from moaic.ir.printer import render
 from moaic.runtime.controller.accelerator import Accelerator
-from moaic.runtime.controller.calibrate import AXIS, repeated, timed
+from moaic.runtime.controller.calibrate import AXIS, repeated, timed, warm_up
 from moaic.runtime.controller.errors import OP_ERRORS, EarlierFailure, WorkerError
 
 FAILURES: Final = (WorkerError, *OP_ERRORS.values())
@@ -37,20 +36,20 @@ def settle(accelerator: Accelerator) -> None:
         raise EarlierFailure(error) from error
 
 
-def seconds_to_time(expected: float) -> float:
+def seconds_to_time(accelerator: Accelerator, expected: float) -> float:
     """Seconds that it takes to time a kernel that is expected to take so long, without surprise."""
-    return (1 + _rounds(expected)) * _repeats(expected) * expected
+    return (warm_up(accelerator) + _rounds(expected)) * _repeats(expected) * expected
 
 
 def kernel_seconds(accelerator: Accelerator, text: str, expected: float) -> float:
     """Seconds of the function `text` on the slowest worker, in the best round. Raises WorkerError where it fails."""
     (function,) = parse(text).functions
     repeats = _repeats(expected)
-    program = render(repeated(function, Mesh(((AXIS, accelerator.flavor),)), repeats))
+    program = repeated(function, Mesh(((AXIS, accelerator.flavor),)), repeats)
 
     def measured(rounds: int) -> float:
-        (spent,) = timed(accelerator, [program], rounds)
-        return spent["compute"] / repeats
+        (seconds,) = timed(accelerator, [program], rounds)
+        return seconds / repeats
 
     seconds = measured(_rounds(expected))
     if seconds > SURPRISING * expected:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +27,8 @@ from moaic.passes.build import Builder
 from moaic.passes.config import Config, Request
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
+from moaic.runtime.controller.kernel_timing import kernel_seconds
+from moaic.runtime.controller.probe_inputs import BLOCK, inputs_of
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker.cuda_graph import SETTLED
 from tests.exact.graphs import captured_step
@@ -199,6 +202,71 @@ try:
 except IndexError as error:
     print(error)
 """
+
+
+PRODUCT = """func @kernel(%0: f32[64, 96], %1: f32[96, 32]) -> (f32[64, 32]) {
+  %2 = aten.mm %0, %1 : f32[64, 32]
+  return %2
+}
+"""
+
+
+def test_kernels_are_timed_in_replays(gpus: Accelerator) -> None:
+    before = {number for worker in gpus.stats().workers for number in worker.programs}
+    assert 0 < kernel_seconds(gpus, PRODUCT, 1e-2) < 10
+    for worker in gpus.stats().workers:
+        (timed,) = (each for number, each in worker.programs.items() if number not in before and each.repeated)
+        assert timed.repeated == 2, "the third run is captured and replayed, and the fourth is measured"
+        assert timed.elapsed > 0
+
+
+def test_programs_are_timed_on_random_floats(gpus: Accelerator) -> None:
+    """A buffer of an odd size, longer than what is drawn at once, and narrow types."""
+    types = [f"f32[3, {BLOCK // 3 + 5}]", "bf16[7]", "f8e4m3fn[16, 16]", "f32[]", "f32[0, 4]", "i64[5]"]
+    params = ", ".join(f"%p{index}: {each}" for index, each in enumerate(types))
+    text = f"// moai 1\nmesh [dp=2]\nfunc @main({params}) -> (i64[5]) {{\n  return %p5\n}}\n"
+    *floats, empty, integers = [gpus.download(whole(each)) for each in inputs_of(gpus, gpus.load(text), 1)]
+    for value in (each.float() for each in floats):
+        assert value.abs().max() <= 0.5
+        assert value.numel() == 1 or value.std() > 0.2
+    assert empty.shape == (0, 4)
+    assert integers.tolist() == [1] * 5
+
+
+def test_a_gpu_goes_on_op_by_op_until_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    text = """// moai 1
+mesh [dp=2]
+func @square(%x: f32[8, 16]) -> (f32[8, 16]) {
+  %y = aten.mul.Tensor %x, %x : f32[8, 16]
+  %z = aten.tanh %y : f32[8, 16]
+  return %z
+}
+func @main(%x: f32[8, 16] input "x") -> (f32[8, 16]) {
+  %y = call @square %x : f32[8, 16]
+  return %y
+}
+"""
+    with emulated("sm_90", kernels="measured") as accelerator:
+        program = accelerator.load(text, background=True)
+        x, y = (accelerator.buffer("f32", (8, 16)) for _ in range(2))
+        given = torch.randn(8, 16)
+        accelerator.upload(x, given)
+
+        def launched(*, op_by_op: bool) -> int:
+            accelerator.run(program, [x], [y], op_by_op=op_by_op)
+            torch.testing.assert_close(accelerator.download(whole(y)), given.square().tanh())
+            return sum(accelerator.stats().workers[0].launches.values())
+
+        assert not accelerator.are_compiled([program])
+        assert launched(op_by_op=True) == 0
+        until = time.monotonic() + 100
+        while not accelerator.are_compiled([program]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert launched(op_by_op=False) == 1
+        again = accelerator.load(text, background=True)
+        assert accelerator.are_compiled([again]), "what the process compiled is in the cache"
 
 
 @pytest.mark.slow
