@@ -65,8 +65,9 @@ class Part:
     """More of its environment, on the CPU."""
 
 
-SEVERAL_WORKERS = {"MOAI_DEVICE": "1", "MOAI_FLAVOR": "2", "MOAI_LOG": "warning"}
-"""Two workers, on the one GPU; MOAI_DEVICE, as beside a real GPU nobody is given the device unasked."""
+SEVERAL_WORKERS = {"MOAI_DEVICE": "1", "MOAI_FLAVOR": "2", "MOAI_LOG": "warning", "MOAI_COMPILE": "wait"}
+"""Two workers, on the one GPU, which run what is compiled; MOAI_DEVICE, as beside a real GPU nobody is given the device
+unasked."""
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 

@@ -85,6 +85,14 @@ class Task:
             yield
 
     @contextmanager
+    def in_time(self) -> Generator[None]:
+        """Says what is left out where others keep the GPU until the time is over."""
+        try:
+            yield
+        except TimeoutError as reason:
+            self.say(LeftOut("the rest of this part", str(reason)))
+
+    @contextmanager
     def _holding(self, kind: int) -> Generator[None]:
         with self.findings.with_name("gpu.lock").open("a") as file:
             self._lock(file, kind)

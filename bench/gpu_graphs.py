@@ -66,7 +66,9 @@ def report(task: Task, subject: str, runs: dict[str, Run]) -> None:
 
 
 def main() -> None:
-    measure(task_of(parser(__doc__).parse_args()))
+    task = task_of(parser(__doc__).parse_args())
+    with task.in_time():
+        measure(task)
 
 
 if __name__ == "__main__":

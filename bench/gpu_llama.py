@@ -371,7 +371,9 @@ def main() -> None:
     arguments.add_argument("--model", choices=LLAMAS, required=True)
     arguments.add_argument("--own-kernels", action="store_true", help="a way with all of moaic's kernels, too")
     args = arguments.parse_args()
-    measure(task_of(args), args.model, own_kernels=args.own_kernels)
+    task = task_of(args)
+    with task.in_time():
+        measure(task, args.model, own_kernels=args.own_kernels)
 
 
 if __name__ == "__main__":

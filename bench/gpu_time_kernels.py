@@ -126,7 +126,7 @@ def main() -> None:
         complete("cuda")
     with task.beside():
         found = prepare_all(task)
-    with task.alone():
+    with task.in_time(), task.alone():
         for subject, runs in found.items():
             if task.seconds_left < 0:
                 task.say(LeftOut(subject, "no time was left"))

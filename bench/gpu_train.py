@@ -1,6 +1,6 @@
 """One way of training a Llama, for `bench/gpu_llama.py`: reads commands line by line, and answers in JSON.
 
-`start` builds the model and runs the first steps, `steps N` runs N more.
+`start` builds the model and runs steps until all is compiled, `steps N` runs N more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
-WARM_UP = 2
-"""Steps after the first that are left out."""
+WARM_UP = 4
+"""Steps, once all is compiled, that are left out: graphs are captured in them."""
 
 BLOCK = (1 << 24) - 3
 """Random numbers that are drawn; parameters are filled with them again and again, which takes a second per GB."""
@@ -121,6 +121,12 @@ def repeated_steps() -> int:
     return sum(program.repeated for program in worker.programs.values())
 
 
+def is_compiling() -> bool:
+    from moaic.runtime.controller import session
+
+    return session.accelerator().is_compiling
+
+
 def ours(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model, backend="moai")
 
@@ -160,6 +166,8 @@ def answers(way: str, device: str, sizes: Mapping[str, Any], commands: TextIO) -
             begin = time.perf_counter()
             trainer = Trainer(way, device, sizes)
             first = {"loss": trainer.steps(1)["loss"], "first_step": time.perf_counter() - begin}
+            while device == "moai" and is_compiling():
+                trainer.steps(1)
             trainer.steps(WARM_UP)
             yield first
         elif trainer is not None and command == "steps":

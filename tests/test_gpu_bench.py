@@ -96,7 +96,7 @@ with task.alone():
     while task.seconds_left > -60: time.sleep(0.1)
 """
 
-PATIENT = "time.sleep(0.5)\nwith task.alone(): pass"
+PATIENT = "time.sleep(0.5)\nwith task.in_time(), task.alone(): pass"
 
 FORKS = """
 import os
@@ -110,7 +110,9 @@ with task.alone():
 def test_a_part_that_keeps_the_gpu_costs_the_others_their_times_alone(tmp_path: Path) -> None:
     parts = [part(tmp_path, "greedy", GREEDY), part(tmp_path, "patient", PATIENT)]
     ends = {each.name: each for each in gpu.run_all(parts, time.monotonic() + gpu.GRACE + 4, tmp_path, here=False)}
-    assert "other parts kept the GPU until the time was over" in ends["patient"].log
+    (left,) = ends["patient"].left_out
+    assert left.reason == "other parts kept the GPU until the time was over"
+    assert ends["patient"].end == DONE
     assert ends["greedy"].end != DONE
 
 
