@@ -50,6 +50,48 @@ def _needs(action: Action, stages: int) -> list[Action]:
     return [Action("F", stage, part), *above]
 
 
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What a worker holds after an action, by its stages in order."""
+
+    stages: tuple[int, ...]
+    unfinished: tuple[int, ...]
+    """Forwards whose backward has not run."""
+    begun: tuple[bool, ...]
+    """Whether gradients of parameters have been made."""
+    finished: tuple[bool, ...]
+    """Whether all of these had been made before the action."""
+
+
+def _live_states(actions: Sequence[Action]) -> Iterator[LiveState]:
+    stages = tuple(sorted({action.stage for action in actions}))
+    last = "W" if any(action.kind == "W" for action in actions) else "B"
+    left = Counter(action.stage for action in actions if action.kind == last)
+    unfinished, begun = dict.fromkeys(stages, 0), dict.fromkeys(stages, False)
+    finished = dict(begun)
+    for action in actions:
+        unfinished[action.stage] += (action.kind == "F") - (action.kind == "B")
+        begun[action.stage] |= action.kind == last
+        yield LiveState(stages, tuple(unfinished.values()), tuple(begun.values()), tuple(finished.values()))
+        left[action.stage] -= action.kind == last
+        finished[action.stage] = not left[action.stage]
+
+
+def _largest(states: Iterable[LiveState]) -> Sequence[LiveState]:
+    """Those with the most unfinished forwards among states that are alike otherwise."""
+    kept: dict[tuple[bool, ...], list[LiveState]] = defaultdict(list)
+    for state in dict.fromkeys(states):
+        alike = kept[*state.begun, *state.finished]
+        if not any(_covers(other, state) for other in alike):
+            alike[:] = [other for other in alike if not _covers(state, other)]
+            alike.append(state)
+    return [state for alike in kept.values() for state in alike]
+
+
+def _covers(state: LiveState, other: LiveState) -> bool:
+    return all(more >= less for more, less in zip(state.unfinished, other.unfinished, strict=True))
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The actions of each worker of a pipeline, in order. Raises Diagnostic for incomplete lists and deadlocks."""
@@ -100,16 +142,33 @@ class Schedule:
 
     def seconds(self, of_stages: Sequence[float]) -> float:
         """The duration of the schedule if stages take so many seconds for a micro-batch, forward and backward."""
-        kinds = {action.kind for action in self._all}
-        whole = sum(self._units(Action(kind, 0, 0)) for kind in kinds)
-        return max(self._timed(lambda action: self._units(action) / whole * of_stages[action.stage]).values())
+        whole = sum(self._units(Action(kind, 0, 0)) for kind in {action.kind for action in self._all})
+        of_units = [seconds / whole for seconds in of_stages]
+        ends: list[float] = []
+        clock = [0.0] * len(self.workers)
+        for worker, stage, units, needs in self._merged_places:
+            start = max([clock[worker], *(ends[place] for place in needs)])
+            clock[worker] = start + units * of_units[stage]
+            ends.append(clock[worker])
+        return max(clock)
+
+    @cached_property
+    def _merged_places(self) -> Sequence[tuple[int, int, int, Sequence[int]]]:
+        """By action in `merged` order: its worker, stage and units, and the places of the actions that it needs."""
+        places = {action: place for place, action in enumerate(self._ends)}
+        return [
+            (
+                self.owners[action.stage],
+                action.stage,
+                self._units(action),
+                [places[need] for need in _needs(action, self.stages)],
+            )
+            for action in places
+        ]
 
     @cached_property
     def _ends(self) -> Mapping[Action, float]:
         """The time at which each action would end, in the order in which they would start."""
-        return self._timed(self._units)
-
-    def _timed(self, duration: Callable[[Action], float]) -> Mapping[Action, float]:
         done: dict[Action, float] = {}
         clock = [0.0] * len(self.workers)
         place = [0] * len(self.workers)
@@ -133,7 +192,7 @@ class Schedule:
         while ready:
             start, worker = heappop(ready)
             action = self.workers[worker][place[worker]]
-            clock[worker] = done[action] = start + duration(action)
+            clock[worker] = done[action] = start + self._units(action)
             place[worker] += 1
             for other in (worker, *waiting.pop(action, ())):
                 look_at(other)
@@ -163,6 +222,11 @@ class Schedule:
             kept += (action.kind == "F") - (action.kind == last)
             peak = max(peak, kept)
         return peak
+
+    @cached_property
+    def live_states(self) -> Sequence[Sequence[LiveState]]:
+        """By worker, what it holds after its actions; without those that hold less than others."""
+        return [_largest(_live_states(actions)) for actions in self.workers]
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -249,6 +313,7 @@ def is_schedule_name(name: str) -> bool:
     return name in SCHEDULES or _INTERLEAVED.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=256)
 def schedule_of(name: str, workers: int, parts: int) -> Schedule:
     """The schedule of this name or text. Raises Diagnostic where it is for other numbers of workers or parts."""
     if is_schedule_text(name):

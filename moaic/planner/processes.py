@@ -14,10 +14,9 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import RLock, Thread
+from threading import Lock, RLock, Thread
 from typing import IO, Any
 
 from moaic.ir.graph import Module
@@ -49,6 +48,8 @@ class ProcessPool:
     def __init__(self, processes: int) -> None:
         self._members = [_Member() for _ in range(processes)]
         self._owners: dict[Config, _Member] = {}
+        self._homes: dict[Config, _Member] = {}
+        """By plan without stages (`unstaged`), the process that has run its passes last."""
         self.progress: Callable[[int, int], None] | None = None
         """Called with the numbers of compiled and of known candidates, from any thread."""
         self._compiled = 0
@@ -64,6 +65,7 @@ class ProcessPool:
     def begin(self, step: Module, machine: Machine) -> None:
         """Sets the step of the following requests; a process receives it before its first candidate."""
         self._owners.clear()
+        self._homes.clear()
         self._compiled = 0
         request = {"step": render(step), "machine": machine_text.to_text(machine)}
         for member in self._members:
@@ -71,11 +73,11 @@ class ProcessPool:
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
         """Compiles the candidates; idle processes take the next ones. One that kills its process is a crash."""
-        waiting = deque(_families(configs, replicated))
+        families = _Families(configs, replicated, self._homes)
         found: dict[Config, Compiled] = {}
 
         def work(member: _Member) -> None:
-            for config in _drain(waiting):
+            for config in families.taken_by(member):
                 self._owners[config] = member
                 try:
                     found[config] = compiled_in(member.ask({"compile": config_out(config)}))
@@ -85,7 +87,7 @@ class ProcessPool:
                     self.progress(before + len(found), before + len(configs))
 
         before = self._compiled
-        _at_once([_bound(work, member) for member in self._members[: len(configs)]])
+        _at_once([_bound(work, member) for member in families.takers(self._members)])
         self._compiled += len(configs)
         return [found[config] for config in configs]
 
@@ -103,18 +105,18 @@ class ProcessPool:
 
     def stage_bounds(self, configs: Sequence[Config]) -> list[StageBound]:
         """What these pipelines take at least; nothing of one that kills its process, which is logged as a bug."""
-        waiting = deque(_families(configs, unstaged))
+        families = _Families(configs, unstaged, self._homes)
         found: dict[Config, StageBound] = {}
 
         def work(member: _Member) -> None:
-            for config in _drain(waiting):
+            for config in families.taken_by(member):
                 try:
                     found[config] = StageBound(**member.ask({"stages": config_out(config)}))
                 except Crash as crash:
                     log.unbounded(str(crash))
                     found[config] = StageBound()
 
-        _at_once([_bound(work, member) for member in self._members[: len(configs)]])
+        _at_once([_bound(work, member) for member in families.takers(self._members)])
         return [found[config] for config in configs]
 
     def rest(self) -> None:
@@ -233,20 +235,43 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _families(configs: Sequence[Config], family: Callable[[Config], Config]) -> list[list[Config]]:
-    """Candidates by family: one process takes a whole one, whose members share passes or sketches."""
-    families: dict[Config, list[Config]] = {}
-    for config in configs:
-        families.setdefault(family(config), []).append(config)
-    return list(families.values())
+class _Families:
+    """Candidates by family: one process takes a whole one, whose members share passes or sketches.
 
+    It takes first those whose passes it has run before, then new ones, then those of others.
+    """
 
-def _drain(waiting: deque[list[Config]]) -> Iterable[Config]:
-    while True:
-        try:
-            yield from waiting.popleft()
-        except IndexError:
-            return
+    def __init__(
+        self, configs: Sequence[Config], family: Callable[[Config], Config], homes: dict[Config, _Member]
+    ) -> None:
+        families: dict[Config, list[Config]] = {}
+        for config in configs:
+            families.setdefault(family(config), []).append(config)
+        self._waiting = list(families.values())
+        self._homes = homes
+        self._lock = Lock()
+
+    def takers(self, members: Sequence[_Member]) -> list[_Member]:
+        """As many processes as there are families: those that have run their passes before others."""
+        homes = [self._home(each) for each in self._waiting]
+        return sorted(members, key=lambda member: member not in homes)[: len(self._waiting)]
+
+    def taken_by(self, member: _Member) -> Iterator[Config]:
+        while family := self._take(member):
+            yield from family
+
+    def _take(self, member: _Member) -> list[Config]:
+        with self._lock:
+            if not self._waiting:
+                return []
+            ranks = {member: 0, None: 1}
+            best = min(self._waiting, key=lambda each: ranks.get(self._home(each), 2))
+            self._waiting.remove(best)
+            self._homes[unstaged(best[0])] = member
+            return best
+
+    def _home(self, family: Sequence[Config]) -> _Member | None:
+        return self._homes.get(unstaged(family[0]))
 
 
 def _bound(work: Callable[[_Member], None], member: _Member) -> Callable[[], None]:

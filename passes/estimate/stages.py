@@ -5,7 +5,6 @@ A stage is so many layers, and takes their time and memory; the schedule is simu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from moaic.passes.config import Config
 from moaic.passes.estimate.lower_bound import gathered, persistent
 from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated
 from moaic.passes.pipeline.shares import Share
-from moaic.passes.schedules import Action, Schedule
+from moaic.passes.schedules import LiveState, Schedule
 
 LEAST_SENT = 0.5
 """Share of what all-reduces of gradients take that other shardings of parameters take at least: scattered once."""
@@ -61,10 +60,9 @@ def bound_of_stages(
     units = [_unit(base, each, parts) for each in deeper]
     outside = _seconds(base) / parts - sum(UNITS * unit.seconds for unit in units)
     seconds = [_sum(each.units, [unit.seconds for unit in units]) + each.others * max(0.0, outside) for each in stages]
-    nbytes = [_nbytes(config, actions, stages, units) for actions in schedule.workers]
+    nbytes = [_nbytes(config, states, stages, units) for states in schedule.live_states]
     sums = LEAST_SENT * sum(each.lacking * (each.sketch.spent[0].over_dp - base.spent[0].over_dp) for each in deeper)
-    of_workers = [parts * sum(seconds[at] for at in {action.stage for action in row}) for row in schedule.workers]
-    busy = max(of_workers)
+    busy = max(parts * sum(seconds[at] for at in states[0].stages) for states in schedule.live_states)
     waiting = schedule.seconds(seconds) - busy
     return StageBound(SHORTER * (busy + WAITING * waiting + sums / config.pp), max(nbytes))
 
@@ -90,12 +88,12 @@ def _sum(counts: Sequence[float], values: Sequence[float]) -> float:
     return sum(count * value for count, value in zip(counts, values, strict=True))
 
 
-def _nbytes(config: Config, actions: Sequence[Action], stages: Sequence[Share], units: Sequence[_Unit]) -> int:
-    """Bytes of a worker that runs these actions."""
+def _nbytes(config: Config, states: Sequence[LiveState], stages: Sequence[Share], units: Sequence[_Unit]) -> int:
+    """Bytes of a worker that comes into these states."""
     # What a part of a layer keeps is not in proportion to its work.
     whole = [[int(count + ROUNDING) for count in stage.units] for stage in stages]
     saved = [LESS_KEPT * _sum(counts, [unit.saved for unit in units]) for counts in whole]
-    own = {action.stage for action in actions}
+    own = states[0].stages
 
     def held(values: Sequence[float]) -> float:
         return sum(_sum(stages[at].units, values) for at in own)
@@ -104,29 +102,18 @@ def _nbytes(config: Config, actions: Sequence[Action], stages: Sequence[Share], 
     sums = [gathered(config, 0.0, _sum(stage.units, [unit.gradients for unit in units])) for stage in stages]
     beside = persistent(config, parameters, optimizer) + gathered(config, parameters, 0.0)
     kept = 1.0 if config.distribute_param == "none" else 1 / config.dp
-    return int(beside + _most_live(actions, saved, sums, kept))
+    return int(beside + max(_live(state, saved, sums, kept) for state in states))
 
 
-def _most_live(actions: Sequence[Action], saved: Sequence[float], sums: Sequence[float], kept: float) -> float:
-    """The most bytes that a worker has between two actions if these are the bytes of its stages.
+def _live(state: LiveState, saved: Sequence[float], sums: Sequence[float], kept: float) -> float:
+    """The bytes that a worker has in a state if these are the bytes of its stages.
 
     A forward saves activations until its backward; the first gradients of a stage begin its sums over micro-batches,
     and after the last ones this share of them is `kept`.
     """
-    live = most = 0.0
-    last = "W" if any(action.kind == "W" for action in actions) else "B"
-    left = Counter(action.stage for action in actions if action.kind == last)
-    begun: set[int] = set()
-    for action in actions:
-        if action.kind == "F":
-            live += saved[action.stage]
-        if action.kind == "B":
-            live -= saved[action.stage]
-        if action.kind == last and action.stage not in begun:
-            begun.add(action.stage)
-            live += sums[action.stage]
-        most = max(most, live)
-        if action.kind == last:
-            left[action.stage] -= 1
-            live -= 0.0 if left[action.stage] else (1 - kept) * sums[action.stage]
-    return most
+    live = 0.0
+    for stage, forwards, begun, finished in zip(
+        state.stages, state.unfinished, state.begun, state.finished, strict=True
+    ):
+        live += forwards * saved[stage] + begun * (kept if finished else 1.0) * sums[stage]
+    return live

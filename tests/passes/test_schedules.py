@@ -41,6 +41,58 @@ def test_stages_that_take_equally_long_take_what_the_stretch_says(name: str) -> 
     assert schedule.seconds(longest_last) >= parts * (3.0 + stages / 4 - 1)
 
 
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_seconds_are_those_of_actions_that_start_once_they_can(
+    name: str, workers: int, rounds: int, data: st.DataObject
+) -> None:
+    schedule = schedule_of(name, workers, workers * rounds)
+    seconds = [data.draw(st.floats(0, 5)) for _ in range(schedule.stages)]
+    units = {"F": 1, "B": 1, "W": 1} if schedule.splits_backward else {"F": 1, "B": 2}
+    ends: dict[Action, float] = {}
+    clock = [0.0] * workers
+    for action in schedule.merged:
+        worker = schedule.owners[action.stage]
+        needs = [Action("F", action.stage - 1, action.part)] if action.kind == "F" else []
+        needs += [Action("F", action.stage, action.part)] if action.kind == "B" else []
+        needs += [Action("B", action.stage + 1, action.part)] if action.kind == "B" else []
+        needs += [Action("B", action.stage, action.part)] if action.kind == "W" else []
+        start = max(clock[worker], *(ends.get(need, 0.0) for need in needs), 0.0)
+        clock[worker] = ends[action] = start + seconds[action.stage] * units[action.kind] / sum(units.values())
+    assert schedule.seconds(seconds) == pytest.approx(max(clock))
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_live_states_have_the_most_that_any_action_leaves(
+    name: str, workers: int, rounds: int, data: st.DataObject
+) -> None:
+    schedule = schedule_of(name, workers, workers * rounds)
+    saved, sums = (data.draw(st.lists(st.integers(0, 9), min_size=2 * 3 * 5, max_size=2 * 3 * 5)) for _ in range(2))
+    last = "W" if schedule.splits_backward else "B"
+    for actions, states in zip(schedule.workers, schedule.live_states, strict=True):
+        live = most = 0
+        left = [sum(action.kind == last and action.stage == stage for action in actions) for stage in range(30)]
+        begun: set[int] = set()
+        for action in actions:
+            live += saved[action.stage] * ((action.kind == "F") - (action.kind == "B"))
+            if action.kind == last:
+                live += 0 if action.stage in begun else 2 * sums[action.stage]
+                begun.add(action.stage)
+            most = max(most, live)
+            left[action.stage] -= action.kind == last
+            # Half of the sums is kept once they are complete.
+            live -= sums[action.stage] if action.kind == last and not left[action.stage] else 0
+        found = [
+            sum(
+                unfinished * saved[stage] + begun * (1 if finished else 2) * sums[stage]
+                for stage, unfinished, begun, finished in zip(
+                    state.stages, state.unfinished, state.begun, state.finished, strict=True
+                )
+            )
+            for state in states
+        ]
+        assert max(found) == most
+
+
 @given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 4))
 def test_the_one_order_of_all_is_that_of_every_worker_and_waits_for_what_it_needs(
     name: str, workers: int, rounds: int
