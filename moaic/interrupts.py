@@ -79,7 +79,7 @@ def interrupt(number: int, at: FrameType | None) -> None:
 
 def _waits(frame: FrameType | None) -> bool:
     """Whether a frame waits for workers, under an op: a wait goes on after a handler that raises nothing."""
-    return frame is not None and frame.f_code.co_filename.endswith("/runtime/protocol/wire.py")
+    return frame is not None and frame.f_code.co_filename.endswith("/runtime/protocol/frames.py")
 
 
 def _is_in_guard(frame: FrameType | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from moaic.runtime.protocol.wire import decode, encode
+from moaic.runtime.protocol.frames import decode, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from torch import Tensor
+
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.memory import oom_kills
 from moaic.runtime.host.status import Activity, Status
 from moaic.runtime.host.worker_kinds import INTERPRETED, emulated_target, takes_all_kernels
+from moaic.runtime.protocol.block_checks import check_answer
 from moaic.runtime.protocol.carrier import Carrier
+from moaic.runtime.protocol.frames import Connection
 from moaic.runtime.protocol.shared_memory import create_memory, create_store
-from moaic.runtime.protocol.wire import Connection
+from moaic.runtime.protocol.wire import TENSORS
 
 END_SECONDS: Final = 1.0
 """Time that workers have to end after their sockets are closed; then they are killed."""
@@ -100,7 +104,7 @@ class LocalWorker:
 
     rank: int
     fork_server: ForkServer
-    connection: Connection
+    connection: Connection[Tensor]
 
     def ending(self) -> str | None:
         """The end of the process in words, such as `ended with exit code 1`; None while it lives."""
@@ -197,7 +201,8 @@ def launch(
         for _, end in pairs:
             end.close()
     fork_server = ForkServer(process, reports)
-    workers = tuple(LocalWorker(rank, fork_server, Connection(end)) for rank, (end, _) in enumerate(pairs))
+    connections = [Connection(end, TENSORS, check_answer) for end, _ in pairs]
+    workers = tuple(LocalWorker(rank, fork_server, connection) for rank, connection in enumerate(connections))
     status = Status(memory, count)
     os.close(memory)
     return LocalWorkers(workers, fork_server, status, devices)

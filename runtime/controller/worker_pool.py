@@ -18,8 +18,9 @@ from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
 from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
+from moaic.runtime.protocol.frames import Connection, Message, encode, push_all, readable
 from moaic.runtime.protocol.shortage import Shortage
-from moaic.runtime.protocol.wire import Connection, Message, encode, frame, from_block, push_all, readable
+from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.protocol.withheld_writes import furthest_replicas, unpacked
 
 LONG_QUEUE: Final = 500
@@ -259,9 +260,7 @@ class WorkerPool:
         for rank, (connection, row) in enumerate(zip(self._connections, rows, strict=True)):
             message = with_request if rank in ranks else body
             if message is not None:
-                pieces = frame(message, row)
-                self.bytes += sum(piece.nbytes for piece in pieces)
-                connection.post(pieces)
+                self.bytes += connection.post(message, row)
 
     def _deliver(self) -> None:
         push_all(self._connections)
@@ -283,7 +282,7 @@ class WorkerPool:
             self._workers.workers[rank].kill()
             self._fail(rank, failure)
 
-    def _receive(self, rank: int, message: Message) -> None:
+    def _receive(self, rank: int, message: Message[Tensor]) -> None:
         request, kind, *data = message.body
         if kind == AnswerCode.FAILED:
             self._fail(rank, self._failed(rank, data))
@@ -324,7 +323,8 @@ class WorkerPool:
     def _others_failures(self, known: int) -> list[Failure]:
         """The failures that other workers report, or their ends, within GRACE_SECONDS."""
         failures: list[Failure] = []
-        open_: dict[int, Connection] = {r: c for r, c in enumerate(self._connections) if r != known and not c.closed}
+        # Closed ones, too: what they said before may have been received while others were sent to.
+        open_ = {rank: connection for rank, connection in enumerate(self._connections) if rank != known}
         until = time.monotonic() + GRACE_SECONDS
         while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in failures):
             for rank, connection in list(open_.items()):
@@ -335,7 +335,7 @@ class WorkerPool:
                 readable(list(open_.values()), 0.05)
         return failures
 
-    def _drain(self, rank: int, connection: Connection, failures: list[Failure]) -> bool:
+    def _drain(self, rank: int, connection: Connection[Tensor], failures: list[Failure]) -> bool:
         """Append the failure that `rank` reports, or its end; return whether it will report no more."""
         while (message := connection.next()) is not None:
             if message.body[1] == AnswerCode.FAILED:
@@ -385,13 +385,15 @@ def _say_nothing(codes: Sequence[int]) -> None:
 
 def _ending(worker: LocalWorker) -> str:
     """The end of a worker whose socket has closed, in words; the fork server may report it a moment later."""
+    if worker.connection.refusal:
+        return f"its answer could not be received: {worker.connection.refusal}"
     until = time.monotonic() + GRACE_SECONDS
     while (ending := worker.ending()) is None and time.monotonic() < until:
         time.sleep(0.005)
     return f"the process {ending}" if ending is not None else "it closed its connection"
 
 
-def _value(kind: int, message: Message) -> Any:
+def _value(kind: int, message: Message[Tensor]) -> Any:
     if kind == AnswerCode.POISONED:
         return PoisonedAnswer(message.body[2])
     if kind != AnswerCode.VALUE:

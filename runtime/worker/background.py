@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import torch
 
 from moaic.runtime.comm.shm_slots import Mailbox
-from moaic.runtime.protocol.wire import decode, encode
+from moaic.runtime.protocol.frames import decode, encode
 from moaic.runtime.worker.compile_shares import compile_share
 from moaic.runtime.worker.device import backend_for
 

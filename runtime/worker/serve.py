@@ -22,9 +22,11 @@ from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Transport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.host.cores import cores
+from moaic.runtime.protocol.block_checks import check_commands
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
-from moaic.runtime.protocol.wire import Closed, Connection, Message
+from moaic.runtime.protocol.frames import Closed, Connection, Message, Refused
+from moaic.runtime.protocol.wire import tensors
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.device import backend_for
 from moaic.runtime.worker.worker import Worker
@@ -62,7 +64,7 @@ def work(
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    connection = Connection(socket.socket(fileno=descriptor), backend.staging)
+    connection = Connection(socket.socket(fileno=descriptor), tensors(backend.staging), check_commands)
     try:
         _begin(backend, connection)
         connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
@@ -75,7 +77,7 @@ def work(
         end()
 
 
-def _begin(backend: DeviceBackend, connection: Connection) -> None:
+def _begin(backend: DeviceBackend, connection: Connection[Tensor]) -> None:
     """Begin to use the device; if it cannot be used, say so and wait for the end."""
     try:
         backend.begin()
@@ -107,33 +109,32 @@ def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBa
     return group_transport(carrier, store, mailbox.agree, backend)
 
 
-def serve(worker: Worker, mailbox: Mailbox, connection: Connection) -> None:
-    """Serve messages until the connection ends; after a fatal error only receive them."""
+def serve(worker: Worker, mailbox: Mailbox, connection: Connection[Tensor]) -> None:
+    """Serve messages until the connection ends; after a fatal error only receive them. Raises Closed."""
     failure: list[Any] | None = None
     while True:
         try:
             message = connection.receive()
-        except MEMORY_ERRORS as error:
+        except (Refused, *MEMORY_ERRORS) as error:
             # The rest of this message cannot be received, so no later one can be.
             _send_failure(worker.failure(error), mailbox, connection)
-            threading.Event().wait()
-            return
+            raise Closed from error
         if failure is None:
             failure = _serve_message(worker, connection, message)
             if failure is not None:
                 _send_failure(failure, mailbox, connection)
 
 
-def _send_failure(failure: list[Any], mailbox: Mailbox, connection: Connection) -> None:
+def _send_failure(failure: list[Any], mailbox: Mailbox, connection: Connection[Tensor]) -> None:
     mailbox.fail()
     connection.send([NO_REQUEST, AnswerCode.FAILED, *failure])
 
 
-def _report(connection: Connection, code: AnswerCode, data: list[Any]) -> None:
+def _report(connection: Connection[Tensor], code: AnswerCode, data: list[Any]) -> None:
     connection.send([NO_REQUEST, code, *data])
 
 
-def _serve_message(worker: Worker, connection: Connection, message: Message) -> list[Any] | None:
+def _serve_message(worker: Worker, connection: Connection[Tensor], message: Message[Tensor]) -> list[Any] | None:
     """Run a message's commands; return the failure after which the worker cannot continue, if there is one."""
     first, commands = message.body
     try:
@@ -161,7 +162,7 @@ def _do(worker: Worker, number: int, command: Command, blocks: Sequence[Tensor |
         worker.give_up(error)
 
 
-def _answer(worker: Worker, connection: Connection, request: Request) -> None:
+def _answer(worker: Worker, connection: Connection[Tensor], request: Request) -> None:
     try:
         answer = worker.answer(request)
     except Exception as error:

@@ -19,7 +19,7 @@ from moaic.runtime.protocol.commands import (
     name_of,
     to_wire,
 )
-from moaic.runtime.protocol.wire import decode, encode
+from moaic.runtime.protocol.frames import decode, encode
 
 KINDS: tuple[Any, ...] = get_args(Command)
 

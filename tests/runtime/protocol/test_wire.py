@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from moaic.runtime.protocol.wire import Closed, Connection, as_block, from_block
+from moaic.runtime.protocol.frames import Closed, Connection
+from moaic.runtime.protocol.wire import TENSORS, as_block, from_block
 
 bodies = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -23,8 +25,8 @@ bodies = st.recursive(
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, Connection]]:
-    one, other = (Connection(end) for end in socket.socketpair())
+def pair() -> Iterator[tuple[Connection[Tensor], Connection[Tensor]]]:
+    one, other = (Connection(end, TENSORS) for end in socket.socketpair())
     yield one, other
     one.close()
     other.close()
@@ -32,7 +34,7 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
 
 @given(body=bodies, sizes=st.lists(st.none() | st.integers(0, 300), max_size=5))
 def test_what_is_sent_arrives(body: object, sizes: list[int | None]) -> None:
-    one, other = (Connection(end) for end in socket.socketpair())
+    one, other = (Connection(end, TENSORS) for end in socket.socketpair())
     blocks = [None if size is None else torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
     one.send(body, blocks)
     message = other.receive()
@@ -53,7 +55,7 @@ def test_tensors_of_every_type_and_order(dtype: torch.dtype) -> None:
     assert torch.equal(from_block(as_block(scalar), dtype, ()), scalar)
 
 
-def test_a_large_block_passes_a_small_socket(pair: tuple[Connection, Connection]) -> None:
+def test_a_large_block_passes_a_small_socket(pair: tuple[Connection[Tensor], Connection[Tensor]]) -> None:
     one, other = pair
     block = torch.randint(0, 255, (5_000_000,), dtype=torch.uint8)
     sender = threading.Thread(target=lambda: one.send("large", [block, block]))
@@ -63,7 +65,7 @@ def test_a_large_block_passes_a_small_socket(pair: tuple[Connection, Connection]
     assert all(got is not None and torch.equal(got, block) for got in message.blocks)
 
 
-def test_the_end_is_noticed_by_both_sides(pair: tuple[Connection, Connection]) -> None:
+def test_the_end_is_noticed_by_both_sides(pair: tuple[Connection[Tensor], Connection[Tensor]]) -> None:
     one, other = pair
     one.close()
     with pytest.raises(Closed):
@@ -81,7 +83,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_does_not_tear_a_message(pair: tuple[Connection, Connection]) -> None:
+def test_an_interrupt_does_not_tear_a_message(pair: tuple[Connection[Tensor], Connection[Tensor]]) -> None:
     one, other = pair
     block = torch.randint(0, 255, (20_000_000,), dtype=torch.uint8)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))

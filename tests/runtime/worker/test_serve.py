@@ -6,12 +6,11 @@ import socket
 import threading
 from typing import cast
 
-import torch
-
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.protocol.commands import AnswerCode
-from moaic.runtime.protocol.wire import Connection
+from moaic.runtime.protocol.frames import Connection
+from moaic.runtime.protocol.wire import TENSORS
 from moaic.runtime.worker import serve
 
 
@@ -20,13 +19,9 @@ class Unusable:
         raise Diagnostic("this PyTorch is of another kind", hint="take the one before")
 
 
-def staging(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
-
-
 def test_a_device_that_cannot_be_used_is_reported_with_its_reason() -> None:
     ends = socket.socketpair()
-    here, there = (Connection(end, staging) for end in ends)
+    here, there = (Connection(end, TENSORS) for end in ends)
     arguments = (cast("DeviceBackend", Unusable()), there)
     threading.Thread(target=serve._begin, args=arguments, daemon=True).start()  # pyright: ignore[reportPrivateUsage]
     _, code, line, command, kind, reason, details, *_ = here.receive().body

@@ -1,0 +1,424 @@
+"""Messages over a stream socket: a msgpack body and raw blocks of bytes. Received data is never executed.
+
+A frame is: a head (magic, version, length of the body, number of blocks), the lengths of the blocks (i64 each, -1 for
+an absent one), the body, the blocks. Every length is compared with a limit before memory for it is allocated. Each
+block is received into its own memory, so what reads it needs no other copy. No torch here: hosts without it relay
+frames.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+
+from moaic.interrupts import uninterrupted
+
+MAGIC: Final = b"moai"
+
+VERSION: Final = 1
+
+HEAD: Final = struct.Struct("<4sHII")
+"""Magic, version, bytes of the body, number of blocks."""
+
+GATHER: Final = 512
+"""Pieces per system call; below the limit of every system."""
+
+READ_AHEAD: Final = 1 << 14
+"""Bytes received in the same system call as the memory to be filled next: most messages are smaller."""
+
+Block = TypeVar("Block")
+
+
+class Closed(Exception):
+    """The other end has closed the connection."""
+
+
+class Refused(Exception):
+    """A frame breaks a limit or a rule; the text says which, as `a body of 9 bytes, the most is 8`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one frame may hold.
+
+    A frame has the commands of one queue, at most 500. Programs are the largest: 0.1 MB of text for the largest of the
+    tests, so the body's limit is far away. Lists in traces and checkpoints grow with a run: a trace is sent in pieces,
+    a Store has about 8 values for each tensor and worker. Values take up to 80 bytes each once they are read.
+    """
+
+    body_bytes: int = 64 << 20
+    blocks: int = 1 << 16
+    depth: int = 32
+    """Lists and maps within each other."""
+    values: int = 1 << 21
+    """Values of a body, the lists and maps among them; counted where their memory could exceed DECODED_BYTES."""
+    block_bytes: int | None = None
+    """Of one block. Unbounded for workers of this host, which are the user's own and take tensors of any size."""
+    all_block_bytes: int | None = None
+    """Of all blocks of a frame together."""
+
+
+LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMemory(Generic[Block]):
+    """Where blocks are: `allocate` makes one of a number of bytes, `view` gives the bytes of one, in place."""
+
+    allocate: Callable[[int], Block]
+    view: Callable[[Block], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Message(Generic[Block]):
+    """The content of one frame: plain data, and blocks of bytes."""
+
+    body: Any
+    blocks: Sequence[Block | None] = ()
+
+
+Check = Callable[[Any, Sequence[int]], None]
+"""Takes a body and the lengths of the blocks, -1 for an absent one, before these are allocated; raises Refused."""
+
+
+def accept_all(body: Any, sizes: Sequence[int]) -> None:
+    """The check of an end that takes any blocks."""
+
+
+def encode(body: Any) -> bytes:
+    """The msgpack form of `body`: None, bool, int, float, str, bytes, lists and dicts."""
+    return cast("bytes", msgpack.packb(body))
+
+
+def decode(data: bytes | memoryview, *, frozen: bool = False) -> Any:
+    """The inverse of `encode`, without limits; with `frozen`, lists become tuples."""
+    return cast("Any", msgpack.unpackb(data, strict_map_key=False, use_list=not frozen))
+
+
+def frame(body: bytes, blocks: Sequence[memoryview | None] = (), limits: Limits = LIMITS) -> list[memoryview]:
+    """The pieces of one frame, in order; blocks are not copied. Raises Refused for sizes over the limits."""
+    sizes = [-1 if block is None else block.nbytes for block in blocks]
+    _check_counts(len(body), len(sizes), limits)
+    _check_sizes(sizes, limits)
+    head = HEAD.pack(MAGIC, VERSION, len(body), len(sizes)) + struct.pack(f"<{len(sizes)}q", *sizes) + body
+    return [memoryview(head), *(block for block in blocks if block)]
+
+
+class Connection(Generic[Block]):
+    """One end of a socket. Sending and receiving survive an interrupt (Ctrl-C) between any two system calls.
+
+    What is received wrongly, or cannot be stored, ends the connection: no frame can be read behind it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, memory: BlockMemory[Block], check: Check = accept_all, limits: Limits = LIMITS
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._memory = memory
+        self._limits = limits
+        self._outbox: deque[memoryview] = deque()
+        self._inbox: deque[Message[Block]] = deque()
+        self._reader = _frames(self._inbox.append, memory, check, limits)
+        self._target: memoryview = next(self._reader)
+        self._ahead = memoryview(bytearray(READ_AHEAD))
+        self._ending: Exception | None = None
+        self._is_cut = False
+        """Whether the socket takes no more data."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more messages come: closed by either end, or ended by one that this end could not receive."""
+        return self._ending is not None
+
+    @property
+    def refusal(self) -> str:
+        """Why this end has ended the connection; empty if it has not."""
+        return "" if self._ending is None or isinstance(self._ending, Closed) else str(self._ending)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def post(self, body: bytes, blocks: Sequence[Block | None] = ()) -> int:
+        """Append a frame to the outbox; `push` sends it. Returns its bytes. Raises Refused for one over the limits."""
+        view = self._memory.view
+        pieces = frame(body, [None if block is None else view(block) for block in blocks], self._limits)
+        self._outbox.extend(pieces)
+        return sum(map(len, pieces))
+
+    def push(self) -> bool:
+        """Send as much as the socket takes now; true once the outbox is empty."""
+        while self._outbox:
+            with uninterrupted():
+                if not self._send_some():
+                    return False
+        return True
+
+    def pull(self) -> None:
+        """Receive all that the socket has now; if that is its end, `closed` becomes true."""
+        while self._ending is None:
+            with uninterrupted():
+                if not self._receive_some():
+                    return
+
+    def next(self) -> Message[Block] | None:
+        """Take the oldest received message, if there is one."""
+        return self._inbox.popleft() if self._inbox else None
+
+    def send(self, body: Any, blocks: Sequence[Block | None] = ()) -> None:
+        """Send one message and wait until the socket has taken it. Raises Closed, and Refused as `post` does."""
+        self.post(encode(body), blocks)
+        push_all([self])
+        if self._is_cut:
+            raise Closed
+
+    def receive(self) -> Message[Block]:
+        """Wait for a message. Raises Closed, Refused, or what kept a block from being allocated."""
+        while not self._inbox:
+            if self._ending is not None:
+                raise self._ending
+            self.pull()
+            if not self._inbox and self._ending is None:
+                readable([self])
+        return self._inbox.popleft()
+
+    def close(self) -> None:
+        self._end(Closed())
+        self._socket.close()
+
+    def _end(self, reason: Exception) -> None:
+        self._ending = self._ending or reason
+
+    def _send_some(self) -> bool:
+        pieces = [piece for piece, _ in zip(self._outbox, range(GATHER), strict=False)]
+        try:
+            sent = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._is_cut = True
+            self._outbox.clear()
+            # The other end may have said why it has ended.
+            self.pull()
+            self._end(Closed())
+            return True
+        while sent:
+            piece = self._outbox.popleft()
+            if sent < len(piece):
+                self._outbox.appendleft(piece[sent:])
+            sent -= min(sent, len(piece))
+        return True
+
+    def _receive_some(self) -> bool:
+        """Receive once; whether there may be more now."""
+        try:
+            count = self._socket.recvmsg_into((self._target, self._ahead))[0]
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
+            self._end(Closed())
+            return False
+        try:
+            self._fill(count)
+        except Exception as error:
+            self._end(error)
+        # So little did not fill the memory: that was all, and the end of the stream is seen the next time.
+        return count > READ_AHEAD
+
+    def _fill(self, count: int) -> None:
+        """Advance by `count` bytes received, first into the target, the others into the memory for reading ahead."""
+        rest = self._ahead[: max(0, count - len(self._target))]
+        self._target = self._target[count:] or next(self._reader)
+        while rest:
+            size = min(len(self._target), len(rest))
+            self._target[:size] = rest[:size]
+            self._target, rest = self._target[size:] or next(self._reader), rest[size:]
+
+
+def push_all(connections: Sequence[Connection[Block]]) -> None:
+    """Empty the outboxes of all connections concurrently; one that is closed is not waited for.
+
+    Receives what comes meanwhile: an end that waits until all it has to say is taken may itself be waited for.
+    """
+    waiting = [connection for connection in connections if not connection.push()]
+    while waiting := [connection for connection in waiting if not connection.closed]:
+        poll = select.poll()
+        for connection in connections:
+            if not connection.closed:
+                poll.register(connection, select.POLLIN)
+        for connection in waiting:
+            poll.register(connection, select.POLLIN | select.POLLOUT)
+        poll.poll()
+        for connection in connections:
+            connection.pull()
+        waiting = [connection for connection in waiting if not connection.push()]
+
+
+def readable(connections: Sequence[Connection[Block]], seconds: float | None = None) -> list[Connection[Block]]:
+    """Wait until connections have data or are closed, at most `seconds`; return these connections."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    ready = {fd for fd, _ in poll.poll(None if seconds is None else seconds * 1000)}
+    return [connection for connection in connections if connection.fileno() in ready]
+
+
+def _frames(
+    deliver: Callable[[Message[Block]], None], memory: BlockMemory[Block], check: Check, limits: Limits
+) -> Generator[memoryview, None, NoReturn]:
+    """Yield the memory to be filled next, never empty; deliver each message once it is complete. Raises Refused."""
+    while True:
+        head = bytearray(HEAD.size)
+        yield memoryview(head)
+        magic, version, length, count = HEAD.unpack(head)
+        _check_head(magic, version)
+        _check_counts(length, count, limits)
+        packed = bytearray(8 * count)
+        if count:
+            yield memoryview(packed)
+        sizes = struct.unpack(f"<{count}q", packed)
+        _check_sizes(sizes, limits)
+        data = bytearray(length)
+        yield memoryview(data)
+        body = _body(data, limits)
+        check(body, sizes)
+        blocks: list[Block | None] = []
+        for size in sizes:
+            block = None if size < 0 else memory.allocate(size)
+            blocks.append(block)
+            if size > 0 and block is not None:
+                yield memory.view(block)
+        deliver(Message(body, blocks))
+
+
+def _check_head(magic: bytes, version: int) -> None:
+    if magic != MAGIC:
+        raise Refused(f"a frame that begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise Refused(f"a frame of version {version}, this end reads version {VERSION}")
+
+
+def _check_counts(length: int, count: int, limits: Limits) -> None:
+    if length == 0:
+        raise Refused("a body of 0 bytes, the least is 1")
+    if length > limits.body_bytes:
+        raise Refused(f"a body of {length:,} bytes, the most is {limits.body_bytes:,}")
+    if count > limits.blocks:
+        raise Refused(f"{count:,} blocks, the most is {limits.blocks:,}")
+
+
+def _check_sizes(sizes: Sequence[int], limits: Limits) -> None:
+    if not sizes:
+        return
+    if min(sizes) < -1:
+        raise Refused(f"a block of {min(sizes):,} bytes, the least is -1")
+    if limits.block_bytes is not None and max(sizes) > limits.block_bytes:
+        raise Refused(f"a block of {max(sizes):,} bytes, the most is {limits.block_bytes:,}")
+    if limits.all_block_bytes is not None:
+        together = sum(size for size in sizes if size > 0)
+        if together > limits.all_block_bytes:
+            raise Refused(f"blocks of {together:,} bytes together, the most is {limits.all_block_bytes:,}")
+
+
+# Bodies.
+
+DECODED_BYTES: Final = 64 << 20
+"""Memory that the values of a body may take without being counted before."""
+
+VALUE_BYTES: Final = 80
+"""The most that a value takes, apart from the characters of a string: a map's share of an entry."""
+
+OPEN_LISTS: Final = 1024
+"""Lists that msgpack reads within each other; for each it allocates at once as many elements as the list claims."""
+
+SMALL_BODY: Final = DECODED_BYTES // (VALUE_BYTES + 8 * OPEN_LISTS)
+"""Bytes of a body whose values take less than DECODED_BYTES, whatever they are."""
+
+CONTAINERS: Final = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
+"""The first bytes of lists and maps."""
+
+
+def _body(data: bytearray, limits: Limits) -> Any:
+    """The value of a received body. Raises Refused for whatever is wrong in it."""
+    if len(data) > SMALL_BODY and _could_take(data) > DECODED_BYTES:
+        _check_values(data, limits.values)
+    heads = len(data) - len(data.translate(None, CONTAINERS))
+    try:
+        body = cast("Any", msgpack.unpackb(data, strict_map_key=False, ext_hook=_no_extension, max_ext_len=0))
+    except Exception as error:
+        raise Refused(f"a body that cannot be read: {type(error).__name__}: {error}") from error
+    if heads > limits.depth:
+        _check_depth(body, heads, limits.depth)
+    return body
+
+
+def _no_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError(f"extension type {code}")
+
+
+def _could_take(data: bytearray) -> int:
+    """An upper bound of the bytes that the values of a body take, without reading it."""
+    # Shorter lists have their length, of at most 15, in the first byte.
+    open_lists = min(OPEN_LISTS, data.count(0xDC) + data.count(0xDD))
+    return len(data) * (VALUE_BYTES + 8 * open_lists)
+
+
+def _check_depth(body: Any, heads: int, most: int) -> None:
+    """Raise Refused for more than `most` lists and maps within each other; there are at most `heads` of them."""
+    level: list[Any] = [body]
+    for left in range(most, -1, -1):
+        # The class itself is compared, as isinstance takes longer than to read a value.
+        inner = [each for each in level if each.__class__ is list or each.__class__ is dict]
+        heads -= len(inner)
+        if heads < left or not inner:
+            return
+        level = [*chain.from_iterable(map(_values, inner) if dict in map(type, inner) else inner)]
+    raise Refused(f"a body of lists more than {most} deep")
+
+
+def _values(container: list[Any] | dict[Any, Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _check_values(data: bytearray, most: int) -> None:
+    """Raise Refused for a body that has or claims to have more than `most` values; makes none of them."""
+    position, read, claimed = 0, 0, 1
+    while read < claimed and position < len(data):
+        skip, values, width = _FIRST_BYTES[data[position]]
+        start = position + 1
+        number = int.from_bytes(data[start : start + width], "big") if width else 1
+        position = start + width + skip * number
+        claimed += values * number
+        read += 1
+        if claimed > most:
+            raise Refused(f"a body of more than {most:,} values")
+
+
+def _first_byte(code: int) -> tuple[int, int, int]:
+    """Bytes and values that follow a first byte, and the bytes of the number by which both are multiplied, or 0.
+
+    msgpack refuses extensions, so what follows one does not matter.
+    """
+    if code < 0x90:
+        return 0, 2 * (code & 0x0F) if code >= 0x80 else 0, 0
+    if code < 0xC0:
+        return (0, code & 0x0F, 0) if code < 0xA0 else (code & 0x1F, 0, 0)
+    numbers = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+    if code in numbers:
+        return 1, 0, numbers[code]
+    fixed = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+    lists = {0xDC: (0, 1, 2), 0xDD: (0, 1, 4), 0xDE: (0, 2, 2), 0xDF: (0, 2, 4)}
+    return lists.get(code, (fixed.get(code, 0), 0, 0))
+
+
+_FIRST_BYTES: Final = [_first_byte(code) for code in range(256)]
