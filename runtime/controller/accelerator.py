@@ -48,7 +48,7 @@ from moaic.runtime.protocol.commands import (
 from moaic.runtime.protocol.instruction_name import describe
 from moaic.runtime.protocol.placement import spread
 from moaic.runtime.protocol.shortage import Shortage
-from moaic.runtime.protocol.span import TraceSpan, decoded
+from moaic.runtime.protocol.span import ANSWERED_SPANS, TraceSpan, decoded
 from moaic.runtime.protocol.statistics import Statistics, statistics
 
 GREETING_SECONDS: Final = 0.5
@@ -264,8 +264,14 @@ class Accelerator:
     def trace(self, *, on: bool) -> dict[int, list[TraceSpan]]:
         """The spans per worker since the last call, empty unless tracing was on; `on` turns tracing on or off."""
         with self._lock:
-            answers = self._buffers.ask_all(Trace(self._lines.here(), on))
-            return {rank: decoded(answers[rank]) for rank in sorted(answers)}
+            spans: dict[int, list[TraceSpan]] = {rank: [] for rank in range(self._pool.size)}
+            is_complete = False
+            while not is_complete:
+                answers = self._buffers.ask_all(Trace(self._lines.here(), on))
+                for rank, answer in answers.items():
+                    spans[rank] += decoded(answer)
+                is_complete = all(len(answer) < ANSWERED_SPANS for answer in answers.values())
+            return spans
 
     def contents(self) -> dict[int, list[Any]]:
         """The buffers of each worker as [id, dtype, shape, digest], in order of id: a replay must reproduce them."""

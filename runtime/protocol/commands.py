@@ -189,7 +189,7 @@ class Store(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Answer with the spans since the last Trace (`span.TraceSpan`); turn tracing on or off."""
+    """Answer with the oldest spans not answered yet, at most `span.ANSWERED_SPANS`; turn tracing on or off."""
 
     line: int
     on: bool

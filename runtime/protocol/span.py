@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+ANSWERED_SPANS: Final = 1 << 16
+"""Most spans in one answer to a Trace, far below the limits of a frame; if an answer has so many, more may be left."""
 
 
 @dataclass(frozen=True, slots=True)

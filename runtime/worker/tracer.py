@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from moaic.runtime.protocol.span import TraceSpan
+from moaic.runtime.protocol.span import ANSWERED_SPANS, TraceSpan
 
 
 class Tracer:
@@ -33,6 +33,6 @@ class Tracer:
             self._open = None
 
     def take(self, *, on: bool) -> list[Any]:
-        """Return the spans since the last call, as plain data; turn tracing on or off."""
-        taken, self._spans, self.on = self._spans, [], on
+        """Return the oldest spans that were not returned yet, as plain data; turn tracing on or off."""
+        taken, self._spans, self.on = self._spans[:ANSWERED_SPANS], self._spans[ANSWERED_SPANS:], on
         return [astuple(span) for span in taken]
