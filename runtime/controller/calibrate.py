@@ -29,7 +29,7 @@ from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.launch import carrier_for
-from moaic.runtime.controller.probe_inputs import inputs_of
+from moaic.runtime.controller.probe_inputs import kernel_inputs_of
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.flavors import Flavor
@@ -172,7 +172,7 @@ def _timed_communication(accelerator: Accelerator, programs: Sequence[Module]) -
 def _rounds(
     accelerator: Accelerator, numbers: Sequence[int], rounds: int, spent: Callable[[ProgramStatistics], float]
 ) -> list[float]:
-    inputs = [inputs_of(accelerator, number) for number in numbers]
+    inputs = [kernel_inputs_of(accelerator, number) for number in numbers]
     totals: list[list[float]] = []
     for _ in range(warm_up(accelerator) + rounds):
         for number, buffers in zip(numbers, inputs, strict=True):

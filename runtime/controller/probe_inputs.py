@@ -19,24 +19,40 @@ CONSTANT: Final = 0.5
 
 
 def inputs_of(accelerator: Accelerator, number: int, integer: int = 0) -> list[Buffer]:
-    """Buffers of some value for the parameters of a loaded program, its random key left out.
+    """Buffers of a constant value for the parameters of a loaded program, its random key left out."""
+    buffers = _unfilled(accelerator, number)
+    for buffer in buffers:
+        accelerator.fill(buffer, CONSTANT if _is_float(buffer) else integer)
+    return buffers
 
-    Floats are random on GPUs: an H100 multiplies constants, of which few bits change, 1.13 times as fast in float16.
+
+def kernel_inputs_of(accelerator: Accelerator, number: int) -> list[Buffer]:
+    """The same for a program that every worker runs whole, with random floats on GPUs.
+
+    An H100 multiplies constants, of which few bits change, 1.13 times as fast in float16.
     """
+    if not accelerator.has_gpus:
+        return inputs_of(accelerator, number)
+    buffers, drawings = _unfilled(accelerator, number), dict[str, int]()
+    for buffer in buffers:
+        if not _is_float(buffer) or not prod(buffer.shape):
+            accelerator.fill(buffer, 0)
+            continue
+        text = _drawing(buffer, accelerator.flavor)
+        if text not in drawings:
+            drawings[text] = accelerator.load(text, compiled=False)
+        accelerator.run(drawings[text], [], [buffer], KEY)
+    return buffers
+
+
+def _unfilled(accelerator: Accelerator, number: int) -> list[Buffer]:
     main = accelerator.program(number)
     given = [param for index, param in enumerate(main.params) if main.param_role(index).kind != "key"]
-    buffers = [accelerator.buffer(param.type.dtype, param.type.shape) for param in given]
-    drawing: dict[str, int] = {}
-    for buffer in buffers:
-        is_float = buffer.dtype in FLOATING | FLOAT8
-        if is_float and accelerator.has_gpus and prod(buffer.shape):
-            text = _drawing(buffer, accelerator.flavor)
-            if text not in drawing:
-                drawing[text] = accelerator.load(text, compiled=False)
-            accelerator.run(drawing[text], [], [buffer], KEY)
-        else:
-            accelerator.fill(buffer, CONSTANT if is_float else integer)
-    return buffers
+    return [accelerator.buffer(param.type.dtype, param.type.shape) for param in given]
+
+
+def _is_float(buffer: Buffer) -> bool:
+    return buffer.dtype in FLOATING | FLOAT8
 
 
 def _drawing(buffer: Buffer, workers: int) -> str:

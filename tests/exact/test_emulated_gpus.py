@@ -28,7 +28,7 @@ from moaic.passes.config import Config, Request
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.kernel_timing import kernel_seconds
-from moaic.runtime.controller.probe_inputs import BLOCK, inputs_of
+from moaic.runtime.controller.probe_inputs import BLOCK, kernel_inputs_of
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker.cuda_graph import SETTLED
 from tests.exact.graphs import captured_step
@@ -220,17 +220,17 @@ def test_kernels_are_timed_in_replays(gpus: Accelerator) -> None:
         assert timed.elapsed > 0
 
 
-def test_programs_are_timed_on_random_floats(gpus: Accelerator) -> None:
+def test_kernels_are_timed_on_random_floats(gpus: Accelerator) -> None:
     """A buffer of an odd size, longer than what is drawn at once, and narrow types."""
     types = [f"f32[3, {BLOCK // 3 + 5}]", "bf16[7]", "f8e4m3fn[16, 16]", "f32[]", "f32[0, 4]", "i64[5]"]
     params = ", ".join(f"%p{index}: {each}" for index, each in enumerate(types))
     text = f"// moai 1\nmesh [dp=2]\nfunc @main({params}) -> (i64[5]) {{\n  return %p5\n}}\n"
-    *floats, empty, integers = [gpus.download(whole(each)) for each in inputs_of(gpus, gpus.load(text), 1)]
+    *floats, empty, integers = [gpus.download(whole(each)) for each in kernel_inputs_of(gpus, gpus.load(text))]
     for value in (each.float() for each in floats):
         assert value.abs().max() <= 0.5
         assert value.numel() == 1 or value.std() > 0.2
     assert empty.shape == (0, 4)
-    assert integers.tolist() == [1] * 5
+    assert integers.tolist() == [0] * 5
 
 
 def test_a_gpu_goes_on_op_by_op_until_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
