@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock, RLock, Thread
@@ -247,14 +248,20 @@ class _Families:
         families: dict[Config, list[Config]] = {}
         for config in configs:
             families.setdefault(family(config), []).append(config)
-        self._waiting = list(families.values())
         self._homes = homes
         self._lock = Lock()
+        self._count = len(families)
+        self._kept = defaultdict[_Member, deque[list[Config]]](deque)
+        """By process, those whose passes it has run."""
+        self._new: dict[Config, list[list[Config]]] = {}
+        """By plan without stages, those whose passes nobody has run."""
+        for each in families.values():
+            work = unstaged(each[0])
+            (self._kept[homes[work]] if work in homes else self._new.setdefault(work, [])).append(each)
 
     def takers(self, members: Sequence[_Member]) -> list[_Member]:
         """As many processes as there are families: those that have run their passes before others."""
-        homes = [self._home(each) for each in self._waiting]
-        return sorted(members, key=lambda member: member not in homes)[: len(self._waiting)]
+        return sorted(members, key=lambda member: not self._kept.get(member))[: self._count]
 
     def taken_by(self, member: _Member) -> Iterator[Config]:
         while family := self._take(member):
@@ -262,16 +269,15 @@ class _Families:
 
     def _take(self, member: _Member) -> list[Config]:
         with self._lock:
-            if not self._waiting:
-                return []
-            ranks = {member: 0, None: 1}
-            best = min(self._waiting, key=lambda each: ranks.get(self._home(each), 2))
-            self._waiting.remove(best)
-            self._homes[unstaged(best[0])] = member
-            return best
-
-    def _home(self, family: Sequence[Config]) -> _Member | None:
-        return self._homes.get(unstaged(family[0]))
+            own = self._kept[member]
+            if not own and self._new:
+                work = next(iter(self._new))
+                own.extend(self._new.pop(work))
+                self._homes[work] = member
+            if own:
+                return own.popleft()
+            others = max(self._kept.values(), key=len)
+            return others.pop() if others else []
 
 
 def _bound(work: Callable[[_Member], None], member: _Member) -> Callable[[], None]:
