@@ -276,7 +276,7 @@ def _action(word: str) -> Action:
 
 
 def _check_complete(schedule: Schedule) -> None:
-    if not any(schedule.workers):
+    if not schedule.workers or not all(schedule.workers):
         raise Diagnostic("a schedule needs a list of actions for each worker")
     counts = Counter(action for actions in schedule.workers for action in actions)
     for action, count in counts.items():
@@ -313,7 +313,7 @@ def is_schedule_name(name: str) -> bool:
     return name in SCHEDULES or _INTERLEAVED.fullmatch(name) is not None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def schedule_of(name: str, workers: int, parts: int) -> Schedule:
     """The schedule of this name or text. Raises Diagnostic where it is for other numbers of workers or parts."""
     if is_schedule_text(name):

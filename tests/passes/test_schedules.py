@@ -175,3 +175,8 @@ def test_a_schedule_must_go_with_the_plan() -> None:
         schedule_of("interleaved", 2, 3)
     with pytest.raises(Diagnostic, match="for 1 workers and 1 micro-batches, the plan has pp=2 and micro_batches=4"):
         schedule_of("F0.0 B0.0", 2, 4)
+
+
+def test_a_worker_without_actions_is_no_worker_of_a_schedule() -> None:
+    with pytest.raises(Diagnostic, match="needs a list of actions for each worker"):
+        Schedule((schedule_of("1f1b", 1, 2).workers[0], ()))
