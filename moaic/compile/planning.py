@@ -79,12 +79,16 @@ def when_to_compile(options: Mapping[str, object]) -> CompileMode:
     determinism, all steps run compiled.
     """
     # Workers that emulate a GPU are there for its kernels.
-    is_proof = emulated_target(asked_device(os.environ) or CPU) is not None
-    usual = os.environ.get(env_flags.COMPILE_VARIABLE) or (env_flags.WAIT if is_proof else True)
+    usual = os.environ.get(env_flags.COMPILE_VARIABLE) or (env_flags.WAIT if _is_emulation() else True)
     asked = options.get(COMPILE)
     when = env_flags.says_when(COMPILE, usual if asked is None else asked)
     is_timed = when is CompileMode.BACKGROUND and torch.are_deterministic_algorithms_enabled()
     return CompileMode.BEFOREHAND if is_timed else when
+
+
+def _is_emulation() -> bool:
+    """Whether workers emulate a GPU."""
+    return emulated_target(asked_device(os.environ) or CPU) is not None
 
 
 def graph_mode(options: Mapping[str, object], mode: str | None = None) -> env_flags.GraphMode:
@@ -219,8 +223,9 @@ class Planning:
         """Logs what a step took beside what was predicted; far apart, old measurements of the machine are dropped.
 
         Not for short steps, of which calls are most, nor for those op by op: predictions are for compiled functions.
+        Nothing is logged of emulated GPUs, whose seconds say nothing.
         """
-        if self._predicted is None or not self._piece.is_whole:
+        if self._predicted is None or not self._piece.is_whole or _is_emulation():
             return
         log.measured(seconds, self._predicted)
         is_far = max(seconds / self._predicted, self._predicted / seconds) > FAR
