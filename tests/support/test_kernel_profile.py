@@ -62,7 +62,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(
         kernel_profile.session,
         "accelerator",
-        lambda: SimpleNamespace(pending=None, is_compiling=False, synchronize=lambda: None),
+        lambda: SimpleNamespace(pending=None, is_compiling=False, synchronize=lambda: None, has_gpus=False),
     )
     monkeypatch.setattr(kernel_profile, "this_profile", lambda: KernelProfile(tmp_path / "kernels.sqlite", "here"))
     return done
