@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from moaic.ir.types import DTYPE_BYTES
 from moaic.runtime.protocol.commands import CODES, AnswerCode, Put
-from moaic.runtime.protocol.frames import Refused
+from moaic.runtime.protocol.limits import Refused
 
 DIMS: Final = 64
 """The most that a tensor has."""

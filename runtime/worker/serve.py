@@ -25,7 +25,8 @@ from moaic.runtime.host.cores import cores
 from moaic.runtime.protocol.block_checks import check_commands
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
-from moaic.runtime.protocol.frames import Closed, Connection, Message, Refused
+from moaic.runtime.protocol.frames import Closed, Connection, Message
+from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.wire import tensors
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.device import backend_for

@@ -9,7 +9,8 @@ import pytest
 
 from moaic.runtime.protocol.block_checks import check_answer, check_commands
 from moaic.runtime.protocol.commands import AnswerCode, Command, Free, Put, to_wire
-from moaic.runtime.protocol.frames import Refused, decode, encode
+from moaic.runtime.protocol.frames import decode, encode
+from moaic.runtime.protocol.limits import Refused
 
 
 def message(*commands: Command) -> Any:

@@ -17,19 +17,17 @@ from hypothesis import strategies as st
 
 from moaic.runtime.protocol.frames import (
     HEAD,
-    LIMITS,
     MAGIC,
     VERSION,
     BlockMemory,
     Closed,
     Connection,
-    Limits,
     Message,
-    Refused,
     accept_all,
     encode,
     frame,
 )
+from moaic.runtime.protocol.limits import LIMITS, Limits, Refused
 
 MOST_BYTES = 128 << 20
 """Memory that no stream may take, whatever it claims."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moaic.runtime.protocol.frames import LIMITS, encode
+from moaic.runtime.protocol.frames import encode
+from moaic.runtime.protocol.limits import LIMITS
 from moaic.runtime.protocol.span import ANSWERED_SPANS
 from moaic.runtime.worker import tracer
 from moaic.runtime.worker.tracer import Tracer
