@@ -11,7 +11,7 @@ from moaic.ir.printer import render
 from moaic.passes.lowering.plan import Plan
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.kernel_timing import FAILURES, settle
-from moaic.runtime.controller.probe_inputs import inputs_of
+from moaic.runtime.controller.probe_inputs import KEY, inputs_of
 from moaic.runtime.host.env_flags import GraphMode
 
 ROUNDS: Final = 3
@@ -27,9 +27,6 @@ WARM_UP: Final = 3
 
 INTEGERS: Final = (0, 1)
 """What integer inputs are: zero is an index of any table, and one divides any number."""
-
-KEY: Final = (0, 0)
-"""Of random ops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ BLOCK: Final = 1 << 22
 """Random numbers that are drawn for a buffer; a larger one repeats them."""
 
 KEY: Final = (0, 0)
+"""Of random ops."""
 
 CONSTANT: Final = 0.5
 
