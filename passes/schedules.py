@@ -142,8 +142,7 @@ class Schedule:
 
     def seconds(self, of_stages: Sequence[float]) -> float:
         """The duration of the schedule if stages take so many seconds for a micro-batch, forward and backward."""
-        whole = sum(self._units(Action(kind, 0, 0)) for kind in {action.kind for action in self._all})
-        of_units = [seconds / whole for seconds in of_stages]
+        of_units = [seconds / self._units_of_a_stage for seconds in of_stages]
         ends: list[float] = []
         clock = [0.0] * len(self.workers)
         for worker, stage, units, needs in self._merged_places:
@@ -151,6 +150,11 @@ class Schedule:
             clock[worker] = start + units * of_units[stage]
             ends.append(clock[worker])
         return max(clock)
+
+    @cached_property
+    def _units_of_a_stage(self) -> int:
+        """Units of all actions of a stage on one micro-batch."""
+        return sum(self._units(Action(kind, 0, 0)) for kind in {action.kind for action in self._all})
 
     @cached_property
     def _merged_places(self) -> Sequence[tuple[int, int, int, Sequence[int]]]:
