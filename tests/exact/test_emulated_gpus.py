@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -33,6 +32,7 @@ from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.worker.cuda_graph import SETTLED
 from tests.exact.graphs import captured_step
 from tests.exact.models import DROPOUT, EXAMPLES, MIXTURE
+from tests.runtime.worker.test_background import EXPECTED, TEXT, begun, ran, wait_until
 
 DEMO = Path(__file__).parents[2] / "examples" / "emulated_gpus.py"
 
@@ -233,39 +233,19 @@ def test_kernels_are_timed_on_random_floats(gpus: Accelerator) -> None:
     assert integers.tolist() == [0] * 5
 
 
+def launches(accelerator: Accelerator) -> int:
+    return sum(accelerator.stats().workers[0].launches.values())
+
+
 def test_a_gpu_goes_on_op_by_op_until_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    text = """// moai 1
-mesh [dp=2]
-func @square(%x: f32[8, 16]) -> (f32[8, 16]) {
-  %y = aten.mul.Tensor %x, %x : f32[8, 16]
-  %z = aten.tanh %y : f32[8, 16]
-  return %z
-}
-func @main(%x: f32[8, 16] input "x") -> (f32[8, 16]) {
-  %y = call @square %x : f32[8, 16]
-  return %y
-}
-"""
     with emulated("sm_90", kernels="measured") as accelerator:
-        program = accelerator.load(text, background=True)
-        x, y = (accelerator.buffer("f32", (8, 16)) for _ in range(2))
-        given = torch.randn(8, 16)
-        accelerator.upload(x, given)
-
-        def launched(*, op_by_op: bool) -> int:
-            accelerator.run(program, [x], [y], op_by_op=op_by_op)
-            torch.testing.assert_close(accelerator.download(whole(y)), given.square().tanh())
-            return sum(accelerator.stats().workers[0].launches.values())
-
-        assert not accelerator.are_compiled([program])
-        assert launched(op_by_op=True) == 0
-        until = time.monotonic() + 100
-        while not accelerator.are_compiled([program]):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        assert launched(op_by_op=False) == 1
-        again = accelerator.load(text, background=True)
+        program = begun(accelerator)
+        assert launches(accelerator) == 0
+        wait_until(lambda: accelerator.are_compiled([program]))
+        torch.testing.assert_close(ran(accelerator, program, op_by_op=False), EXPECTED)
+        assert launches(accelerator) == 2, "one of each function"
+        again = accelerator.load(TEXT, background=True)
         assert accelerator.are_compiled([again]), "what the process compiled is in the cache"
 
 
