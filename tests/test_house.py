@@ -154,7 +154,11 @@ def test_every_import_is_a_declared_dependency_and_the_other_way_round() -> None
     scripts = {path.stem for folder in ("examples", "tutorial") for path in sources(folder)}
     foreign = imported - set(sys.stdlib_module_names) - scripts - {"moaic"}
     needed = {distributions.get(name, [name])[0] for name in foreign}
-    assert declared <= needed <= declared | names_of([*extras["ecosystem"], *extras["gpu"], *extras["float8"]])
+    assert (
+        declared
+        <= needed
+        <= declared | names_of([*extras["ecosystem"], *extras["gpu"], *extras["float8"], *extras["cluster"]])
+    )
 
 
 def test_every_dependency_is_pinned() -> None:

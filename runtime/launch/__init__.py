@@ -1,0 +1,1 @@
+"""Starting workers, on this host and on others; no torch."""
