@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.futures import Future
 
 from moaic.device.handles import is_ours, view_of
+from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer
 from moaic.runtime.protocol.boxes import Box, FileSource
@@ -139,11 +140,23 @@ class Writer(_torch.FileSystemWriter):
             [str(Path(self.path).absolute() / name) for name in names],
             [[(written[item.index].buffer, written[item.index].box) for item in row] for row in rows],
         )
+        for rank, places in found.items():
+            _check_shared(Path(self.path).absolute() / names[rank], accelerator.hosts[rank], places)
         return [
             _filesystem.WriteResult(item.index, length, _filesystem._StorageInfo(names[rank], offset, length))
             for rank, places in found.items()
             for item, (offset, length) in zip(rows[rank], places, strict=True)
         ]
+
+
+def _check_shared(path: Path, host: str, places: list[tuple[int, int]]) -> None:
+    """Raises Diagnostic for a file that a worker of another host has written where this host does not see it."""
+    size = max((offset + length for offset, length in places), default=0)
+    if host and not (path.exists() and path.stat().st_size >= size):
+        raise Diagnostic(
+            f"host `{host}` has written {path.name} to a folder of its own, {path.parent}",
+            hint="checkpoints of workers on several hosts need a folder that all hosts see",
+        )
 
 
 class Reader(_torch.FileSystemReader):

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from moaic.cli import calibrate_command, ir_commands, model_commands
+from moaic.cli import agent_command, calibrate_command, ir_commands, model_commands
 from moaic.support import environment
 from moaic.tools.command import CommandParser, natural, new_file, new_folder, positive
 
@@ -141,7 +141,21 @@ def _calibrate(commands: _Commands) -> None:
     _runs_in_environment(command, calibrate_command.calibrate)
 
 
-_DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _calibrate, _guide)
+def _agent(commands: _Commands) -> None:
+    about = "let programs of another host use the workers of this one"
+    command = commands.add_parser("agent", help=about, epilog="The secret is read from MOAI_TOKEN or standard input.")
+    command.add_argument("--connect", metavar="HOST:PORT", required=True, help="where the program listens")
+    command.add_argument(
+        "--host", metavar="NAME", help="this host's name in the program's cluster.toml (default: its own)"
+    )
+    command.add_argument(
+        "--wait", type=natural, default=60, metavar="SECONDS", help="for the program (default: %(default)s)"
+    )
+    command.add_argument("--stay", action="store_true", help="serve one program after the other, until interrupted")
+    _runs(command, agent_command.agent)
+
+
+_DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _calibrate, _guide, _agent)
 """In the order in which `moaic --help` lists them."""
 
 

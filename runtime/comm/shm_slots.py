@@ -1,9 +1,12 @@
-"""Memory shared by the workers of one host: slots for data, a mailbox per pair, and a status line per worker.
+"""Memory shared by the workers of a host: slots for data, a mailbox per pair, and a status line per worker.
 
 The memory is an anonymous file inherited by descriptor, so it does not outlive the processes. Layout: one status line
 per worker, a few lines per ordered pair, then the slots of each worker. A worker writes into one of its slots, posts it
 to some peers, and may reuse the slot once each of them has given it back. Every word has one writer. Counts only grow,
 and are per pair, so pairs are independent of each other.
+
+Several hosts each have such a memory, for the workers of all. What a worker writes for one of another host goes there
+over a link (`peer_links`), to the same place: so one transport serves groups on one host, on several, and on both.
 """
 
 from __future__ import annotations
@@ -22,8 +25,20 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moaic.runtime.comm.peer_links import BadLink, PeerLinks
 from moaic.runtime.dtypes import DTYPES
-from moaic.runtime.host.status import BEAT, COMPILED, COMPILING, DEVICE_BYTES, FAILED, STEP_TIME, STEPS, WORDS
+from moaic.runtime.host.status import (
+    BEAT,
+    COMPILED,
+    COMPILING,
+    CORES,
+    DEVICE_BYTES,
+    FAILED,
+    RESIDENT,
+    STEP_TIME,
+    STEPS,
+    WORDS,
+)
 from moaic.runtime.protocol.shared_memory import (
     AHEAD,
     ASLEEP,
@@ -69,9 +84,18 @@ class Mailbox:
     """One worker's side of the shared memory."""
 
     def __init__(
-        self, descriptor: int, rank: int, ranks: int, liveness_pipes: Sequence[int], spins: int = SPINS
+        self,
+        descriptor: int,
+        rank: int,
+        ranks: int,
+        liveness_pipes: Sequence[int],
+        spins: int = SPINS,
+        links: PeerLinks | None = None,
     ) -> None:
-        """`liveness_pipes` are pipes (descriptors), each of which closes when one of the other workers ends."""
+        """`liveness_pipes` are pipes (descriptors), each of which closes when one of this host's other workers ends.
+
+        `links` lead to the workers of other hosts, if there are any.
+        """
         self.rank = rank
         self.ranks = ranks
         self._map = mmap.mmap(descriptor, memory_bytes(ranks))
@@ -89,6 +113,11 @@ class Mailbox:
         self._taken = [0] * ranks
         self._together = NOBODY
         self._fence = Fence()
+        self._links = links
+        self._far = frozenset[int]() if links is None else links.far
+        if links is not None:
+            self._bytes = memoryview(self._map)
+            links.listen(self._place, self._store)
 
     def begin(self, line: int, code: int, subject: int) -> None:
         """Record the command that this worker runs now, for a report if the worker dies in it."""
@@ -112,15 +141,23 @@ class Mailbox:
         """Count a program whose compilation in the background has ended."""
         self._words[self.rank * WORDS + COMPILED] += 1
 
-    def beat(self, device_bytes: int) -> None:
-        """Increment the heartbeat, and record the bytes allocated on a device with memory of its own."""
+    def beat(self, device_bytes: int, millicores: int = 0, resident_bytes: int = 0) -> None:
+        """Increment the heartbeat, and record the bytes on a device with memory of its own and what this process uses.
+
+        That is thousandths of a core since the last heartbeat, and bytes of the host's memory.
+        """
         at = self.rank * WORDS
         self._words[at + DEVICE_BYTES] = device_bytes
+        self._words[at + CORES] = millicores
+        self._words[at + RESIDENT] = resident_bytes
         self._words[at + BEAT] += 1
 
     def fail(self) -> None:
         """Mark this worker failed, so that waiting peers raise PeerLost."""
-        self._words[self.rank * WORDS + FAILED] = 1
+        at = self.rank * WORDS + FAILED
+        self._words[at] = 1
+        if self._links is not None:
+            self._links.write_all([(at, 1)])
 
     def slot(self, dtype: torch.dtype, among: range = TURNS) -> Tensor:
         """Return this worker's next slot, once all its readers have given it back. Raises PeerLost."""
@@ -132,15 +169,23 @@ class Mailbox:
         owed.clear()
         return self._slots[self.rank][self._slot][dtype]
 
-    def post(self, peers: Sequence[int]) -> None:
-        """Post the slot last returned by `slot` to `peers`."""
+    def post(self, peers: Sequence[int], nbytes: int, *, apart: bool = False) -> None:
+        """Post the slot last returned by `slot` to `peers`, which read its first bytes.
+
+        If they read `apart`, each reads `nbytes` of its own, one after the other. Raises PeerLost and Unreachable.
+        """
         self._fence.pass_through()
-        for peer in peers:
+        for index, peer in enumerate(peers):
             at = self._line(self.rank, peer)
             count = self._posted[peer] = self._posted[peer] + 1
-            self._words[at + WHERE + count % SLOTS] = self._slot
-            self._set(peer, at + POSTED, count)
             self._owed[self._slot].append((peer, count))
+            words = (at + WHERE + count % SLOTS, self._slot), (at + POSTED, count)
+            if peer in self._far:
+                start = self._start(self.rank, self._slot) + (index * nbytes if apart else 0)
+                self._send(peer, words, start, nbytes)
+            else:
+                self._words[words[0][0]] = self._slot
+                self._set(peer, *words[1])
 
     def take(self, peer: int, dtype: torch.dtype) -> Tensor:
         """Wait for the next slot that `peer` posts, to be read and then given back. Raises PeerLost."""
@@ -158,7 +203,7 @@ class Mailbox:
     def agree(self, peers: Sequence[int], choice: int) -> bool:
         """Whether all `peers`, which all call this, have made the same choice as this worker. Raises PeerLost."""
         self.slot(torch.uint8)[0] = choice
-        self.post(peers)
+        self.post(peers, 1)
         theirs = [int(self.take(peer, torch.uint8)[0]) for peer in peers]
         self.give_back(peers)
         return all(each == choice for each in theirs)
@@ -177,7 +222,7 @@ class Mailbox:
         roots = [] if root is None else [root]
         for peer in peers if roots else ():
             at = self._line(self.rank, peer)
-            self._words[at + ROOT], self._words[at + GIVEN_UP] = roots[0], command
+            self._give_up(peer, [(at + ROOT, roots[0]), (at + GIVEN_UP, command)])
         self._wait_for_all(peers, MET, command)
         lines = [self._line(peer, self.rank) for peer in peers]
         roots += [self._words[at + ROOT] for at in lines if self._words[at + GIVEN_UP] == command]
@@ -201,16 +246,30 @@ class Mailbox:
             self._await(peer, word, command)
         self._fence.pass_through()
 
+    def _give_up(self, peer: int, words: Sequence[tuple[int, int]]) -> None:
+        if peer in self._far:
+            self._send(peer, words)
+        else:
+            for at, value in words:
+                self._words[at] = value
+
     def _line(self, writer: int, reader: int) -> int:
         return WORDS * (self.ranks + PAIR * (writer * self.ranks + reader))
 
     def _set(self, peer: int, at: int, value: int) -> None:
+        if peer in self._far:
+            self._send(peer, [(at, value)])
+            return
         self._words[at] = value
         if self._words[self._line(peer, self.rank) + ASLEEP]:
             futex(self._address + 8 * at, FUTEX_WAKE, 1, 0.0)
 
     def _await(self, peer: int, word: int, count: int) -> None:
         words, at = self._words, self._line(peer, self.rank) + word
+        if peer in self._far:
+            # A thread of this process writes the word: it must get to run.
+            self._sleep(peer, at, count)
+            return
         for _ in range(self._spins):
             if words[at] >= count:
                 return
@@ -236,9 +295,40 @@ class Mailbox:
         failed = [rank for rank in range(self.ranks) if self._words[rank * WORDS + FAILED]]
         if failed or self._lives.poll(0):
             raise PeerLost(f"worker {failed[0]} failed" if failed else "another worker ended")
+        if self._links is not None and self._links.lost:
+            raise PeerLost(self._links.lost)
         peers, command = self._together
         if any(self._words[self._line(peer, self.rank) + GIVEN_UP] == command for peer in peers):
             raise GivenUp
+
+    # Workers of other hosts.
+
+    def _send(self, peer: int, words: Sequence[tuple[int, int]], start: int = 0, nbytes: int = 0) -> None:
+        """Write words, and bytes from `start` of this memory on, into the memory of another host."""
+        assert self._links is not None
+        try:
+            self._links.write(peer, words, start, self._bytes[start : start + nbytes])
+        except OSError as error:
+            raise PeerLost(f"the link to worker {peer} has ended: {error}") from error
+
+    def _start(self, rank: int, slot: int) -> int:
+        return slots_start(self.ranks) + (rank * SLOTS + slot) * SLOT_BYTES
+
+    def _place(self, sender: int, at: int, nbytes: int) -> memoryview:
+        """The memory of a sender's slots, of which it may write some bytes. Runs on a thread of a link."""
+        if not self._start(sender, 0) <= at <= at + nbytes <= self._start(sender + 1, 0):
+            raise BadLink(f"worker {sender} would write {nbytes} bytes where its slots are not")
+        return self._bytes[at : at + nbytes]
+
+    def _store(self, sender: int, words: Sequence[tuple[int, int]]) -> None:
+        """Write the words of a sender and wake this worker. Runs on a thread of a link."""
+        line = self._line(sender, self.rank)
+        for at, value in words:
+            if not line <= at < line + PAIR * WORDS and at != sender * WORDS + FAILED:
+                raise BadLink(f"worker {sender} would write a word that is not its own")
+            self._words[at] = value
+            if self._words[self._line(self.rank, sender) + ASLEEP]:
+                futex(self._address + 8 * at, FUTEX_WAKE, 1, 0.0)
 
 
 class Fence:

@@ -60,7 +60,7 @@ class SharedMemoryTransport:
             slot = self._box.slot(tensor.dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
                 slot[i * count : (i + 1) * count].view(out[at].shape).copy_(whole[at[0], index, at[1]])
-            self._box.post(group.others)
+            self._box.post(group.others, count * tensor.element_size(), apart=True)
             self._add(out[at], whole[at[0], group.index, at[1]], group, count)
             self._box.give_back(group.others)
         return out.view(shape)
@@ -71,7 +71,7 @@ class SharedMemoryTransport:
         whole = tensor.new_empty(rows, group.size, columns)
         for at, count in _blocks(rows, columns, _capacity(tensor, 1)):
             self._box.slot(tensor.dtype)[:count].view(mine[at].shape).copy_(mine[at])
-            self._box.post(group.others)
+            self._box.post(group.others, count * tensor.element_size())
             whole[at[0], group.index, at[1]].copy_(mine[at])
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
@@ -89,7 +89,7 @@ class SharedMemoryTransport:
             slot = self._box.slot(sent[0].dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
                 slot[i * count : (i + 1) * count].copy_(sent[index][at])
-            self._box.post(group.others)
+            self._box.post(group.others, count * tensor.element_size(), apart=True)
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
                     received[index][at].copy_(self._taken(peer, index, group, sent[0].dtype, count))
@@ -106,7 +106,7 @@ class SharedMemoryTransport:
             piece = next(given, None)
             if piece is not None:
                 self._box.slot(piece.dtype)[: piece.numel()].copy_(piece)
-                self._box.post((after,))
+                self._box.post((after,), piece.nbytes)
 
         def finish() -> list[Tensor]:
             for piece in (piece for tensor in received for piece in _pieces(tensor)):
@@ -123,7 +123,7 @@ class SharedMemoryTransport:
         for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
             if group.index == 0:
                 self._box.slot(tensor.dtype, AHEAD)[:count].copy_(flat[at])
-                self._box.post(group.others)
+                self._box.post(group.others, count * tensor.element_size())
             else:
                 flat[at].copy_(self._box.take(group.ranks[0], tensor.dtype)[:count])
                 self._box.give_back(group.ranks[:1])
@@ -137,7 +137,7 @@ class SharedMemoryTransport:
     def _sum_everywhere(self, flat: Tensor, group: Group) -> None:
         count = flat.numel()
         self._box.slot(flat.dtype)[:count].copy_(flat)
-        self._box.post(group.others)
+        self._box.post(group.others, flat.nbytes)
         terms = [flat if peer == self._box.rank else self._box.take(peer, flat.dtype)[:count] for peer in group.ranks]
         flat.copy_(summed(terms))
         self._box.give_back(group.others)
@@ -154,7 +154,7 @@ class SharedMemoryTransport:
             result = self._box.slot(flat.dtype)[: mine.numel()]
             self._add(result, mine, group, length)
             self._box.give_back(group.others)
-            self._box.post(group.others)
+            self._box.post(group.others, mine.nbytes)
             mine.copy_(result)
             for index, peer in enumerate(group.ranks):
                 if index != group.index:
@@ -165,7 +165,7 @@ class SharedMemoryTransport:
         slot = self._box.slot(segments[0].dtype)
         for i, index in enumerate(i for i in range(group.size) if i != group.index):
             slot[i * length : i * length + segments[index].numel()].copy_(segments[index])
-        self._box.post(group.others)
+        self._box.post(group.others, length * segments[0].element_size(), apart=True)
 
     def _add(self, out: Tensor, mine: Tensor, group: Group, length: int) -> None:
         """Write the sum of `mine` and of the terms that the others posted for the same segment into `out`."""

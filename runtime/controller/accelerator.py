@@ -24,13 +24,13 @@ from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.controller.eager_call import EagerCall, take_apart
 from moaic.runtime.controller.eager_ops import EagerOps
 from moaic.runtime.controller.errors import LateWarning, WorkerError
-from moaic.runtime.controller.launch import LocalWorkers
 from moaic.runtime.controller.loaded_programs import LoadedPrograms
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.gpus import CPU
+from moaic.runtime.launch.channel import Workers
 from moaic.runtime.protocol.boxes import Box, FileSource, Shard, boxes, parts
 from moaic.runtime.protocol.commands import (
     List,
@@ -58,7 +58,7 @@ GREETING_SECONDS: Final = 0.5
 class Accelerator:
     """All workers as one device. Safe to call from several threads."""
 
-    def __init__(self, workers: LocalWorkers, *, record: bool = False) -> None:
+    def __init__(self, workers: Workers[Tensor], *, record: bool = False) -> None:
         """With `record` every sent command is kept for `log`."""
         self._lock = threading.RLock()
         self._lines = SourceLines()
@@ -75,6 +75,11 @@ class Accelerator:
     def flavor(self) -> int:
         """Number of workers."""
         return self._pool.size
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of each worker's host; empty for this one."""
+        return self._pool.hosts
 
     @property
     def has_gpus(self) -> bool:

@@ -28,13 +28,13 @@ from moaic.ir.ops import declaration_of
 from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.controller.accelerator import Accelerator
-from moaic.runtime.controller.launch import carrier_for
 from moaic.runtime.controller.probe_inputs import kernel_inputs_of
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.flavors import Flavor
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
+from moaic.runtime.launch.local_workers import carrier_for
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.statistics import ProgramStatistics
 from moaic.text.files import write_whole
@@ -131,9 +131,15 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         probe.name: probe.amount * probe.repeats / max(spent, 1e-9)
         for probe, spent in zip(probes, seconds, strict=True)
     }
-    collectives = _collectives(ranks) if ranks > 1 else []
-    communicated = _timed_communication(accelerator, [_moved(probe, mesh) for probe in collectives])
-    collective_seconds = [spent / probe.repeats for probe, spent in zip(collectives, communicated, strict=True)]
+    near = workers_of_each_host(flavor)
+    levels: list[dict[str, Any]] = []
+    if near == ranks:
+        links = _measured_links(accelerator, mesh)
+    else:
+        hosts = ranks // near
+        links = _measured_links(accelerator, Mesh((("host", hosts), (AXIS, near))))
+        far = _measured_links(accelerator, Mesh(((AXIS, hosts), ("worker", near))))
+        levels = [_level("host", near, near, links), _level("between hosts", ranks, hosts, far)]
     idle = _idle(accelerator)
     return {
         "name": _device(flavor),
@@ -147,10 +153,33 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
             name: [rate, "interpolated" if name.startswith("costly") else "measured"]
             for name, rate in sorted(rates.items())
         },
-        "links": _links(collectives, collective_seconds, ranks),
+        "links": links,
+        "levels": levels,
         "causal_block": block,
         "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
     }
+
+
+def workers_of_each_host(flavor: Flavor) -> int:
+    """The number of workers of a host, if hosts are alike and have several; otherwise all count as near each other."""
+    shares = {flavor.here, *(share.workers for share in flavor.hosts)}
+    return flavor.workers if len(shares) > 1 else flavor.here if flavor.here > 1 else flavor.workers
+
+
+def _measured_links(accelerator: Accelerator, mesh: Mesh) -> dict[str, Any]:
+    """Latency and rate of each collective along an axis, while all its groups communicate."""
+    ranks = mesh.size(AXIS)
+    probes = _collectives(ranks) if ranks > 1 else []
+    seconds = _timed_communication(accelerator, [_moved(probe, mesh) for probe in probes])
+    each = [spent / probe.repeats for probe, spent in zip(probes, seconds, strict=True)]
+    return _links(probes, each, ranks)
+
+
+def _level(name: str, workers: int, units: int, links: Mapping[str, Any]) -> dict[str, Any]:
+    """A level of links (`perf.links.Level`), from an all-gather over its units, in which each sends to all others."""
+    gather = links["all_gather"]
+    latency, rate = gather["latency"][0] / (units - 1), gather["rate"][0] * (units - 1) / units
+    return {"name": name, "workers": workers, "latency": _measured(latency), "rate": _measured(rate), "direct": False}
 
 
 def timed(accelerator: Accelerator, programs: Sequence[Module], rounds: int = ROUNDS) -> list[float]:
@@ -350,9 +379,11 @@ def memory_per_worker(flavor: Flavor, idle: Mapping[str, int]) -> int:
 def _idle(accelerator: Accelerator) -> dict[str, int]:
     """The largest worker's bytes: resident memory except its tensors, and private memory in all."""
     workers = accelerator.stats().workers
+    # Workers are alike; of those of other hosts no process is here.
+    here = [worker for worker, host in zip(workers, accelerator.hosts, strict=True) if not host]
     return {
         "pss": max(worker.pss - worker.bytes for worker in workers),
-        "data": max(data_bytes(worker.pid) for worker in workers),
+        "data": max(data_bytes(worker.pid) for worker in here),
     }
 
 
@@ -361,7 +392,7 @@ def fingerprint(flavor: Flavor) -> str:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     size = [flavor.workers, flavor.memory]
     device = [_device(flavor), *set(flavor.devices)]
-    facts: list[Any] = [VERSION, *device, cores(), size, torch.__version__, threads, data_limit()]
+    facts: list[Any] = [VERSION, *device, cores(), size, torch.__version__, threads, data_limit(), *flavor.hosts]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

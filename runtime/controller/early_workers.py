@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from typing import Final
 
-from moaic.runtime.controller.launch import LocalWorkers, launch
+from torch import Tensor
+
+from moaic.runtime.controller.launch import launch
 from moaic.runtime.host.flavors import Flavor
+from moaic.runtime.launch.local_workers import LocalWorkers
 
 READ_BY_WORKERS: Final = (
     *("MOAI_", "PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "MALLOC_", "TORCH", "PYTORCH", "TRITON_", "CUDA_"),
@@ -23,7 +26,7 @@ READ_BY_WORKERS: Final = (
 class _Started:
     flavor: Flavor
     variables: Mapping[str, str]
-    workers: LocalWorkers
+    workers: LocalWorkers[Tensor]
 
 
 class EarlyWorkers:
@@ -44,7 +47,7 @@ class EarlyWorkers:
         self._watch()
         self._started = _Started(flavor, _variables(), launch(flavor.workers, devices=flavor.devices))
 
-    def take(self, flavor: Flavor) -> LocalWorkers | None:
+    def take(self, flavor: Flavor) -> LocalWorkers[Tensor] | None:
         """The workers, if they are of this flavor and were started with the variables of now; others are ended."""
         if not self._suit(flavor):
             self.discard()
@@ -58,7 +61,7 @@ class EarlyWorkers:
         """End the workers, if there are any."""
         started, self._started = self._started, None
         if started is not None:
-            started.workers.kill()
+            started.workers.kill_all()
 
     def _suit(self, flavor: Flavor) -> bool:
         started = self._started
@@ -73,7 +76,8 @@ class EarlyWorkers:
     def _forked(self) -> None:
         """Leave the parent its workers, which end once no process has the other ends of their sockets."""
         if self._started is not None:
-            self._started.workers.close_sockets()
+            for channel in self._started.workers.channels:
+                channel.close()
             self._started = None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from moaic.runtime.controller.launch import LocalWorkers
+from torch import Tensor
+
+from moaic.runtime.launch.channel import Workers
 
 BEAT_SECONDS: Final = 1.0
 """Interval at which a waiting controller checks the heartbeats of the workers."""
@@ -24,15 +26,15 @@ STOPPED_BEATS: Final = 2
 class Heartbeats:
     """The number of heartbeats of each worker at the last check, and of checks since that found no other."""
 
-    def __init__(self, workers: LocalWorkers) -> None:
+    def __init__(self, workers: Workers[Tensor]) -> None:
         self._workers = workers
-        self._known = [(0, 0)] * len(workers.workers)
+        self._known = [(0, 0)] * len(workers.devices)
 
     def missed(self) -> Iterator[tuple[int, int]]:
         """The rank of each stuck worker, and the checks that it missed; one that has not begun to beat is not stuck."""
-        for rank, worker in enumerate(self._workers.workers):
-            beats = self._workers.beats(rank)
+        for rank in range(len(self._known)):
+            beats = self._workers.status.beats(rank)
             known, missed = self._known[rank]
             self._known[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
-            if missed >= (STOPPED_BEATS if worker.is_stopped() else MISSED_BEATS):
+            if missed >= (STOPPED_BEATS if self._workers.is_stopped(rank) else MISSED_BEATS):
                 yield rank, missed + 1

@@ -14,7 +14,7 @@ from moaic.ir.layout import Mesh
 from moaic.runtime.controller import startup_log
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.early_workers import EarlyWorkers
-from moaic.runtime.controller.launch import launch
+from moaic.runtime.controller.launch import launch_flavor
 from moaic.runtime.host.flavors import Flavor, asked_for
 from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import usable
@@ -54,7 +54,7 @@ class Session:
     def expect(self) -> None:
         """Start workers for an accelerator that is likely to be used; a flavor that is none is an error at its use."""
         with self._lock, suppress(Diagnostic):
-            if self._accelerator is None:
+            if self._accelerator is None and not self.flavor().hosts:
                 self._early.start(self.flavor())
 
     def expect_nothing(self) -> None:
@@ -116,7 +116,7 @@ class Session:
         if (target := emulated_target(flavor.device)) is not None:
             startup_log.interpreted(target_of(target).device, target)
         self._job = _begun(flavor)
-        workers = self._early.take(flavor) or launch(flavor.workers, devices=flavor.devices)
+        workers = self._early.take(flavor) or launch_flavor(flavor)
         startup_log.initializing()
         accelerator = self._accelerator = Accelerator(workers)
         atexit.register(self.close)
@@ -125,7 +125,7 @@ class Session:
 
     def _ready(self, pids: list[int]) -> None:
         if self._job is not None and self._accelerator is not None:
-            self._job.started(pids, self._accelerator.status_descriptor)
+            self._job.started(pids, self._accelerator.status_descriptor, self._accelerator.hosts)
 
     def _forked(self) -> None:
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.host.version import VERSION
@@ -44,28 +44,36 @@ def interpreted(gpu: str, target: str) -> None:
     LOGGER.info("Workers interpret the kernels of an %s (%s) on this machine: slow, for proofs.", gpu, target)
 
 
+def about_hosts(text: str) -> None:
+    LOGGER.warning("%s", text)
+
+
 def untracked(reason: object) -> None:
     LOGGER.info("moai-smi will not show this program: %s", reason)
 
 
 def follow(accelerator: Accelerator, job: int | None, ready: Callable[[list[int]], None]) -> None:
     """Log each worker that connects, on a thread of its own; call `ready` with all pids at the end."""
-    greetings = Greetings(accelerator.flavor, job, ready)
+    greetings = Greetings(accelerator.hosts, job, ready)
     threading.Thread(target=accelerator.welcome, args=(greetings.heard,), name="startup", daemon=True).start()
 
 
 class Greetings:
     """Counts the workers that have sent HELLO, and logs each."""
 
-    def __init__(self, workers: int, job: int | None, ready: Callable[[list[int]], None]) -> None:
-        self._pids = [0] * workers
+    def __init__(self, hosts: Sequence[str], job: int | None, ready: Callable[[list[int]], None]) -> None:
+        """`hosts` are the names of the workers' hosts, empty for this one."""
+        self._hosts = [host or "localhost" for host in hosts]
+        self._pids = [0] * len(hosts)
         self._job = job
         self._ready = ready
 
     def heard(self, rank: int, pid: int) -> None:
         self._pids[rank] = pid
         count, size = sum(map(bool, self._pids)), len(self._pids)
-        LOGGER.info("[%d/%d] Connecting to resources on the server (localhost, process %d)...", count, size, pid)
+        LOGGER.info(
+            "[%d/%d] Connecting to resources on the server (%s, process %d)...", count, size, self._hosts[rank], pid
+        )
         if count < size:
             return
         LOGGER.info("Establishing links to the resources...")

@@ -13,12 +13,12 @@ from moaic.interrupts import uninterrupted
 from moaic.runtime.controller.command_log import CommandRecorder
 from moaic.runtime.controller.errors import OP_ERRORS, OutOfMemory, WorkerError
 from moaic.runtime.controller.heartbeats import BEAT_SECONDS, Heartbeats
-from moaic.runtime.controller.launch import LocalWorker, LocalWorkers
 from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
+from moaic.runtime.launch.channel import Channel, Workers
 from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
-from moaic.runtime.protocol.frames import Connection, Message, encode, push_all, readable
+from moaic.runtime.protocol.frames import Message, encode, push_all, readable
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.protocol.withheld_writes import furthest_replicas, unpacked
@@ -61,12 +61,12 @@ class PoisonedAnswer:
 class WorkerPool:
     """The workers, seen from the controller. Not thread-safe: the owner serializes calls."""
 
-    def __init__(self, workers: LocalWorkers, lines: SourceLines, names: Callable[[int, int, int], str]) -> None:
+    def __init__(self, workers: Workers[Tensor], lines: SourceLines, names: Callable[[int, int, int], str]) -> None:
         """`names(code, subject, step)` returns the name of the command in progress on a worker that has ended."""
         self._workers = workers
         self._lines = lines
         self._names = names
-        self._connections = [worker.connection for worker in workers.workers]
+        self._channels = workers.channels
         self._queue: list[Command] = []
         self._blocks: list[Sequence[Tensor | None]] = []
         self._queued_bytes = 0
@@ -99,7 +99,7 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        return len(self._workers.workers)
+        return len(self._workers.devices)
 
     @property
     def is_complete(self) -> bool:
@@ -111,9 +111,14 @@ class WorkerPool:
         """The device of each worker."""
         return self._workers.devices
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of each worker's host; empty for this one."""
+        return self._workers.hosts
+
     def has_compiled(self, number: int) -> bool:
         """Whether compilation in the background has ended on all workers for the first `number` programs with it."""
-        return self._workers.has_compiled(number)
+        return all(self._workers.status.compiled(rank) >= number for rank in range(self.size))
 
     @property
     def status_descriptor(self) -> int:
@@ -191,7 +196,7 @@ class WorkerPool:
         waited = False
         try:
             while not all(rank in self._answers for rank in ranks):
-                if not readable(self._connections, BEAT_SECONDS):
+                if not readable(self._channels, BEAT_SECONDS):
                     self._check_heartbeats()
                     waited = True
                     self.waiting([self._code(rank) for rank in range(self.size)])
@@ -202,7 +207,7 @@ class WorkerPool:
 
     def _code(self, rank: int) -> int:
         """The code of a worker's current command; IDLE before it is ready."""
-        return self._workers.activity(rank).code if rank in self.greeted else IDLE.code
+        return self._workers.status.activity(rank).code if rank in self.greeted else IDLE.code
 
     def send(self, commands: Sequence[Any], rows: Sequence[Sequence[Tensor | None]]) -> None:
         """Send one message to each worker at once: the same commands, its own row of blocks."""
@@ -211,7 +216,7 @@ class WorkerPool:
 
     def wait_for_greeting(self, seconds: float) -> None:
         """Wait at most `seconds` for a message of a worker that is not ready. The only method that needs no lock."""
-        readable([connection for rank, connection in enumerate(self._connections) if rank not in self.greeted], seconds)
+        readable([channel for channel in self._channels if not self.greeted.keys() >= set(channel.ranks)], seconds)
 
     def receive(self) -> None:
         """Receive the messages that have arrived. Raises WorkerError."""
@@ -227,12 +232,13 @@ class WorkerPool:
             if self.is_complete:
                 self._workers.close()
             else:
-                self._workers.kill()
+                self._workers.kill_all()
 
     def abandon(self) -> None:
         """Release the workers without ending them: in a forked child they belong to the parent."""
         self.closed = True
-        self._workers.close_sockets()
+        for channel in self._channels:
+            channel.close()
 
     def _send_queue(self, request: Sequence[Any], ranks: Sequence[int]) -> None:
         with uninterrupted():
@@ -257,29 +263,28 @@ class WorkerPool:
         self._sequence += len(commands)
         self.commands += len(commands)
         self.messages += 1
-        for rank, (connection, row) in enumerate(zip(self._connections, rows, strict=True)):
-            message = with_request if rank in ranks else body
-            if message is not None:
-                self.bytes += connection.post(message, row)
+        for channel in self._channels:
+            bodies = [with_request if rank in ranks else body for rank in channel.ranks]
+            self.bytes += channel.post(bodies, [rows[rank] for rank in channel.ranks])
 
     def _deliver(self) -> None:
-        push_all(self._connections)
+        push_all(self._channels)
         self._receive_all()
 
     def _receive_all(self) -> None:
         """Receive the messages that have arrived; raise for a failed or ended worker."""
-        for rank, connection in enumerate(self._connections):
-            connection.pull()
-            while (message := connection.next()) is not None:
-                self._receive(rank, message)
-            if connection.closed:
+        for channel in self._channels:
+            channel.pull()
+            while (received := channel.next()) is not None:
+                self._receive(*received)
+            for rank in channel.ended():
                 self._fail(rank, self._ended(rank))
 
     def _check_heartbeats(self) -> None:
         """Raise for a worker whose process lives but whose heartbeats have stopped."""
         for rank, missed in self._heartbeats.missed():
             failure = self._ended(rank, f"it has sent no heartbeat for {missed} seconds")
-            self._workers.workers[rank].kill()
+            self._workers.kill(rank)
             self._fail(rank, failure)
 
     def _receive(self, rank: int, message: Message[Tensor]) -> None:
@@ -323,27 +328,29 @@ class WorkerPool:
     def _others_failures(self, known: int) -> list[Failure]:
         """The failures that other workers report, or their ends, within GRACE_SECONDS."""
         failures: list[Failure] = []
-        # Closed ones, too: what they said before may have been received while others were sent to.
-        open_ = {rank: connection for rank, connection in enumerate(self._connections) if rank != known}
+        # Those of closed channels, too: what they said before may have been received while others were sent to.
+        silent = set(range(self.size)) - {known}
         until = time.monotonic() + GRACE_SECONDS
-        while open_ and time.monotonic() < until and not any(failure.kind == CAUSE for failure in failures):
-            for rank, connection in list(open_.items()):
-                connection.pull()
-                if self._drain(rank, connection, failures):
-                    del open_[rank]
-            if open_:
-                readable(list(open_.values()), 0.05)
+        while silent and time.monotonic() < until and not any(failure.kind == CAUSE for failure in failures):
+            for channel in self._channels:
+                failures += self._drained(channel, silent)
+            if silent:
+                readable([channel for channel in self._channels if silent.intersection(channel.ranks)], 0.05)
         return failures
 
-    def _drain(self, rank: int, connection: Connection[Tensor], failures: list[Failure]) -> bool:
-        """Append the failure that `rank` reports, or its end; return whether it will report no more."""
-        while (message := connection.next()) is not None:
-            if message.body[1] == AnswerCode.FAILED:
+    def _drained(self, channel: Channel[Tensor], silent: set[int]) -> list[Failure]:
+        """The failures that silent workers of a channel report, or their ends; they will report no more."""
+        channel.pull()
+        failures: list[Failure] = []
+        while (received := channel.next()) is not None:
+            rank, message = received
+            if rank in silent and message.body[1] == AnswerCode.FAILED:
                 failures.append(self._failed(rank, message.body[2:]))
-                return True
-        if connection.closed:
+                silent.discard(rank)
+        for rank in silent.intersection(channel.ended()):
             failures.append(self._ended(rank))
-        return connection.closed
+            silent.discard(rank)
+        return failures
 
     def _failed(self, rank: int, data: Sequence[Any]) -> Failure:
         line, command, exception, error, details, is_consequence, missing = data
@@ -352,22 +359,35 @@ class WorkerPool:
         return Failure(rank, line, command, error, details, kind, exception, shortage)
 
     def _ended(self, rank: int, how: str = "") -> Failure:
-        worker = self._workers.workers[rank]
-        activity = self._workers.activity(rank)
+        activity = self._workers.status.activity(rank)
         command = self._names(activity.code, activity.subject, activity.step)
-        return Failure(rank, activity.line, command, how or _ending(worker), "", ENDED)
+        if self._workers.hosts[rank] and any(rank in each.ranks and each.closed for each in self._channels):
+            # What is known of its status is old.
+            command = "an unknown command"
+        return Failure(rank, activity.line, command, how or self._ending(rank), "", ENDED)
+
+    def _ending(self, rank: int) -> str:
+        """The end of a worker whose channel says so, in words; its process's end may be reported a moment later."""
+        until = time.monotonic() + GRACE_SECONDS
+        while (ending := self._workers.ending(rank)) is None and time.monotonic() < until:
+            time.sleep(0.005)
+        return "it closed its connection" if ending is None else ending
 
     def _text(self, failure: Failure) -> str:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
         error = f"{failure.exception}: {failure.error}" if failure.exception else failure.error
-        head = f"worker {failure.worker} of {self.size} failed in {failure.command}{place}: {error}"
+        head = f"{self._name(failure.worker)} failed in {failure.command}{place}: {error}"
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
+
+    def _name(self, rank: int) -> str:
+        host = self._workers.hosts[rank]
+        return f"worker {rank} of {self.size} ({host})" if host else f"worker {rank} of {self.size}"
 
     def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:
         line = self._lines.line(failure.line)
         place = f", asked for at {line}" if line is not None else ""
-        head = f"worker {failure.worker} of {self.size} ran out of memory in {failure.command}{place}: {shortage}"
+        head = f"{self._name(failure.worker)} ran out of memory in {failure.command}{place}: {shortage}"
         return OutOfMemory(head if self.advice is None else f"{head}\n{self.advice(shortage)}")
 
 
@@ -381,16 +401,6 @@ def _not_mended(latest: Mapping[int, int]) -> Mapping[int, Command]:
 
 def _say_nothing(codes: Sequence[int]) -> None:
     pass
-
-
-def _ending(worker: LocalWorker) -> str:
-    """The end of a worker whose socket has closed, in words; the fork server may report it a moment later."""
-    if worker.connection.refusal:
-        return f"its answer could not be received: {worker.connection.refusal}"
-    until = time.monotonic() + GRACE_SECONDS
-    while (ending := worker.ending()) is None and time.monotonic() < until:
-        time.sleep(0.005)
-    return f"the process {ending}" if ending is not None else "it closed its connection"
 
 
 def _value(kind: int, message: Message[Tensor]) -> Any:

@@ -14,10 +14,13 @@ from moaic.runtime.host.toml_tables import TomlTable, read_tables
 
 EXAMPLE: Final = 'a host reads [[host]] and, below, name = "node1", workers = 8 and memory = "256GB"'
 
-HOST_KEYS: Final = ("name", "workers", "memory", "device", "count")
+HOST_KEYS: Final = ("name", "address", "workers", "memory", "device", "count")
 
 TABLES: Final = ("device", "link", "host")
-"""What the file may contain."""
+"""What the file may contain any number of."""
+
+SINGLE: Final = ("cluster",)
+"""What it may contain once (`cluster_settings`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class ClusterHost:
     name: str
     workers: int
     memory: int
+    address: str
+    """The name or address by which the others reach it; of several that are alike, the name of each."""
     is_here: bool
     """Whether it is the host that this program runs on."""
 
@@ -36,9 +41,9 @@ def listed_hosts(path: Path, memory: int) -> list[ClusterHost]:
 
     `memory` is the number of bytes that this host has for workers.
     """
-    devices = {table.name(): table for table in read_tables(path, "device", EXAMPLE, TABLES)}
+    devices = {table.name(): table for table in read_tables(path, "device", EXAMPLE, TABLES, SINGLE)}
     found: list[ClusterHost] = []
-    for table in read_tables(path, "host", EXAMPLE, TABLES):
+    for table in read_tables(path, "host", EXAMPLE, TABLES, SINGLE):
         for host in _listed(table, memory, devices):
             if any(host.name == other.name or (host.is_here and other.is_here) for other in found):
                 raise Diagnostic(f"host `{host.name}` is listed twice", table.place("name"))
@@ -55,9 +60,21 @@ def _listed(table: TomlTable, memory: int, devices: Mapping[str, TomlTable]) -> 
         most = memory if is_here else None
         device = devices.get(str(table.values.get("device", next(iter(devices), ""))))
         nbytes = None if device is None or "memory" in table.values else _memory_of(device)
-        yield ClusterHost(
-            each, table.workers(), table.memory(most) if nbytes is None else table.workers() * nbytes, is_here
+        bytes_of_all = table.memory(most) if nbytes is None else table.workers() * nbytes
+        yield ClusterHost(each, table.workers(), bytes_of_all, _address(table, each, count), is_here)
+
+
+def _address(table: TomlTable, name: str, count: int) -> str:
+    address = table.values.get("address")
+    if address is None:
+        return name
+    if not isinstance(address, str) or not address or count > 1:
+        raise Diagnostic(
+            f"the address of host `{table.name()}` is the name or number by which one host is reached",
+            table.place("address"),
+            hint=EXAMPLE,
         )
+    return address
 
 
 def _memory_of(device: TomlTable) -> int | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster import ClusterHost, listed_hosts
+from moaic.runtime.host.cluster_settings import cluster_settings
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.folders import config_folder
 from moaic.runtime.host.gpus import CPU, usable
@@ -31,6 +32,14 @@ MOST_WORKERS: Final = 8
 EXAMPLE: Final = 'a flavor reads [[flavor]] and, below, name = "night", workers = 4 and perhaps memory = "16GB"'
 
 
+class HostShare(NamedTuple):
+    """What another host has of a flavor's workers."""
+
+    name: str
+    address: str
+    workers: int
+
+
 @dataclass(frozen=True, slots=True)
 class Flavor:
     """A size of an accelerator."""
@@ -39,12 +48,22 @@ class Flavor:
     workers: int
     memory: int
     """Bytes of all workers together."""
-    others: str = ""
-    """The other hosts that it needs (`node2, node3`), on which workers cannot be started yet."""
+    hosts: tuple[HostShare, ...] = ()
+    """The other hosts that have some of the workers; the first ones are of this host."""
     gpus: int = 0
     """Number of GPUs, whose memory it then is; 0 if workers compute on cores of the host."""
     device: str = CPU
     """Device of workers on cores: `cpu`, or a GPU that they emulate."""
+
+    @property
+    def others(self) -> str:
+        """The names of the other hosts: `node2, node3`; empty if it needs this one alone."""
+        return ", ".join(share.name for share in self.hosts)
+
+    @property
+    def here(self) -> int:
+        """The number of workers of this host."""
+        return self.workers - sum(share.workers for share in self.hosts)
 
     @property
     def name(self) -> str:
@@ -71,6 +90,7 @@ class Host:
     """Cores, or GPUs if it has any; for a host of a cluster, its number of workers."""
     memory: int
     name: str = "localhost"
+    address: str = "localhost"
     in_cluster: bool = False
     """Whether other hosts have workers, too; then a host has no more workers than `cores`."""
     gpus: int = 0
@@ -156,16 +176,24 @@ def asked_for(text: str, environment: Mapping[str, str]) -> Flavor:
         raise Diagnostic(
             f"there is no flavor `{text}`", hint=f"give a number of workers, at least 1, or one of {names}"
         )
-    return startable(found, known)
+    return startable(found, known, environment)
 
 
-def startable(flavor: Flavor, known: Sequence[Flavor]) -> Flavor:
-    """The flavor itself. Raises Diagnostic if it needs other hosts."""
-    if flavor.others:
-        here = ", ".join(each.name for each in known if not each.others)
+def startable(flavor: Flavor, known: Sequence[Flavor], environment: Mapping[str, str]) -> Flavor:
+    """The flavor itself. Raises Diagnostic if it needs other hosts, and nothing says how to start workers there."""
+    if not flavor.hosts:
+        return flavor
+    here = "choose one that needs this host alone: " + ", ".join(each.name for each in known if not each.hosts)
+    path = config_folder(environment) / "cluster.toml"
+    if cluster_settings(path) is None:
         raise Diagnostic(
-            f"flavor `{flavor.name}` needs {flavor.others}, and workers on other hosts cannot be started yet",
-            hint=f"choose one that needs this host alone: {here}",
+            f"flavor `{flavor.name}` needs {flavor.others}, and {path} does not say how workers are started there",
+            hint=f"add [cluster] with launcher and listen, or {here}",
+        )
+    if set(flavor.devices) != {CPU}:
+        raise Diagnostic(
+            f"flavor `{flavor.name}` needs {flavor.others}, and GPUs of several hosts cannot exchange data yet",
+            hint=here,
         )
     return flavor
 
@@ -176,7 +204,7 @@ def _size(workers: int) -> str:
 
 
 def _host(listed: ClusterHost) -> Host:
-    return Host(listed.workers, listed.memory, listed.name, in_cluster=True)
+    return Host(listed.workers, listed.memory, listed.name, listed.address, in_cluster=True)
 
 
 def _counted(workers: int, found: Sequence[Host]) -> Flavor:
@@ -187,18 +215,18 @@ def _counted(workers: int, found: Sequence[Host]) -> Flavor:
 
 def _spread(workers: int, here: Host, *others: Host) -> Flavor:
     """The flavor of workers that fill one host after the other, with their share of memory. Raises Diagnostic."""
-    left, memory, used = workers, 0, list[str]()
+    left, memory, used = workers, 0, list[HostShare]()
     for host in (here, *others):
         taken = min(left, host.workers)
         left -= taken
         memory += host.memory * taken // host.workers
-        used += [host.name] if taken else []
+        used += [HostShare(host.name, host.address, taken)] if taken else []
     if left:
         raise Diagnostic(
             f"the hosts of cluster.toml have {workers - left} workers together, not {workers}",
             hint=f"choose {here.workers} or fewer",
         )
-    return Flavor(_size(workers), workers, memory, ", ".join(used[1:]), min(workers, here.gpus), here.device)
+    return Flavor(_size(workers), workers, memory, tuple(used[1:]), min(workers, here.gpus), here.device)
 
 
 def _own(table: TomlTable, here: Host) -> Flavor:

@@ -18,7 +18,7 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any, Final
 
-from moaic.runtime.host.flavors import Flavor
+from moaic.runtime.host.flavors import Flavor, HostShare
 from moaic.runtime.host.folders import runtime_folder
 from moaic.runtime.host.selection import next_job
 from moaic.runtime.host.status import Status
@@ -42,12 +42,23 @@ class JobEntry:
     status: int = -1
     """The program's descriptor of the shared memory with the workers' status lines; -1 before there is one."""
     workers: tuple[int, ...] = ()
-    """The process of each worker; 0 before it has connected."""
+    """The process of each worker on its host; 0 before it has connected."""
+    hosts: tuple[str, ...] = ()
+    """The name of each worker's host, empty for this one; none before there are workers."""
     plan: str = ""
     mesh: tuple[tuple[str, int], ...] = ()
     """Axes of the selected plan and their sizes, outermost first."""
     phase: str = ""
     """What the program does before its workers can begin, such as `planning`; empty while it does not."""
+
+    def host(self, rank: int) -> str:
+        """The name of a worker's host; empty for this one."""
+        return self.hosts[rank] if self.hosts else ""
+
+    @property
+    def workers_here(self) -> tuple[int, ...]:
+        """The processes of the workers of this host: those of others mean nothing here."""
+        return tuple(pid for rank, pid in enumerate(self.workers) if not self.host(rank))
 
 
 class Job:
@@ -70,9 +81,9 @@ class Job:
     def number(self) -> int:
         return self._entry.job
 
-    def started(self, workers: Sequence[int], status: int) -> None:
-        """Set the processes of the workers and the descriptor of their status lines."""
-        self._update(workers=tuple(workers), status=status)
+    def started(self, workers: Sequence[int], status: int, hosts: Sequence[str] = ()) -> None:
+        """Set the processes of the workers, the descriptor of their status lines, and the names of other hosts."""
+        self._update(workers=tuple(workers), status=status, hosts=tuple(hosts))
 
     def planned(self, plan: str, mesh: tuple[tuple[str, int], ...]) -> None:
         """Set the plan of the last planned model."""
@@ -157,8 +168,9 @@ def _read(path: Path) -> JobEntry | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        data["flavor"] = Flavor(**data["flavor"])
-        data["workers"] = tuple(data["workers"])
+        hosts = tuple(HostShare(*share) for share in data["flavor"].pop("hosts"))
+        data["flavor"] = Flavor(**data["flavor"], hosts=hosts)
+        data["workers"], data["hosts"] = tuple(data["workers"]), tuple(data["hosts"])
         data["mesh"] = tuple((axis, size) for axis, size in data["mesh"])
         return JobEntry(**data)
     except (OSError, ValueError, KeyError, TypeError):

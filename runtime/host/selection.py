@@ -108,10 +108,10 @@ def current_flavor(environment: Mapping[str, str]) -> Flavor:
     """
     if (text := environment.get("MOAI_FLAVOR")) is not None:
         return asked_for(text, environment)
-    return flavor_of(choice(environment).chosen(current(environment)), flavors(environment))
+    return flavor_of(choice(environment).chosen(current(environment)), flavors(environment), environment)
 
 
-def flavor_of(size: str, known: Sequence[Flavor]) -> Flavor:
+def flavor_of(size: str, known: Sequence[Flavor], environment: Mapping[str, str]) -> Flavor:
     """The selected flavor by its size. Raises Diagnostic if this machine does not have it any more."""
     found = named(size, known)
     if found is None:
@@ -119,7 +119,7 @@ def flavor_of(size: str, known: Sequence[Flavor]) -> Flavor:
             f"this machine does not have the selected flavor `{size}`",
             hint="select another by `moai-switch-model`, or set MOAI_FLAVOR",
         )
-    return startable(found, known)
+    return startable(found, known, environment)
 
 
 def next_job(environment: Mapping[str, str]) -> int:

@@ -53,6 +53,12 @@ COMPILED: Final = 9
 COMPILING: Final = 10
 """Word of a status line: the number of programs to be compiled in the background so far, ended ones among them."""
 
+CORES: Final = 11
+"""Word of a status line: thousandths of a core that the worker has used between its last two heartbeats."""
+
+RESIDENT: Final = 12
+"""Word of a status line: bytes of private and of shared memory at the last heartbeat."""
+
 
 class Status:
     """Reads the status lines by the descriptor of the workers' shared memory."""
@@ -62,6 +68,10 @@ class Status:
         self.descriptor = os.dup(descriptor)
         self._map = mmap.mmap(self.descriptor, LINE * ranks, access=mmap.ACCESS_READ)
         self._words = memoryview(self._map).cast("q")
+
+    def lines(self, first: int, count: int) -> bytes:
+        """The status lines of consecutive ranks."""
+        return self._map[LINE * first : LINE * (first + count)]
 
     def activity(self, rank: int) -> Activity:
         at = rank * WORDS
@@ -90,6 +100,18 @@ class Status:
     def compiling(self, rank: int) -> int:
         """The number of programs that `rank` was to compile in the background so far."""
         return self._words[rank * WORDS + COMPILING]
+
+    def cores(self, rank: int) -> float:
+        """The cores in use by `rank` between its last two heartbeats: seconds of computing per second."""
+        return self._words[rank * WORDS + CORES] / 1000
+
+    def resident_bytes(self, rank: int) -> int:
+        """The bytes of private and of shared memory of `rank` at its last heartbeat; 0 before there is one."""
+        return self._words[rank * WORDS + RESIDENT]
+
+    def mirror(self, first: int, lines: bytes) -> None:
+        """Write the status lines of consecutive ranks of another host into this memory."""
+        os.pwrite(self.descriptor, lines, LINE * first)
 
     def close(self) -> None:
         self._words.release()

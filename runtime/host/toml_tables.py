@@ -84,35 +84,54 @@ class TomlTable:
         return _span(self.path, self.first, self.lines[self.first], self.kind)
 
 
-def read_tables(path: Path, kind: str, example: str, known: Sequence[str] = ()) -> list[TomlTable]:
+def read_tables(
+    path: Path, kind: str, example: str, known: Sequence[str] = (), single: Sequence[str] = ()
+) -> list[TomlTable]:
     """The tables `[[kind]]` of a file; none if there is no file. Raises Diagnostic.
 
-    The file may contain nothing else but the other tables that are `known`.
+    The file may contain nothing else but the other tables that are `known`, and one of each that is `single`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise Diagnostic(f"{path} cannot be read: {error}", hint=example) from None
-    import tomllib  # slow, and most users have no such file
-
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _broken(path, text, str(error), example) from None
-    lines = tuple(text.splitlines())
+    found, lines = _read(path, example)
     for word, tables in found.items():
-        if word not in (kind, *known) or not _are_tables(tables):
+        is_right = isinstance(tables, dict) if word in single else _are_tables(tables)
+        if word not in (kind, *known, *single) or not is_right:
             place, kinds = _begins(path, lines, word), " or ".join(f"[[{each}]]" for each in known or [kind])
-            raise Diagnostic(
-                f"`{word}` is no list of tables {kinds}; {path.name} contains nothing else", place, hint=example
-            )
+            message = f"`{word}` is no list of tables {kinds}; {path.name} contains nothing else"
+            if word in single:
+                message = f"`{word}` is no table [{word}]"
+            raise Diagnostic(message, place, hint=example)
     rows: list[Mapping[str, Any]] = found.get(kind, [])
     heads = [n for n, line in enumerate(lines) if re.match(rf"\s*\[\[[\s\"']*{kind}[\s\"']*\]\]", line)]
     # Tables may also be inline, `kind = [{...}]`: then there is no header for each.
     firsts = heads if len(heads) == len(rows) else [0] * len(rows)
     return [TomlTable(kind, path, lines, first, row, example) for first, row in zip(firsts, rows, strict=True)]
+
+
+def read_single(path: Path, kind: str, example: str) -> TomlTable | None:
+    """The table `[kind]` of a file; None if it has none, or there is no file. Raises Diagnostic."""
+    found, lines = _read(path, example)
+    values = found.get(kind)
+    if not isinstance(values, dict):
+        return None
+    first = next((n for n, line in enumerate(lines) if re.match(rf"\s*\[?[\s\"']*{kind}\b", line)), 0)
+    return TomlTable(kind, path, lines, first, cast("Mapping[str, Any]", values), example)
+
+
+def _read(path: Path, example: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What a file contains, nothing if there is none, and its lines. Raises Diagnostic."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}, ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Diagnostic(f"{path} cannot be read: {error}", hint=example) from None
+    import tomllib  # slow, and most users have no such file
+
+    try:
+        found: Mapping[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _broken(path, text, str(error), example) from None
+    return found, tuple(text.splitlines())
 
 
 def _are_tables(found: Any) -> bool:

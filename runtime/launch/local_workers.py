@@ -1,4 +1,4 @@
-"""Launch of local workers. No code above this file depends on how a worker was started."""
+"""Workers of this host. No code above this folder depends on how a worker was started, and where."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
-
-from torch import Tensor
+from typing import Final, Generic, TypeVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.memory import oom_kills
-from moaic.runtime.host.status import Activity, Status
+from moaic.runtime.host.status import Status
 from moaic.runtime.host.worker_kinds import INTERPRETED, emulated_target, takes_all_kernels
 from moaic.runtime.protocol.block_checks import check_answer
 from moaic.runtime.protocol.carrier import Carrier
-from moaic.runtime.protocol.frames import Connection
+from moaic.runtime.protocol.frames import BlockMemory, Connection, Message, encode
+from moaic.runtime.protocol.peers import Peers
 from moaic.runtime.protocol.shared_memory import create_memory, create_store
-from moaic.runtime.protocol.wire import TENSORS
 
 END_SECONDS: Final = 1.0
 """Time that workers have to end after their sockets are closed; then they are killed."""
@@ -98,82 +96,118 @@ class ForkServer:
                 self._reported.pop((int(rank), "stopped"), None)
 
 
+Block = TypeVar("Block")
+
+
 @dataclass(frozen=True, slots=True)
-class LocalWorker:
-    """A worker process of this host and the controller's end of its socket."""
+class LocalWorker(Generic[Block]):
+    """The channel to a worker of this host."""
 
     rank: int
-    fork_server: ForkServer
-    connection: Connection[Tensor]
+    connection: Connection[Block]
 
-    def ending(self) -> str | None:
-        """The end of the process in words, such as `ended with exit code 1`; None while it lives."""
-        return self.fork_server.ending(self.rank)
+    @property
+    def ranks(self) -> range:
+        return range(self.rank, self.rank + 1)
 
-    def is_stopped(self) -> bool:
-        """Whether a signal, such as SIGSTOP, has suspended the process."""
-        return self.fork_server.is_stopped(self.rank)
+    @property
+    def closed(self) -> bool:
+        return self.connection.closed
 
-    def kill(self) -> None:
-        """Kill the process and its children."""
-        self.fork_server.kill(self.rank)
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def post(self, bodies: Sequence[bytes | None], rows: Sequence[Sequence[Block | None]]) -> int:
+        (body,), (row,) = bodies, rows
+        return 0 if body is None else self.connection.post(body, row)
+
+    def push(self) -> bool:
+        return self.connection.push()
+
+    def pull(self) -> None:
+        self.connection.pull()
+
+    def next(self) -> tuple[int, Message[Block]] | None:
+        message = self.connection.next()
+        return None if message is None else (self.rank, message)
+
+    def ended(self) -> Sequence[int]:
+        return self.ranks if self.connection.closed else ()
+
+    def close(self) -> None:
+        self.connection.close()
 
 
 @dataclass(frozen=True, slots=True)
-class LocalWorkers:
-    """All workers of this host, and their status lines in shared memory."""
+class LocalWorkers(Generic[Block]):
+    """Workers of this host, of consecutive ranks, and the status lines of all workers in shared memory."""
 
-    workers: tuple[LocalWorker, ...]
+    channels: tuple[LocalWorker[Block], ...]
     fork_server: ForkServer
     status: Status
     devices: tuple[str, ...]
-    """By rank."""
+    """Of the workers of this host."""
 
-    def activity(self, rank: int) -> Activity:
-        return self.status.activity(rank)
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return ("",) * len(self.channels)
 
-    def has_compiled(self, number: int) -> bool:
-        """Whether compilation in the background has ended on all workers for the first `number` programs with it."""
-        return all(self.status.compiled(worker.rank) >= number for worker in self.workers)
+    def ending(self, rank: int) -> str | None:
+        refusal = self.channels[rank - self.channels[0].rank].connection.refusal
+        if refusal:
+            return f"its answer could not be received: {refusal}"
+        ending = self.fork_server.ending(rank)
+        return None if ending is None else f"the process {ending}"
 
-    def beats(self, rank: int) -> int:
-        """Heartbeats of the worker so far."""
-        return self.status.beats(rank)
+    def is_stopped(self, rank: int) -> bool:
+        return self.fork_server.is_stopped(rank)
 
-    def close_sockets(self) -> None:
-        """Close this process's ends of the sockets: this ends the workers, unless a forked child does it."""
-        for worker in self.workers:
-            worker.connection.close()
+    def kill(self, rank: int) -> None:
+        self.fork_server.kill(rank)
 
     def close(self) -> None:
-        """End the workers and wait until they have ended."""
-        self.close_sockets()
+        self._close_sockets()
         self.fork_server.close()
         self.status.close()
 
-    def kill(self) -> None:
-        """End workers that have done nothing yet, without waiting for them to be ready for it."""
-        self.close_sockets()
+    def kill_all(self) -> None:
+        self._close_sockets()
         self.fork_server.kill_all()
         self.status.close()
 
+    def _close_sockets(self) -> None:
+        for worker in self.channels:
+            worker.close()
 
-def launch(
+
+@dataclass(frozen=True, slots=True)
+class LocalShare:
+    """The part of all workers that one host starts, if there are other hosts."""
+
+    peers: Peers
+    listeners: tuple[socket.socket, ...]
+    """Where each worker of this host waits for links of the others; closed here once they have them."""
+
+
+def start(
     count: int,
+    blocks: BlockMemory[Block],
     environment: Mapping[str, str] | None = None,
     *,
     devices: Sequence[str] = (),
     carrier: Carrier | None = None,
-) -> LocalWorkers:
+    share: LocalShare | None = None,
+) -> LocalWorkers[Block]:
     """Start `count` workers and return at once; each sends HELLO when it is ready.
 
     `environment` is added to that of this process. `devices` has one device for each worker, by default the CPU;
-    `carrier` is by default the one for these devices. Raises Diagnostic for an invalid MOAI_KERNELS, and for emulated
-    GPUs without Triton.
+    `carrier` is by default the one for these devices. Messages have their blocks in memory of `blocks`. Raises
+    Diagnostic for an invalid MOAI_KERNELS, and for emulated GPUs without Triton.
     """
     devices = tuple(devices) or (CPU,) * count
     _check_kinds(devices)
-    memory, store = create_memory(count), create_store()
+    first, ranks = (0, count) if share is None else (share.peers.first, len(share.peers.addresses))
+    memory, store = create_memory(ranks), create_store()
     liveness_pipes = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
     pairs = [socket.socketpair() for _ in range(count)]
@@ -183,6 +217,12 @@ def launch(
     threads = share_out(cores(), count)
     numbers = {"memory": [memory], "store": [store], "reports": [reporter]}
     numbers |= {"sockets": sockets, "liveness-pipes": liveness_pipes, "threads": list(threads)}
+    numbers |= {"first": [first], "ranks": [ranks]}
+    given = [memory, store, reporter, *sockets, *liveness_pipes]
+    of_share: list[int] = []
+    if share is not None:
+        of_share = [_file_of(encode(share.peers.encoded())), *(each.fileno() for each in share.listeners)]
+        numbers |= {"peers": of_share[:1], "listeners": of_share[1:]}
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker.fork_server"]
     for name, values in numbers.items():
         command += [f"--{name}", *(str(value) for value in values)]
@@ -191,21 +231,30 @@ def launch(
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(memory, store, reporter, *sockets, *liveness_pipes),
+            pass_fds=(*given, *of_share),
             env=_environment(max(threads), devices, environment or {}),
             start_new_session=True,
         )
     finally:
-        for descriptor in (store, reporter, *liveness_pipes):
+        for descriptor in (store, reporter, *liveness_pipes, *of_share[:1]):
             os.close(descriptor)
         for _, end in pairs:
             end.close()
+        for listener in share.listeners if share is not None else ():
+            listener.close()
     fork_server = ForkServer(process, reports)
-    connections = [Connection(end, TENSORS, check_answer) for end, _ in pairs]
-    workers = tuple(LocalWorker(rank, fork_server, connection) for rank, connection in enumerate(connections))
-    status = Status(memory, count)
+    connections = [Connection(end, blocks, check_answer) for end, _ in pairs]
+    workers = tuple(LocalWorker(first + index, connection) for index, connection in enumerate(connections))
+    status = Status(memory, ranks)
     os.close(memory)
     return LocalWorkers(workers, fork_server, status, devices)
+
+
+def _file_of(data: bytes) -> int:
+    """A descriptor of a file without a name that holds the data."""
+    descriptor = os.memfd_create("moaic-peers", os.MFD_CLOEXEC)
+    os.write(descriptor, data)
+    return descriptor
 
 
 def _check_kinds(devices: Sequence[str]) -> None:

@@ -9,12 +9,11 @@ frames.
 from __future__ import annotations
 
 import select
-import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
@@ -36,6 +35,29 @@ READ_AHEAD: Final = 1 << 14
 """Bytes received in the same system call as the memory to be filled next: most messages are smaller."""
 
 Block = TypeVar("Block")
+
+
+class HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+Polled = TypeVar("Polled", bound=HasDescriptor)
+
+
+class ByteStream(Protocol):
+    """The calls of a socket that a connection uses; each raises OSError, of which BlockingIOError says `not now`."""
+
+    def fileno(self) -> int: ...
+
+    def setblocking(self, flag: bool, /) -> None: ...
+
+    def sendmsg(self, pieces: Sequence[memoryview], /) -> int: ...
+
+    def recvmsg_into(self, targets: Sequence[memoryview], /) -> tuple[int, *tuple[Any, ...]]:
+        """Fill the targets in order, with less than their whole only if there is no more for now."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Closed(Exception):
@@ -92,7 +114,7 @@ class Connection(Generic[Block]):
     """
 
     def __init__(
-        self, sock: socket.socket, memory: BlockMemory[Block], check: Check = accept_all, limits: Limits = LIMITS
+        self, sock: ByteStream, memory: BlockMemory[Block], check: Check = accept_all, limits: Limits = LIMITS
     ) -> None:
         sock.setblocking(False)
         self._socket = sock
@@ -116,6 +138,11 @@ class Connection(Generic[Block]):
     def refusal(self) -> str:
         """Why this end has ended the connection; empty if it has not."""
         return "" if self._ending is None or isinstance(self._ending, Closed) else str(self._ending)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes in the outbox."""
+        return sum(map(len, self._outbox))
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -218,7 +245,20 @@ class Connection(Generic[Block]):
             self._target, rest = self._target[size:] or next(self._reader), rest[size:]
 
 
-def push_all(connections: Sequence[Connection[Block]]) -> None:
+class Pushed(Protocol):
+    """A connection, or what stands for several behind one socket."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+
+    def push(self) -> bool: ...
+
+    def pull(self) -> None: ...
+
+
+def push_all(connections: Sequence[Pushed]) -> None:
     """Empty the outboxes of all connections concurrently; one that is closed is not waited for.
 
     Receives what comes meanwhile: an end that waits until all it has to say is taken may itself be waited for.
@@ -237,7 +277,7 @@ def push_all(connections: Sequence[Connection[Block]]) -> None:
         waiting = [connection for connection in waiting if not connection.push()]
 
 
-def readable(connections: Sequence[Connection[Block]], seconds: float | None = None) -> list[Connection[Block]]:
+def readable(connections: Sequence[Polled], seconds: float | None = None) -> list[Polled]:
     """Wait until connections have data or are closed, at most `seconds`; return these connections."""
     poll = select.poll()
     for connection in connections:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moaic.runtime.comm.peer_links import Unreachable
 from moaic.runtime.comm.shm_slots import PeerLost
 
 
@@ -29,8 +30,12 @@ class Poisoned(Exception):
         self.root = root
 
 
-FATAL: Final = (PeerLost, *(kind for kind in [getattr(torch, "AcceleratorError", None)] if kind is not None))
-"""Fatal errors, after which a worker cannot continue: a peer is gone, or the GPU has failed."""
+FATAL: Final = (
+    PeerLost,
+    Unreachable,
+    *(kind for kind in [getattr(torch, "AcceleratorError", None)] if kind is not None),
+)
+"""Fatal errors, after which a worker cannot continue: a peer is gone or beyond reach, or the GPU has failed."""
 
 
 class FailedCommands:

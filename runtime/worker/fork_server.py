@@ -43,12 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Freeze the imported objects: a worker's collector would copy the pages that all workers share.
     gc.freeze()
     requests, worker_end = background.request_sockets()
-    ranks = range(len(options.sockets))
     pids: dict[int, int] = {}
-    for rank in ranks:
-        pids[_fork(lambda rank=rank: _start(serve.work, options, rank, prepare, requests, worker_end))] = rank
+    for index in range(len(options.sockets)):
+        pid = _fork(lambda index=index: _start(serve.work, options, index, prepare, requests, worker_end))
+        pids[pid] = options.first + index
     worker_end.close()
-    for descriptor in (options.memory, options.store, *options.sockets, *options.liveness_pipes):
+    mine = (options.memory, options.store, *options.peers, *options.listeners)
+    for descriptor in (*mine, *options.sockets, *options.liveness_pipes):
         os.close(descriptor)
     for pid, rank in pids.items():
         _report(options.reports, rank, "pid", pid)
@@ -96,24 +97,27 @@ def _fork(work: Callable[[], None]) -> int:
 def _start(
     work: Callable[..., None],
     options: argparse.Namespace,
-    rank: int,
+    index: int,
     prepare: Callable[[], None],
     requests: socket.socket,
     worker_end: socket.socket,
 ) -> None:
-    """Turn a forked process into a worker: its own process group, without the descriptors of other workers."""
+    """Turn a forked process into this host's worker `index`: its own process group, without descriptors of others."""
     gc.enable()
     os.setsid()
     requests.close()
     readers, writers = options.liveness_pipes[::2], options.liveness_pipes[1::2]
-    others = [end for peer, end in enumerate(options.sockets) if peer != rank]
-    others += [writer for peer, writer in enumerate(writers) if peer != rank]
-    for descriptor in (options.reports, readers[rank], *others):
+    for ends in (options.sockets, options.listeners, writers):
+        for end in (end for other, end in enumerate(ends) if other != index):
+            os.close(end)
+    for descriptor in (options.reports, readers[index]):
         os.close(descriptor)
-    peers = [reader for peer, reader in enumerate(readers) if peer != rank]
-    settings = options.threads[rank], options.devices[rank], options.carrier, options.store
+    others = [reader for other, reader in enumerate(readers) if other != index]
+    settings = options.threads[index], options.devices[index], options.carrier, options.store
+    links = (options.peers[0], options.listeners[index]) if options.peers else None
+    me = options.first + index, options.ranks
     compiling = worker_end.detach()
-    work(rank, options.sockets[rank], options.memory, writers[rank], peers, *settings, compiling, prepare)
+    work(*me, options.sockets[index], options.memory, writers[index], others, links, *settings, compiling, prepare)
 
 
 def _report(reports: int, rank: int, word: str, number: int) -> None:
@@ -184,10 +188,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="moaic.runtime.worker.fork_server", description="workers; started by a launcher"
     )
-    for name in ("memory", "store", "reports"):
+    for name in ("memory", "store", "reports", "first", "ranks"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("sockets", "liveness-pipes", "threads"):
         parser.add_argument(f"--{name}", type=int, nargs="+", required=True)
+    for name in ("peers", "listeners"):
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=[])
     parser.add_argument("--devices", nargs="+", required=True)
     parser.add_argument("--carrier", required=True)
     return parser.parse_args(arguments)

@@ -6,9 +6,12 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.comm.device_backend import DeviceBackend
+from moaic.runtime.comm.peer_links import PeerLinks
 from moaic.runtime.comm.process_group_transport import group_transport
 from moaic.runtime.comm.shm_slots import SPINS, Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
@@ -25,8 +29,9 @@ from moaic.runtime.host.cores import cores
 from moaic.runtime.protocol.block_checks import check_commands
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
-from moaic.runtime.protocol.frames import Closed, Connection, Message
+from moaic.runtime.protocol.frames import Closed, Connection, Message, decode
 from moaic.runtime.protocol.limits import Refused
+from moaic.runtime.protocol.peers import Peers
 from moaic.runtime.protocol.wire import tensors
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.device import backend_for
@@ -34,16 +39,20 @@ from moaic.runtime.worker.worker import Worker
 
 BEAT_MILLISECONDS: Final = 1000
 
+SWITCH_SECONDS: Final = 0.0002
+
 MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
 """Errors of PyTorch when an allocation fails."""
 
 
 def work(
     rank: int,
+    ranks: int,
     descriptor: int,
     memory: int,
     liveness_pipe: int,
-    peers: Sequence[int],
+    others: Sequence[int],
+    far: tuple[int, int] | None,
     threads: int,
     device: str,
     carrier: str,
@@ -53,14 +62,15 @@ def work(
 ) -> None:
     """Worker main loop: returns or exits when the controller closes the socket `descriptor`.
 
-    `liveness_pipe` closes when this process ends, which tells the other workers; `peers` are the read ends of theirs.
+    `liveness_pipe` closes when this process ends, which tells this host's other workers; `others` are the read ends of
+    theirs. `far` are the descriptors of the file of `Peers` and of this worker's listener, if there are other hosts.
     `store` is the rendezvous of process groups, `compiling` the socket of `BackgroundCompiler`. `prepare` warms up the
     compiler on a thread, before the first program.
     """
-    for inherited in (descriptor, memory, liveness_pipe, store, compiling, *peers):
+    for inherited in (descriptor, memory, liveness_pipe, store, compiling, *others, *(far or ())):
         os.set_inheritable(inherited, False)
-    ranks = len(peers) + 1
-    mailbox = Mailbox(memory, rank, ranks, peers, SPINS if ranks <= cores() else 0)
+    spins = SPINS if len(others) < cores() else 0
+    mailbox = Mailbox(memory, rank, ranks, others, spins, None if far is None else _links(rank, *far))
     backend = backend_for(device)
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
@@ -78,6 +88,15 @@ def work(
         end()
 
 
+def _links(rank: int, file: int, listener: int) -> PeerLinks:
+    """The links to workers of other hosts; `file` may be read by several workers, which share its position."""
+    peers = Peers.decoded(decode(os.pread(file, os.fstat(file).st_size, 0)))
+    os.close(file)
+    # Threads that receive wait for the one that runs Python code; by default for 5 ms at a time.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return PeerLinks(rank, peers, socket.socket(fileno=listener))
+
+
 def _begin(backend: DeviceBackend, connection: Connection[Tensor]) -> None:
     """Begin to use the device; if it cannot be used, say so and wait for the end."""
     try:
@@ -92,9 +111,21 @@ def watch(descriptor: int, mailbox: Mailbox, backend: DeviceBackend) -> None:
     """End this process when the other end of its socket closes, even while it computes; send heartbeats until then."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
+    last, spent = time.monotonic(), time.process_time()
     while not poll.poll(BEAT_MILLISECONDS):
-        mailbox.beat(backend.device_bytes())
+        now, used = time.monotonic(), time.process_time()
+        mailbox.beat(backend.device_bytes(), round(1000 * (used - spent) / max(now - last, 1e-3)), _resident_bytes())
+        last, spent = now, used
     end()
+
+
+def _resident_bytes() -> int:
+    """Bytes of private and of shared memory of this process; 0 if they cannot be read, which must not end `watch`."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def end() -> None:

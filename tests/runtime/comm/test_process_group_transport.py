@@ -16,7 +16,8 @@ from moaic.runtime.comm.transport import Group
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, whole
 from moaic.runtime.controller.errors import WorkerError
-from moaic.runtime.controller.launch import carrier_for, launch
+from moaic.runtime.controller.launch import launch
+from moaic.runtime.launch.local_workers import carrier_for
 from moaic.runtime.protocol.carrier import Carrier
 from tests.runtime.worker.test_program import MOVES, RINGS, SUMS, run, up
 

@@ -23,7 +23,7 @@ def test_a_sender_fills_its_rooms_before_anybody_takes() -> None:
     ours, theirs = pair()
     for number in range(len(AHEAD)):
         ours.slot(torch.int64, AHEAD)[0] = number
-        ours.post([1])
+        ours.post([1], 1)
     taken: list[int] = []
     for _ in AHEAD:
         taken.append(int(theirs.take(0, torch.int64)[0]))
@@ -36,9 +36,9 @@ def test_collectives_and_sends_between_two_come_in_order() -> None:
     for turn in range(100):
         for number in range(3):
             ours.slot(torch.int64, AHEAD)[0] = 10 * turn + number
-            ours.post([1])
+            ours.post([1], 1)
         ours.slot(torch.int64)[0] = 10 * turn + 3
-        ours.post([1])
+        ours.post([1], 1)
         for number in range(4):
             assert theirs.take(0, torch.int64)[0] == 10 * turn + number
             theirs.give_back([0])

@@ -64,7 +64,7 @@ def test_a_variable_that_workers_read_must_be_what_it_was(
     workers = early.take(TWO)
     assert (workers is not None) == suits
     if workers is not None:
-        workers.kill()
+        workers.kill_all()
 
 
 def test_a_forked_child_leaves_them_to_its_parent(early: EarlyWorkers) -> None:

@@ -1,0 +1,206 @@
+"""Links of a worker to those of other hosts: what it writes for them into shared memory is written there, too.
+
+A link is a TLS connection in one direction, made at the first write. A message has words (address and value each), and
+bytes for a slot, which are stored before the words: a worker that has seen a word finds the bytes. A thread per link
+receives, and never waits for the worker, so that two that send to each other do not stop each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from moaic.runtime.launch.identity import Credentials, client_context, peer_name, server_context
+from moaic.runtime.protocol.peers import Peers
+from moaic.runtime.protocol.tls import TlsStream, tune
+
+GREETING: Final = struct.Struct("<8sII")
+"""Magic, ranks of the sender and of the receiver."""
+
+MAGIC: Final = b"moaiclnk"
+
+HEAD: Final = struct.Struct("<IIQ")
+"""Number of words, bytes, and the place of the bytes in the memory."""
+
+WORD: Final = struct.Struct("<Qq")
+
+NOTHING: Final = memoryview(b"")
+
+MOST_WORDS: Final = 64
+
+DIAL_SECONDS: Final = 30.0
+
+HANDSHAKE_SECONDS: Final = 10.0
+
+PENDING: Final = 64
+"""Connections of which nobody knows yet who they are."""
+
+RETRY_SECONDS: Final = 0.1
+
+
+class Unreachable(Exception):
+    """A worker of another host cannot be connected to; the text says which, where and why."""
+
+
+class BadLink(Exception):
+    """What came over a link was not for this worker's memory."""
+
+
+Store = Callable[[int, Sequence[tuple[int, int]]], None]
+"""Takes the rank of a sender and the words it has written."""
+
+Place = Callable[[int, int, int], memoryview]
+"""The memory for bytes of a sender, by its rank, the place and the number of bytes. Raises BadLink."""
+
+
+class PeerLinks:
+    """All links of one worker."""
+
+    def __init__(self, rank: int, peers: Peers, listener: socket.socket) -> None:
+        self.rank = rank
+        self.far: Final = frozenset(range(len(peers.addresses))).difference(peers.local)
+        self.lost = ""
+        """Which link has ended; empty while none has."""
+        self.sent = 0
+        """Bytes sent, before encryption."""
+        self._peers = peers
+        self._credentials = Credentials(peers.addresses[rank].name, peers.certificate, peers.key, peers.authority)
+        self._out: dict[int, TlsStream] = {}
+        self._in: set[int] = set()
+        self._pending = threading.BoundedSemaphore(PENDING)
+        self._listener = listener
+
+    def listen(self, place: Place, store: Store) -> None:
+        """Accept the links of others, on threads of their own, and receive what comes over them."""
+        threading.Thread(target=self._accept, args=(place, store), name="links", daemon=True).start()
+
+    def write(self, peer: int, words: Sequence[tuple[int, int]], at: int = 0, data: memoryview = NOTHING) -> None:
+        """Write bytes, then words, into the memory of a peer's host. Raises Unreachable; OSError for an ended link.
+
+        The bytes must not change until the peer says that it has read them.
+        """
+        stream = self._out.get(peer) or self._dial(peer)
+        head = HEAD.pack(len(words), len(data), at) + b"".join(WORD.pack(*word) for word in words)
+        _send(stream, [memoryview(head), data] if data else [memoryview(head)])
+        self.sent += len(head) + len(data)
+
+    def write_all(self, words: Sequence[tuple[int, int]]) -> None:
+        """Write words for each peer to which there is a link already, as far as these still work."""
+        for peer in list(self._out):
+            try:
+                self.write(peer, words)
+            except OSError:
+                continue
+
+    def _accept(self, place: Place, store: Store) -> None:
+        """Accept until all workers of other hosts have come."""
+        context = server_context(self._credentials, requires=True)
+        while len(self._in) < len(self.far):
+            self._pending.acquire()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                # Out of descriptors, or the other end has gone already.
+                self._pending.release()
+                time.sleep(RETRY_SECONDS)
+                continue
+            arguments = (TlsStream(sock, context, is_server=True), sock, place, store)
+            threading.Thread(target=self._welcome, args=arguments, name="link", daemon=True).start()
+
+    def _dial(self, peer: int) -> TlsStream:
+        to = self._peers.addresses[peer]
+        try:
+            sock = socket.create_connection((to.address, to.port), DIAL_SECONDS)
+            tune(sock)
+            stream = TlsStream(sock, client_context(self._credentials), is_server=False)
+            stream.shake_hands()
+            sock.settimeout(None)
+        except OSError as error:
+            where = f"worker {peer} ({to.name.removeprefix('host/')}) at {to.address}:{to.port}"
+            raise Unreachable(f"{where} cannot be reached: {error}; firewalls must let workers connect") from error
+        if peer_name(stream) != to.name:
+            raise Unreachable(f"{to.address}:{to.port} is not worker {peer}: its certificate says {peer_name(stream)}")
+        _send(stream, [memoryview(GREETING.pack(MAGIC, self.rank, peer))])
+        self._out[peer] = stream
+        return stream
+
+    def _welcome(self, stream: TlsStream, sock: socket.socket, place: Place, store: Store) -> None:
+        """Receive over a link from its first byte to its end."""
+        cut = threading.Timer(HANDSHAKE_SECONDS, _shut, [sock])
+        cut.start()
+        try:
+            tune(sock)
+            stream.shake_hands()
+            sender = self._sender(stream)
+        except (OSError, BadLink):
+            # Whoever it is does not belong here, and learns no more.
+            stream.close()
+            return
+        finally:
+            cut.cancel()
+            self._pending.release()
+        try:
+            while _receive(stream, sender, place, store):
+                pass
+            self.lost = self.lost or f"worker {sender} of another host has ended"
+        except (OSError, BadLink) as error:
+            self.lost = self.lost or f"the link of worker {sender} of another host has ended: {error}"
+        finally:
+            stream.close()
+
+    def _sender(self, stream: TlsStream) -> int:
+        """The rank of the worker at the other end. Raises BadLink for one that is not who it says."""
+        greeting = bytearray(GREETING.size)
+        _fill(stream, memoryview(greeting))
+        magic, sender, receiver = GREETING.unpack(greeting)
+        is_known = magic == MAGIC and receiver == self.rank and sender in self.far and sender not in self._in
+        if not is_known or peer_name(stream) != self._peers.addresses[sender].name:
+            raise BadLink("a link of nobody that is known")
+        self._in.add(sender)
+        if len(self._in) == len(self.far):
+            # This ends `accept`: nobody else may come.
+            _shut(self._listener)
+        return sender
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _receive(stream: TlsStream, sender: int, place: Place, store: Store) -> bool:
+    """Receive and store one message; false at the end of the link."""
+    head = bytearray(HEAD.size)
+    if stream.recvmsg_into([memoryview(head)])[0] == 0:
+        return False
+    # The end in the middle of a head is found by the next read.
+    count, nbytes, at = HEAD.unpack(head)
+    if not 1 <= count <= MOST_WORDS:
+        raise BadLink(f"a message of {count} words")
+    packed = bytearray(count * WORD.size)
+    _fill(stream, memoryview(packed))
+    words = list(WORD.iter_unpack(packed))
+    if nbytes:
+        _fill(stream, place(sender, at, nbytes))
+    store(sender, words)
+    return True
+
+
+def _fill(stream: TlsStream, memory: memoryview) -> None:
+    if stream.recvmsg_into([memory])[0] < len(memory):
+        raise BadLink("it ended within a message")
+
+
+def _send(stream: TlsStream, pieces: list[memoryview]) -> None:
+    """Send all; the socket waits."""
+    while pieces:
+        sent = stream.sendmsg(pieces)
+        while pieces and sent >= len(pieces[0]):
+            sent -= len(pieces.pop(0))
+        if sent:
+            pieces[0] = pieces[0][sent:]

@@ -1,0 +1,191 @@
+"""The agent of a host: joins a job, starts the host's workers, and relays between them and the controller.
+
+One thread, no torch. Neither end can stop the other by only writing: the agent reads whenever there is something to
+read, except from a controller whose messages its workers do not take.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.launch.enrolment import Address, dial, enrol, token_of
+from moaic.runtime.launch.host_facts import facts
+from moaic.runtime.launch.identity import Credentials
+from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, start
+from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode
+from moaic.runtime.protocol.host_messages import HostCode
+from moaic.runtime.protocol.limits import Refused
+from moaic.runtime.protocol.peers import Peers
+from moaic.text.units import count
+
+BYTES: Final[BlockMemory[bytearray]] = BlockMemory(bytearray, memoryview)
+
+STATUS_SECONDS: Final = 0.1
+"""Interval at which changed status lines are sent."""
+
+GRACE_SECONDS: Final = 1.0
+"""Time that the fork server has to report the end of a worker whose socket has closed."""
+
+MOST_UNSENT: Final = 64 << 20
+"""Bytes for a worker that wait in the agent; beyond them the controller has to wait."""
+
+ENROL_SECONDS: Final = 10.0
+
+Say = Callable[[str], None]
+
+
+def join(address: Address, host: str, secret: str, say: Say) -> None:
+    """Serve one job as one of its hosts, until it ends. Raises Diagnostic for one that cannot be joined."""
+    credentials = enrol(address, host, token_of(secret, host), ENROL_SECONDS)
+    stream = dial(address, credentials, ENROL_SECONDS)
+    connection = Connection(stream, BYTES)
+    try:
+        connection.send([HostCode.HELLO, facts().encoded()])
+        workers = _started(connection, credentials)
+    except Closed:
+        raise Diagnostic(
+            f"the controller at {address[0]}:{address[1]} has let this host go",
+            hint="its program has ended, or says there why it cannot use this host",
+        ) from None
+    except Refused as error:
+        raise Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}") from None
+    say(f"{count(len(workers.channels), 'worker')} for the program at {address[0]}")
+    try:
+        _Relay(connection, workers).run()
+    finally:
+        connection.close()
+        workers.close()
+
+
+def _started(connection: Connection[bytearray], credentials: Credentials) -> LocalWorkers[bytearray]:
+    """Agree with the controller on the workers of this host, and start them."""
+    _, address, devices, environment = _next(connection, HostCode.START)
+    try:
+        listeners = listen(address, len(devices))
+    except Diagnostic as error:
+        connection.send([HostCode.FAILED, error.message, error.hint])
+        raise
+    connection.send([HostCode.READY, [each.getsockname()[1] for each in listeners]])
+    _, encoded = _next(connection, HostCode.GO)
+    peers = replace(
+        Peers.decoded(encoded),
+        certificate=credentials.certificate,
+        key=credentials.key,
+        authority=credentials.authority,
+    )
+    # Nothing else of this host is the controller's to change.
+    environment = {name: value for name, value in environment.items() if name.startswith("MOAI_")}
+    return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
+
+
+def listen(address: str, workers: int) -> tuple[socket.socket, ...]:
+    """Sockets on which workers wait for links from those of other hosts. Raises Diagnostic."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return tuple(socket.create_server((address, 0), family=family, backlog=64) for _ in range(workers))
+    except OSError as error:
+        raise Diagnostic(
+            f"workers cannot listen on {address}: {error.strerror or error}",
+            hint="the address of a [[host]] in cluster.toml must be one of that host's own",
+        ) from None
+
+
+def _next(connection: Connection[bytearray], code: HostCode) -> Sequence[Any]:
+    body = connection.receive().body
+    if body[0] != code:
+        raise Refused(f"message {body[0]} where {code} belongs")
+    return body
+
+
+class _Relay:
+    """Passes on messages in both directions, and tells the controller how its workers are."""
+
+    def __init__(self, controller: Connection[bytearray], workers: LocalWorkers[bytearray]) -> None:
+        self._controller = controller
+        self._workers = workers
+        self._by_rank = {worker.rank: worker for worker in workers.channels}
+        self._ends: dict[int, float] = {}
+        """When the sockets of workers whose end has not been told yet have closed."""
+        self._told: set[int] = set()
+        self._status: tuple[bytes, list[int]] = (b"", [])
+        self._status_at = 0.0
+        self._is_seen = True
+        """Whether the controller has received the last status lines."""
+
+    def run(self) -> None:
+        """Relay until the controller ends the connection."""
+        while not self._controller.closed:
+            self._wait()
+            if not self._is_full():
+                self._controller.pull()
+                while (message := self._controller.next()) is not None:
+                    self._obey(message)
+            for worker in self._workers.channels:
+                self._listen_to(worker)
+            self._tell_status()
+            for each in (self._controller, *self._workers.channels):
+                each.push()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        events = 0 if self._is_full() else select.POLLIN
+        poll.register(self._controller, events | (select.POLLOUT if self._controller.unsent else 0))
+        for worker in self._workers.channels:
+            if not worker.closed:
+                events = select.POLLIN | (select.POLLOUT if worker.connection.unsent else 0)
+                poll.register(worker, events)
+        poll.poll(STATUS_SECONDS * 1000)
+
+    def _is_full(self) -> bool:
+        return any(worker.connection.unsent > MOST_UNSENT for worker in self._workers.channels)
+
+    def _obey(self, message: Message[bytearray]) -> None:
+        code, *fields = message.body
+        if code == HostCode.RELAY:
+            rows: Sequence[tuple[int, Sequence[int]]]
+            rows, body = fields
+            for rank, indices in rows:
+                if not self._by_rank[rank].closed:
+                    blocks: list[bytearray | None] = [None if index < 0 else message.blocks[index] for index in indices]
+                    self._by_rank[rank].post([body], [blocks])
+        elif code == HostCode.KILL:
+            self._workers.kill(fields[0])
+        elif code == HostCode.SEEN:
+            self._is_seen = True
+        else:
+            raise Refused(f"message {code} of a controller")
+
+    def _listen_to(self, worker: LocalWorker[bytearray]) -> None:
+        worker.pull()
+        while (received := worker.next()) is not None:
+            rank, message = received
+            self._controller.post(encode([HostCode.ANSWER, rank, message.body]), message.blocks)
+        if worker.closed and worker.rank not in self._told:
+            self._tell_end(worker.rank)
+
+    def _tell_end(self, rank: int) -> None:
+        since = self._ends.setdefault(rank, time.monotonic())
+        ending = self._workers.ending(rank)
+        if ending is not None or time.monotonic() - since > GRACE_SECONDS:
+            self._told.add(rank)
+            self._tell_status(at_once=True)
+            self._controller.post(encode([HostCode.ENDED, rank, ending or "it closed its connection"]))
+
+    def _tell_status(self, *, at_once: bool = False) -> None:
+        """Send the status lines if they have changed, and the controller has received the last ones."""
+        now = time.monotonic()
+        if not at_once and (now - self._status_at < STATUS_SECONDS or not self._is_seen):
+            return
+        first, count = self._workers.channels[0].rank, len(self._workers.channels)
+        lines = self._workers.status.lines(first, count)
+        stopped = [rank for rank in self._by_rank if self._workers.is_stopped(rank)]
+        self._status_at = now
+        if (lines, stopped) != self._status:
+            self._status, self._is_seen = (lines, stopped), False
+            self._controller.post(encode([HostCode.STATUS, lines, stopped]))

@@ -1,0 +1,334 @@
+"""Workers of several hosts: those of this one, and by an agent those of each other."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import ClusterSettings
+from moaic.runtime.host.cores import share_out
+from moaic.runtime.host.flavors import Flavor, HostShare
+from moaic.runtime.host.gpus import CPU
+from moaic.runtime.host.status import LINE, Status
+from moaic.runtime.launch.agent import listen
+from moaic.runtime.launch.channel import Channel
+from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
+from moaic.runtime.launch.host_facts import check_alike, facts
+from moaic.runtime.launch.identity import Authority, host_name
+from moaic.runtime.launch.launchers import Agents, secrets_of, start_agents
+from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
+from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode, readable
+from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
+from moaic.runtime.protocol.limits import Refused
+from moaic.runtime.protocol.peers import PeerAddress, Peers
+from moaic.runtime.protocol.tls import TlsStream
+
+ANSWER_SECONDS: Final = 30.0
+"""Time that an agent has for each step of the start."""
+
+END_SECONDS: Final = 2.0
+"""Time that agents have to end their workers."""
+
+PROGRAM: Final = "program"
+"""The name of this host in its certificate: none that another host can have."""
+
+Block = TypeVar("Block")
+
+Say = Callable[[str], None]
+
+
+class HostWorkers(Generic[Block]):
+    """The channel to all workers of another host, through its agent."""
+
+    def __init__(self, share: HostShare, ranks: range, stream: TlsStream, blocks: BlockMemory[Block]) -> None:
+        self.name = share.name
+        self.ranks = ranks
+        self._connection = Connection(stream, blocks, partial(check_from_agent, ranks, LINE))
+        self._ends: dict[int, str] = {}
+        self._stopped: frozenset[int] = frozenset()
+        self.status: Status | None = None
+        """Where the status lines of the host's workers are mirrored, once there are any."""
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def push(self) -> bool:
+        return self._connection.push()
+
+    def pull(self) -> None:
+        self._connection.pull()
+
+    def post(self, bodies: Sequence[bytes | None], rows: Sequence[Sequence[Block | None]]) -> int:
+        posted = 0
+        for body in {id(body): body for body in bodies if body is not None}.values():
+            blocks: list[Block] = []
+            places: dict[int, int] = {}
+            relayed: list[tuple[int, list[int]]] = []
+            for rank, own, row in zip(self.ranks, bodies, rows, strict=True):
+                if own is body:
+                    relayed.append((rank, [_place(block, places, blocks) for block in row]))
+            posted += self._connection.post(encode([HostCode.RELAY, relayed, body]), blocks)
+        return posted
+
+    def next(self) -> tuple[int, Message[Block]] | None:
+        while (message := self._connection.next()) is not None:
+            match message.body:
+                case [HostCode.ANSWER, rank, body]:
+                    return rank, Message(body, message.blocks)
+                case [HostCode.STATUS, lines, stopped]:
+                    self._stopped = frozenset(stopped)
+                    self._connection.post(encode([HostCode.SEEN]))
+                    self._connection.push()
+                    if self.status is not None:
+                        self.status.mirror(self.ranks.start, lines)
+                case [HostCode.ENDED, rank, words]:
+                    self._ends[rank] = words
+                case _:
+                    continue
+        return None
+
+    def ended(self) -> Sequence[int]:
+        return self.ranks if self.closed else tuple(self._ends)
+
+    def ending(self, rank: int) -> str | None:
+        if rank in self._ends:
+            return self._ends[rank]
+        if not self.closed:
+            return None
+        return self._connection.refusal or f"the connection to host {self.name} has ended"
+
+    def is_stopped(self, rank: int) -> bool:
+        return rank in self._stopped
+
+    def kill(self, rank: int) -> None:
+        self._connection.post(encode([HostCode.KILL, rank]))
+        self._connection.push()
+
+    def tell(self, *body: Any) -> None:
+        """Send a message of the start. Raises Closed."""
+        self._connection.send(list(body))
+
+    def hear(self, code: HostCode) -> Sequence[Any]:
+        """The fields of the next message of the start. Raises Diagnostic for another one, or for none in time."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while (message := self._connection.next()) is None:
+            if self.closed:
+                raise Diagnostic(f"the agent of host `{self.name}` ended while its workers were started")
+            if not readable([self._connection], max(0.0, until - time.monotonic())):
+                raise Diagnostic(f"the agent of host `{self.name}` has not answered for {ANSWER_SECONDS:.0f} s")
+            self._connection.pull()
+        found, *fields = message.body
+        if found == HostCode.FAILED:
+            message, hint = fields
+            raise Diagnostic(f"host `{self.name}`: {message}", hint=hint)
+        if found != code:
+            raise Diagnostic(f"the agent of host `{self.name}` does not speak this version's language")
+        return fields
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _place(block: Block | None, places: dict[int, int], blocks: list[Block]) -> int:
+    """The index of a block in a message, where equal ones stand once."""
+    if block is None:
+        return -1
+    if id(block) not in places:
+        places[id(block)] = len(blocks)
+        blocks.append(block)
+    return places[id(block)]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWorkers(Generic[Block]):
+    """The workers of all hosts as one list."""
+
+    local: LocalWorkers[Block]
+    others: tuple[HostWorkers[Block], ...]
+    agents: Agents
+
+    @property
+    def channels(self) -> Sequence[Channel[Block]]:
+        return (*self.local.channels, *self.others)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.local.devices + tuple(CPU for other in self.others for _ in other.ranks)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.local.hosts + tuple(other.name for other in self.others for _ in other.ranks)
+
+    @property
+    def status(self) -> Status:
+        return self.local.status
+
+    def ending(self, rank: int) -> str | None:
+        return self._of(rank).ending(rank)
+
+    def is_stopped(self, rank: int) -> bool:
+        return self._of(rank).is_stopped(rank)
+
+    def kill(self, rank: int) -> None:
+        self._of(rank).kill(rank)
+
+    def close(self) -> None:
+        self._close_others()
+        self.local.close()
+        self.agents.end(END_SECONDS)
+
+    def kill_all(self) -> None:
+        self._close_others()
+        self.local.kill_all()
+        self.agents.end(END_SECONDS)
+
+    def _of(self, rank: int) -> LocalWorkers[Block] | HostWorkers[Block]:
+        return next((other for other in self.others if rank in other.ranks), self.local)
+
+    def _close_others(self) -> None:
+        for other in self.others:
+            other.close()
+
+
+def start_cluster(
+    flavor: Flavor,
+    settings: ClusterSettings,
+    blocks: BlockMemory[Block],
+    environment: Mapping[str, str],
+    say: Say,
+) -> ClusterWorkers[Block]:
+    """Start the workers of a flavor on all its hosts; each sends HELLO when it is ready.
+
+    `environment` is given to the workers of other hosts. `say` gets what the user has to do or to know. Raises
+    Diagnostic for a host that does not come in time or does not suit.
+    """
+    flavor = replace(flavor, hosts=tuple(share._replace(address=_resolved(share)) for share in flavor.hosts))
+    authority = Authority(token_hex(8))
+    arrivals = queue.SimpleQueue[tuple[str, TlsStream]]()
+    secrets = secrets_of(settings.launcher, [share.name for share in flavor.hosts], os.environ)
+    tokens = Tokens({host: token_of(secret, host) for host, secret in secrets.items()})
+
+    def arrived(host: str, stream: TlsStream) -> None:
+        arrivals.put((host, stream))
+
+    def refused(address: str, reason: str) -> None:
+        say(f"an agent at {address} was refused: {reason}")
+
+    listener = Listener(settings.listen, settings.port, authority, tokens, arrived, refused)
+    agents = start_agents(settings, (settings.listen, listener.port), flavor.hosts, secrets, say)
+    others: list[HostWorkers[Block]] = []
+    try:
+        streams = _await(flavor.hosts, settings, arrivals, agents)
+        first = flavor.here
+        for share in flavor.hosts:
+            ranks = range(first, first + share.workers)
+            others.append(HostWorkers(share, ranks, streams[share.name], blocks))
+            first = ranks.stop
+        local = _begin(flavor, settings, authority, others, blocks, environment, say)
+        return ClusterWorkers(local, tuple(others), agents)
+    except BaseException:
+        for other in others:
+            other.close()
+        agents.end(0.0)
+        raise
+    finally:
+        listener.close()
+
+
+def _compare_threads(other: HostWorkers[Block], theirs: HostFacts, ours: HostFacts, flavor: Flavor, say: Say) -> None:
+    """Say where workers have other numbers of threads: they wait for each other, and round differently."""
+    there, here = min(share_out(theirs.cores, len(other.ranks))), min(share_out(ours.cores, flavor.here))
+    if there != here:
+        say(
+            f"Workers of host {other.name} have {there} threads each, those of this one {here}: the last bits differ "
+            "from those of equal workers, and all wait for the slowest. workers of [[host]] in cluster.toml sets this."
+        )
+
+
+def _resolved(share: HostShare) -> str:
+    """The number of a host's address: its own name may mean something else there. Raises Diagnostic."""
+    try:
+        return str(socket.getaddrinfo(share.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise Diagnostic(
+            f"the address `{share.address}` of host `{share.name}` cannot be found: {error.strerror or error}",
+            hint="set address of this [[host]] in cluster.toml",
+        ) from None
+
+
+def _await(
+    shares: Sequence[HostShare],
+    settings: ClusterSettings,
+    arrivals: queue.SimpleQueue[tuple[str, TlsStream]],
+    agents: Agents,
+) -> dict[str, TlsStream]:
+    """The connection of each host's agent. Raises Diagnostic for those that do not come."""
+    found: dict[str, TlsStream] = {}
+    until = time.monotonic() + settings.wait
+    while missing := [share for share in shares if share.name not in found]:
+        agents.check()
+        left = until - time.monotonic()
+        if left <= 0:
+            _none_came(missing, settings, agents)
+        try:
+            host, stream = arrivals.get(timeout=min(left, 0.2))
+        except queue.Empty:
+            continue
+        found[host] = stream
+    return found
+
+
+def _none_came(missing: Sequence[HostShare], settings: ClusterSettings, agents: Agents) -> NoReturn:
+    names = ", ".join(f"`{share.name}`" for share in missing)
+    raise Diagnostic(
+        f"nobody on {names} answered within {settings.wait:g} s", hint=f"try there: {agents.command(missing[0])}"
+    )
+
+
+def _begin(
+    flavor: Flavor,
+    settings: ClusterSettings,
+    authority: Authority,
+    others: Sequence[HostWorkers[Block]],
+    blocks: BlockMemory[Block],
+    environment: Mapping[str, str],
+    say: Say,
+) -> LocalWorkers[Block]:
+    """Tell all hosts where each worker is, and start those of this one."""
+    ours = facts()
+    try:
+        for other in others:
+            (encoded,) = other.hear(HostCode.HELLO)
+            theirs = HostFacts.decoded(encoded)
+            check_alike(other.name, theirs, ours)
+            _compare_threads(other, theirs, ours, flavor, say)
+        for other, share in zip(others, flavor.hosts, strict=True):
+            other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
+        me = authority.credentials(PROGRAM)
+        listeners = listen(settings.listen, flavor.here)
+        addresses = [PeerAddress(settings.listen, each.getsockname()[1], me.name) for each in listeners]
+        for other, share in zip(others, flavor.hosts, strict=True):
+            (ports,) = other.hear(HostCode.READY)
+            addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in ports]
+        for other in others:
+            peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"")
+            other.tell(HostCode.GO, peers.encoded())
+    except (Closed, Refused, ValueError, TypeError) as error:
+        raise Diagnostic(f"a host of the cluster ended while workers were started: {error}") from error
+    peers = Peers(tuple(addresses), 0, flavor.here, me.certificate, me.key, me.authority)
+    local = start(flavor.here, blocks, devices=[CPU] * flavor.here, share=LocalShare(peers, listeners))
+    for other in others:
+        other.status = local.status
+    return local
