@@ -9,17 +9,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import EXAMPLE, ClusterSettings, cluster_settings
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
-from moaic.runtime.host.flavors import flavors
+from moaic.runtime.host.flavors import Flavor, flavors, startable
 from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
 from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import built_for, usable, variable
@@ -80,9 +82,10 @@ def report(environment: Mapping[str, str]) -> tuple[str, bool]:
 def first_run(environment: Mapping[str, str]) -> str:
     """A sentence on what a program that uses the accelerator now would start, measure and compile."""
     flavor = current_flavor(environment)
-    threads = share_out(cores(), flavor.workers)
+    threads = share_out(cores(), flavor.here)
+    others = "".join(f", {count(share.workers, 'worker')} on {share.name}" for share in flavor.hosts)
     start = (
-        f"A first run would start {count(flavor.workers, 'worker')} of {count(max(threads), 'thread')} each "
+        f"A first run would start {count(flavor.here, 'worker')} of {count(max(threads), 'thread')} each{others} "
         f"({flavor.name}: {gib(flavor.per_worker)} per worker) as accelerator {current(environment)}"
     )
     folder = cache_folder(environment)
@@ -253,15 +256,38 @@ def _writable(folder: Path) -> bool:
 def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         known = flavors(environment)
-        names = ", ".join(flavor.name for flavor in known if not flavor.others)
+        names = ", ".join(flavor.name for flavor in known if not flavor.hosts)
         yield Finding(FindingState.FOUND, f"flavors {names}; {current_flavor(environment).name} is chosen")
-        if away := [flavor for flavor in known if flavor.others]:
-            names = ", ".join(flavor.name for flavor in away)
-            yield Finding(
-                FindingState.NOTE, f"flavors {names} need workers on other hosts, which cannot be started yet"
-            )
+        yield from _cluster(known, environment)
     except Diagnostic as error:
         where = "" if error.span is None else f"{error.span.file}:{error.span.line}: "
         yield Finding(
             FindingState.MISSING, f"{where}{error.message}", error.hint or f"see {config_folder(environment)}"
         )
+
+
+def _cluster(known: Sequence[Flavor], environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether workers of other hosts can be started, and what for. Raises Diagnostic for an invalid file."""
+    path = config_folder(environment) / "cluster.toml"
+    settings = cluster_settings(path)
+    if settings is not None and find_spec("cryptography") is None:
+        text = f"cryptography is not installed, which [cluster] in {path} needs"
+        yield Finding(FindingState.MISSING, text, "pip install 'moaic[cluster]'")
+    if away := [flavor for flavor in known if flavor.hosts]:
+        yield _others(away, settings, path, environment)
+
+
+def _others(
+    away: Sequence[Flavor], settings: ClusterSettings | None, path: Path, environment: Mapping[str, str]
+) -> Finding:
+    """What becomes of flavors with workers on other hosts."""
+    names = ", ".join(flavor.name for flavor in away)
+    if settings is None:
+        text = f"flavors {names} need other hosts, and {path} does not say how workers are started there"
+        return Finding(FindingState.NOTE, text, f"add [cluster] to it, {EXAMPLE}")
+    largest = max(away, key=lambda flavor: flavor.workers)
+    try:
+        startable(largest, [], environment)
+    except Diagnostic as error:
+        return Finding(FindingState.NOTE, error.message)
+    return Finding(FindingState.FOUND, f"flavors {names} with {largest.others}, by launcher {settings.launcher}")

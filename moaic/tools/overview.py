@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from moaic.ir.layout import Mesh
 from moaic.runtime.host.cores import cores, share_out
@@ -34,6 +34,8 @@ class WorkerView:
     temperature: float | None
     steps: int | None
     step_seconds: float | None
+    host: str = ""
+    """The name of its host; empty for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,10 @@ class JobView:
 
     @property
     def utilization(self) -> float:
-        """Cores in use, as a share of the cores assigned to the workers; at most 1."""
-        dealt = min(cores(), sum(share_out(cores(), max(1, len(self.workers)))))
-        return min(1.0, sum(worker.cores for worker in self.workers) / dealt)
+        """Cores of this host in use, as a share of the cores assigned to its workers; at most 1."""
+        here = [worker for worker in self.workers if not worker.host]
+        dealt = min(cores(), sum(share_out(cores(), max(1, len(here)))))
+        return min(1.0, sum(worker.cores for worker in here) / dealt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def overview(environment: Mapping[str, str]) -> list[AcceleratorView]:
     """Every accelerator of the user, also those known from running programs alone; samples the workers for a moment."""
     chosen, known = choice(environment), flavors(environment)
     entries = jobs(environment)
-    shares = cpu_shares([pid for entry in entries for pid in entry.workers])
+    shares = cpu_shares([pid for entry in entries for pid in entry.workers_here])
     found: list[AcceleratorView] = []
     for number in sorted({*chosen.sizes, *(entry.accelerator for entry in entries)}):
         here = [entry for entry in entries if entry.accelerator == number]
@@ -95,24 +98,45 @@ def overview(environment: Mapping[str, str]) -> list[AcceleratorView]:
     return found
 
 
+class _Load(NamedTuple):
+    """What a worker uses of its host."""
+
+    memory: int
+    cores: float
+    temperature: float | None
+
+
+def _loads(entry: JobEntry, status: Status | None, shares: Mapping[int, float]) -> list[_Load]:
+    """That of each worker: what the system says of this host's, what those of other hosts say of themselves."""
+    nbytes, degrees = memory(entry.workers_here), temperature()
+    return [
+        _told(status, rank) if entry.host(rank) else _Load(nbytes[pid], shares[pid], degrees)
+        for rank, pid in enumerate(entry.workers)
+    ]
+
+
+def _told(status: Status | None, rank: int) -> _Load:
+    return _Load(0, 0.0, None) if status is None else _Load(status.resident_bytes(rank), status.cores(rank), None)
+
+
 def _job(entry: JobEntry, shares: Mapping[int, float]) -> JobView:
-    status = status_of(entry)
-    mesh, degrees, nbytes = Mesh(entry.mesh), temperature(), memory(entry.workers)
+    status, mesh = status_of(entry), Mesh(entry.mesh)
     workers: list[WorkerView] = []
-    for rank, pid in enumerate(entry.workers):
+    for rank, load in enumerate(_loads(entry, status, shares)):
         at = mesh.coordinates(rank) if entry.plan and rank < mesh.ranks else None
         steps = status.steps(rank) if status is not None else None
         workers.append(
             WorkerView(
                 rank,
-                pid,
+                entry.workers[rank],
                 None if at is None else at.get("pp", 0),
                 ", ".join(f"{axis}={at[axis]}" for axis, _ in mesh.axes) if at else "",
-                (status.device_bytes(rank) if status is not None else 0) or nbytes[pid],
-                shares[pid],
-                degrees,
+                (status.device_bytes(rank) if status is not None else 0) or load.memory,
+                load.cores,
+                load.temperature,
                 steps,
                 status.step_seconds(rank) if status is not None and steps else None,
+                entry.host(rank),
             )
         )
     state = _state(entry, status)

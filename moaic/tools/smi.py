@@ -53,6 +53,8 @@ WORKERS = (
     *right("Steps"),
     *left("Last Step"),
 )
+HOST_AT = 3
+"""Where the table of workers has a column for their hosts, if a job has workers on others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,8 +108,7 @@ def page(accelerators: Sequence[AcceleratorView], *, with_workers: bool = False)
     if running:
         parts += ["", "Processes:", bordered_table(PROCESSES, [_process_row(number, job) for number, job in running])]
     if running and with_workers:
-        rows = [_worker_row(number, job, worker) for number, job in running for worker in job.workers]
-        parts += ["", "Workers:", bordered_table(WORKERS, rows)]
+        parts += ["", "Workers:", _worker_table(running)]
     parts += [f"Job {job.number}: {job.state}{f' ({job.plan})' if job.plan else ''}" for _, job in running]
     return "\n".join(parts)
 
@@ -122,6 +123,16 @@ def _device_row(each: AcceleratorView) -> list[str]:
 def _process_row(number: int, job: JobView) -> list[str]:
     command = job.command if len(job.command) <= LONGEST else f"{job.command[: LONGEST - 3]}..."
     return [str(number), str(job.number), str(job.pid), command, _size(job.memory)]
+
+
+def _worker_table(running: Sequence[tuple[int, JobView]]) -> str:
+    workers = [(number, job, worker) for number, job in running for worker in job.workers]
+    columns, rows = list(WORKERS), [_worker_row(*each) for each in workers]
+    if any(worker.host for _, _, worker in workers):
+        columns[HOST_AT:HOST_AT] = left("Host")
+        for row, (_, _, worker) in zip(rows, workers, strict=True):
+            row.insert(HOST_AT, worker.host or "localhost")
+    return bordered_table(columns, rows)
 
 
 def _worker_row(number: int, job: JobView, worker: WorkerView) -> list[str]:
@@ -189,7 +200,7 @@ def _agrees() -> bool:
 
 
 def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
-    """Asks the program to end and kills it if it does not; then kills workers that outlive it.
+    """Asks the program to end and kills it if it does not; then kills workers of this host that outlive it.
 
     A job is listed only while its program holds its lock, so the process id cannot be another program's.
     """
@@ -200,7 +211,7 @@ def _end(entry: JobEntry, environment: Mapping[str, str]) -> None:
             _send(entry.pid, signal.SIGKILL)
         time.sleep(0.1)
     until = time.monotonic() + WORKER_END_SECONDS
-    while left := [pid for pid in entry.workers if is_worker(pid)]:
+    while left := [pid for pid in entry.workers_here if is_worker(pid)]:
         for pid in left if time.monotonic() > until else ():
             _send(-pid, signal.SIGKILL)
         time.sleep(0.1)

@@ -50,7 +50,7 @@ def _run(chosen: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
-    """The numbered flavors: `3. Large.256GB  *`. The current one has a star; those on other hosts are marked."""
+    """The numbered flavors: `3. Large.256GB  *`. The current one has a star; other hosts of a flavor are named."""
     return (
         "\n".join(f"{numbered(n, flavor)} {' *' if flavor == now else ''}" for n, flavor in enumerate(known, 1)) + "\n"
     )
@@ -58,7 +58,7 @@ def listed(known: Sequence[Flavor], now: Flavor | None) -> str:
 
 def numbered(number: int, flavor: Flavor) -> str:
     """A flavor as a line of a list."""
-    others = f", needs {flavor.others}: not yet" if flavor.others else ""
+    others = f", with {flavor.others}" if flavor.others else ""
     return f"{number}. {flavor.name}  ({count(flavor.workers, 'worker')}{others})"
 
 
@@ -86,7 +86,7 @@ def picked(word: str, known: Sequence[Flavor]) -> Flavor:
         raise Diagnostic(
             f"there is no flavor `{word}`", hint=f"give a number from 1 to {len(known)}, or one of {names}"
         )
-    return startable(found, known)
+    return startable(found, known, os.environ)
 
 
 def _asked(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Flavors by a cluster file: those of this host run within its limits; the others are marked."""
+"""Flavors by a cluster file: those of this host run within its limits; the others if it says how they start."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster import listed_hosts
-from moaic.runtime.host.flavors import Flavor, Host, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.flavors import Flavor, Host, HostShare, asked_for, flavors, ladder, this_host
 from moaic.runtime.host.selection import AcceleratorSelection, current_flavor, keep
 from moaic.text.units import GIB
+from moaic.tools import doctor
+from moaic.tools.doctor import Finding, FindingState, findings
 from tests.docs.blocks import ROOT, blocks
 
 if TYPE_CHECKING:
@@ -34,16 +36,37 @@ workers = 8
 memory = "96GB"
 """
 
+STARTED = f"""
+[cluster]
+launcher = "ssh"
+listen = "10.0.0.1"
+{CLUSTER}"""
+
 
 def test_this_host_comes_first_and_the_others_follow_the_file(person: Person) -> None:
     person.cluster_file.write_text(CLUSTER, encoding="utf-8")
     assert flavors(person.environment) == [
         Flavor("Small", 1, 3 * GIB // 4),
         Flavor("Medium", 2, 3 * GIB // 2),
-        Flavor("Large", 4, 3 * GIB // 2 + 16 * GIB, "node2"),
-        Flavor("xLarge", 8, 3 * GIB // 2 + (32 + 24) * GIB, "node2, node3"),
-        Flavor("1.5xLarge", 12, 3 * GIB // 2 + (32 + 72) * GIB, "node2, node3"),
-        Flavor("1.75xLarge", 14, 3 * GIB // 2 + (32 + 96) * GIB, "node2, node3"),
+        Flavor("Large", 4, 3 * GIB // 2 + 16 * GIB, (HostShare("node2", "node2", 2),)),
+        Flavor(
+            "xLarge",
+            8,
+            3 * GIB // 2 + (32 + 24) * GIB,
+            (HostShare("node2", "node2", 4), HostShare("node3", "node3", 2)),
+        ),
+        Flavor(
+            "1.5xLarge",
+            12,
+            3 * GIB // 2 + (32 + 72) * GIB,
+            (HostShare("node2", "node2", 4), HostShare("node3", "node3", 6)),
+        ),
+        Flavor(
+            "1.75xLarge",
+            14,
+            3 * GIB // 2 + (32 + 96) * GIB,
+            (HostShare("node2", "node2", 4), HostShare("node3", "node3", 8)),
+        ),
     ]
 
 
@@ -70,7 +93,7 @@ def test_the_file_limits_what_runs_here(person: Person) -> None:
     person.cluster_file.write_text(CLUSTER, encoding="utf-8")
     assert current_flavor(person.environment) == Flavor("Medium", 2, 3 * GIB // 2)
     assert asked_for("1", person.environment).memory == 3 * GIB // 4
-    with pytest.raises(Diagnostic, match="needs node2, and workers on other hosts cannot be started yet"):
+    with pytest.raises(Diagnostic, match=r"needs node2, and \S*cluster\.toml does not say how workers are"):
         asked_for("3", person.environment)
     with pytest.raises(Diagnostic, match="have 14 workers together, not 15"):
         asked_for("15", person.environment)
@@ -80,18 +103,19 @@ def test_the_file_limits_what_runs_here(person: Person) -> None:
     assert "flavors.toml:3:1: error: " in str(raised.value)
 
 
-def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> None:
+def test_flavors_of_other_hosts_are_not_chosen_if_nothing_starts_workers_there(person: Person) -> None:
     person.cluster_file.write_text(CLUSTER, encoding="utf-8")
     known = flavors(person.environment)
     shown = person.ask("switch_model", "--list").stdout.splitlines()
     assert shown[:3] == [
         "1. Small.0.8GB  (1 worker) ",
         "2. Medium.2GB  (2 workers)  *",
-        "3. Large.18GB  (4 workers, needs node2: not yet) ",
+        "3. Large.18GB  (4 workers, with node2) ",
     ]
     message = (
-        "error: flavor `Large.18GB` needs node2, and workers on other hosts cannot be started yet\n"
-        "hint: choose one that needs this host alone: Small.0.8GB, Medium.2GB\n"
+        f"error: flavor `Large.18GB` needs node2, and {person.cluster_file} does not say how workers are started there"
+        "\nhint: add [cluster] with launcher and listen, or choose one that needs this host alone: Small.0.8GB, "
+        "Medium.2GB\n"
     )
     for words in (("switch_model", "-M", "3"), ("smi", "device", "--add", "large")):
         done = person.ask(*words)
@@ -100,7 +124,73 @@ def test_flavors_of_other_hosts_are_marked_and_not_chosen(person: Person) -> Non
     keep(person.environment, AcceleratorSelection(0, {0: known[2].size}))
     with pytest.raises(Diagnostic, match=r"`Large\.18GB` needs node2"):
         current_flavor(person.environment)
-    assert "3. Large.18GB  (4 workers, needs node2: not yet)  *" in person.ask("switch_model", "--list").stdout
+    assert "3. Large.18GB  (4 workers, with node2)  *" in person.ask("switch_model", "--list").stdout
+
+
+def test_flavors_of_other_hosts_are_chosen_if_the_file_says_how_workers_start_there(person: Person) -> None:
+    person.cluster_file.write_text(STARTED, encoding="utf-8")
+    known = flavors(person.environment)
+    assert "1. Small.0.8GB  (1 worker) " in person.ask("switch_model", "--list").stdout
+    done = person.ask("switch_model", "-M", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3. Large.18GB  (4 workers, with node2)  *\n" in done.stdout
+    assert current_flavor(person.environment) == known[2]
+    assert "Accelerator 1 is added." in person.ask("smi", "device", "--add", "xlarge").stdout
+    assert asked_for("14", person.environment) == known[-1]
+    with pytest.raises(Diagnostic, match="GPUs of several hosts cannot exchange data yet"):
+        asked_for("3", {**person.environment, "MOAI_WORKERS": "triton:sm_90"})
+
+
+def about_others(person: Person, **more: str) -> list[Finding]:
+    found = findings({**person.environment, "MOAI_COMPILE": "0", **more})
+    return [finding for finding in found if "node2" in finding.text or "xLarge" in finding.text]
+
+
+def test_doctor_says_what_the_file_lacks_to_start_workers_elsewhere(person: Person) -> None:
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    (finding,) = about_others(person)
+    assert finding.state is FindingState.NOTE
+    assert finding.text == (
+        "flavors Large.18GB, xLarge.58GB, 1.5xLarge.106GB, 1.75xLarge.130GB need other hosts, "
+        f"and {person.cluster_file} does not say how workers are started there"
+    )
+    assert finding.mend.startswith('add [cluster] to it, for example launcher = "ssh" and listen = ')
+
+
+def test_doctor_names_the_hosts_and_what_starts_their_workers(person: Person) -> None:
+    person.cluster_file.write_text(STARTED, encoding="utf-8")
+    (finding,) = about_others(person)
+    assert finding.state is FindingState.FOUND
+    assert finding.text.endswith("1.75xLarge.130GB with node2, node3, by launcher ssh")
+    (finding,) = about_others(person, MOAI_WORKERS="triton:sm_90")
+    assert finding.state is FindingState.NOTE
+    assert finding.text.endswith("needs node2, node3, and GPUs of several hosts cannot exchange data yet")
+    last = doctor.first_run({**person.environment, "MOAI_FLAVOR": "7"})
+    assert last.startswith("A first run would start 2 workers of ")
+    assert "each, 4 workers on node2, 1 worker on node3 (0.875xLarge" in last
+
+
+def test_doctor_misses_cryptography_only_with_a_cluster(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        assert name == "cryptography"
+
+    def missing() -> list[Finding]:
+        return [each for each in findings(person.environment) if each.text.startswith("cryptography")]
+
+    person.cluster_file.write_text(STARTED, encoding="utf-8")
+    assert not missing()
+    monkeypatch.setattr(doctor, "find_spec", absent)
+    text = f"cryptography is not installed, which [cluster] in {person.cluster_file} needs"
+    assert missing() == [Finding(FindingState.MISSING, text, "pip install 'moaic[cluster]'")]
+    person.cluster_file.write_text(CLUSTER, encoding="utf-8")
+    assert not missing()
+
+
+def test_doctor_points_at_a_broken_table_of_the_cluster(person: Person) -> None:
+    person.cluster_file.write_text(STARTED.replace('"ssh"', '"telnet"'), encoding="utf-8")
+    (finding,) = [each for each in findings(person.environment) if "launcher" in each.text]
+    assert finding.state is FindingState.MISSING
+    assert finding.text == f"{person.cluster_file}:3: [cluster] needs a launcher: connect or ssh"
 
 
 def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:
@@ -109,10 +199,10 @@ def test_a_program_says_which_flavor_to_take_instead(person: Person) -> None:
     _, said = program.communicate()
     assert program.returncode == 1
     first, second = said.splitlines()
-    assert first.endswith(
-        "error: flavor `xLarge.58GB` needs node2, node3, and workers on other hosts cannot be started yet"
-    )
-    assert second == "hint: choose one that needs this host alone: Small.0.8GB, Medium.2GB"
+    assert "error: flavor `xLarge.58GB` needs node2, node3, and " in first
+    assert first.endswith("/cluster.toml does not say how workers are started there")
+    assert second.startswith("hint: add [cluster] with launcher and listen, or choose one that needs this host alone: ")
+    assert second.endswith(": Small.0.8GB, Medium.2GB")
 
 
 def test_the_files_of_the_documentation_give_the_list_that_it_shows(person: Person) -> None:

@@ -11,19 +11,21 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.host.flavors import flavors
-from moaic.runtime.host.jobs import begin, jobs
+from moaic.runtime.host.jobs import begin, jobs, status_of
 from moaic.runtime.protocol.commands import CODES, Load, Run
 from moaic.runtime.protocol.shared_memory import create_memory
 from moaic.text.tables import Column, bordered_table
 from moaic.tools.overview import AcceleratorView, JobView, WorkerView, overview
 from moaic.tools.smi import page
 from moaic.tools.usage import is_worker
+from moaic.tools.usage import memory as memory_of
 from tests.runtime.test_failures import gone
 from tests.tools.conftest import line
 
@@ -148,6 +150,55 @@ def test_memory_of_a_worker_on_a_gpu_is_the_gpus(person: Person) -> None:
     os.close(memory)
 
 
+def test_workers_of_other_hosts_are_shown_by_what_they_tell(person: Person) -> None:
+    """Their process ids may be those of programs here, which are not looked at."""
+    memory = create_memory(3)
+    Mailbox(memory, 1, 3, []).beat(0, 1500, 5 << 30)
+    job = begin(person.environment, 0, flavors(person.environment)[0])
+    job.started([os.getpid()] * 3, memory, ["", "node2", "node3"])
+    (entry,) = jobs(person.environment)
+    assert entry.hosts == ("", "node2", "node3")
+    assert entry.workers_here == (os.getpid(),)
+    (accelerator,) = overview(person.environment)
+    here, there, silent = accelerator.jobs[0].workers
+    assert [each.host for each in (here, there, silent)] == ["", "node2", "node3"]
+    assert (there.memory, there.cores, there.temperature) == (5 << 30, 1.5, None)
+    assert (silent.memory, silent.cores) == (0, 0.0)
+    assert 0 < here.memory != 5 << 30
+    shown = page([accelerator], with_workers=True)
+    assert re.search(r"\|  Worker  \|    Host     \|  +PID  +\|", shown)
+    assert re.search(rf"\|       0  \|  localhost  \|  {os.getpid()} +\|", shown)
+    assert re.search(rf"\|       1  \|  node2      \|  {os.getpid()} .*\|  5120 MiB +\|  150 % +\|  - ", shown)
+    assert re.search(rf"\|       2  \|  node3      \|  {os.getpid()} .*\|  - +\|  0 % +\|  - ", shown)
+    job.started([os.getpid()] * 3, memory, ["", "", ""])
+    assert "Host" not in page(overview(person.environment), with_workers=True)
+    job.close()
+    os.close(memory)
+
+
+BUSY = """
+import sys, torch
+x = torch.ones(512, 512).to("moai")
+print("ready", flush=True)
+while True:
+    (x @ x).sum().item()
+"""
+
+
+def test_workers_tell_what_they_use(person: Person) -> None:
+    program = person.start(BUSY, MOAI_FLAVOR="1", MOAI_LOG="warning")
+    assert line(program) == "ready\n"
+    until = time.monotonic() + 20
+    while not ((entry := jobs(person.environment)[0]).workers and (status := status_of(entry)) is not None):
+        assert time.monotonic() < until
+    while status.cores(0) < 0.05:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert status.cores(0) < 100
+    assert status.resident_bytes(0) == pytest.approx(memory_of(entry.workers)[entry.workers[0]], rel=0.2)
+    status.close()
+
+
 def test_a_job_says_what_it_does(person: Person) -> None:
     memory = create_memory(2)
     boxes = [Mailbox(memory, rank, 2, []) for rank in range(2)]
@@ -250,6 +301,29 @@ def test_reset_kills_what_does_not_end(person: Person) -> None:
     assert program.wait(10) == -signal.SIGKILL
     assert gone(pids)
     assert not person.runtime_files
+
+
+ELSEWHERE = """
+import os, sys
+from moaic.runtime.host.flavors import flavors
+from moaic.runtime.host.jobs import begin
+job = begin(os.environ, 0, flavors(os.environ)[0])
+job.started([int(os.environ["PID"])], -1, ["node2"])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_reset_kills_no_process_that_has_the_number_of_a_worker_elsewhere(person: Person) -> None:
+    command = [sys.executable, "-c", "input()", "moaic.runtime.worker.fork_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as other:
+        program = person.start(ELSEWHERE, PID=str(other.pid))
+        assert line(program) == "ready\n"
+        assert is_worker(other.pid)
+        assert "is reset" in person.ask("smi", "--reset", "--yes").stdout
+        assert program.wait(10) != 0
+        assert other.poll() is None
+        other.communicate(b"\n")
 
 
 def test_answers_without_torch_and_at_once(person: Person) -> None:
