@@ -17,7 +17,7 @@ from moaic.passes.perf.links import Level
 from moaic.passes.perf.machine import ASSUMED_OVERHEAD, Machine, MadeKernel
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 from moaic.runtime.host.cluster import EXAMPLE as HOST_EXAMPLE
-from moaic.runtime.host.cluster import HOST_KEYS, TABLES
+from moaic.runtime.host.cluster import HOST_KEYS, SINGLE, TABLES
 from moaic.runtime.host.gpu_specs import LAUNCH_SECONDS, Target, target_of
 from moaic.runtime.host.memory import USABLE
 from moaic.runtime.host.toml_tables import TomlTable, read_tables
@@ -132,7 +132,7 @@ class Cluster:
 def read_cluster(path: Path) -> Cluster:
     """The cluster that a file describes. Raises Diagnostic, which names the table, for what is wrong."""
     examples = {"device": DEVICE_EXAMPLE, "link": LINK_EXAMPLE, "host": HOST_EXAMPLE}
-    devices, links, hosts = (read_tables(path, kind, example, TABLES) for kind, example in examples.items())
+    devices, links, hosts = (read_tables(path, kind, example, TABLES, SINGLE) for kind, example in examples.items())
     if not devices:
         raise Diagnostic(f"{path} describes no device", hint=DEVICE_EXAMPLE)
     kinds = [_device(table) for table in devices]
