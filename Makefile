@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 # Tests that watch processes live and die: one at a time. All others run two at a time.
-WATCHED := tests/runtime tests/tools
+WATCHED := tests/runtime tests/tools tests/cluster
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
@@ -17,7 +17,7 @@ MEASURES := out/coverage/data
 WHOLE := .venv/.whole
 
 .DEFAULT_GOAL := help
-.PHONY: help demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel \
+.PHONY: help demo cluster-demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel \
 	ecosystem oldest newest
 
 help: ## show this list
@@ -25,6 +25,9 @@ help: ## show this list
 
 demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
 	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
+
+cluster-demo: $(READY) ## train the demo's Llama on two hosts, which are network namespaces: needs root
+	PYTHONPATH=. $(BIN)/python bench/two_hosts.py --rounds 1
 
 triton-demo: $(WHOLE) ## train a tiny Llama on two GPUs that are not here: their Triton kernels are interpreted
 	$(BIN)/python examples/emulated_gpus.py --plan dp=2

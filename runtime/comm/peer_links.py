@@ -73,6 +73,7 @@ class PeerLinks:
         self._out: dict[int, TlsStream] = {}
         self._in: set[int] = set()
         self._pending = threading.BoundedSemaphore(PENDING)
+        self._is_closed = False
         self._listener = listener
 
     def listen(self, place: Place, store: Store) -> None:
@@ -97,20 +98,29 @@ class PeerLinks:
             except OSError:
                 continue
 
+    def close(self) -> None:
+        """Listen no more, and end the links to others."""
+        self._is_closed = True
+        _shut(self._listener)
+        for stream in self._out.values():
+            stream.close()
+
     def _accept(self, place: Place, store: Store) -> None:
         """Accept until all workers of other hosts have come."""
         context = server_context(self._credentials, requires=True)
-        while len(self._in) < len(self.far):
+        while len(self._in) < len(self.far) and not self._is_closed:
             self._pending.acquire()
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 # Out of descriptors, or the other end has gone already.
                 self._pending.release()
-                time.sleep(RETRY_SECONDS)
+                if not self._is_closed:
+                    time.sleep(RETRY_SECONDS)
                 continue
             arguments = (TlsStream(sock, context, is_server=True), sock, place, store)
             threading.Thread(target=self._welcome, args=arguments, name="link", daemon=True).start()
+        self._listener.close()
 
     def _dial(self, peer: int) -> TlsStream:
         to = self._peers.addresses[peer]

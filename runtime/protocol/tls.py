@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 19
 """Bytes that are encrypted, and received, by one system call."""
 
 JOINED: Final = 1 << 14

@@ -62,7 +62,7 @@ class Network:
         ip("link", "add", bridge, "type", "bridge")
         ip("link", "set", bridge, "up")
         for host in range(self.count):
-            name, inner, outer = self.name(host), f"mi{self.number}-{host}", f"mo{self.number}-{host}"
+            name, inner, outer = self.name(host), self.interface(host), f"mo{self.number}-{host}"
             ip("netns", "add", name)
             ip("link", "add", outer, "type", "veth", "peer", "name", inner)
             ip("link", "set", inner, "netns", name)
@@ -79,6 +79,15 @@ class Network:
             subprocess.run(["ip", "link", "del", f"mo{self.number}-{host}"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", self.name(host)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"mb{self.number}"], check=False, capture_output=True)
+
+    def interface(self, host: int) -> str:
+        """The name of a host's end of its link."""
+        return f"mi{self.number}-{host}"
+
+    def crossed(self, host: int) -> int:
+        """Bytes that a host has sent and received."""
+        counts = Path(f"/sys/class/net/mo{self.number}-{host}/statistics")
+        return sum(int((counts / name).read_text(encoding="ascii")) for name in ("rx_bytes", "tx_bytes"))
 
     def cut(self, host: int) -> None:
         """Take a host off the network: nothing says that it is gone."""
