@@ -69,8 +69,15 @@ def all_reduce(network: Network, kind: str, folder: Path) -> dict[int, float]:
         words = [str(ROOT / "bench/all_reduce_over_hosts.py"), kind, str(rank), network.address(0), third]
         command = ["ip", "netns", "exec", network.name(rank), sys.executable, *words]
         environment = {**KEEP_MEMORY, **os.environ, "PYTHONPATH": str(ROOT)}
-        pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, env=environment, text=True, stderr=subprocess.DEVNULL, **pipes))
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        processes.append(process)
     for process in processes if kind == "links" else ():
         assert process.stdout is not None
         process.stdout.readline()
