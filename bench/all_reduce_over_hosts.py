@@ -45,8 +45,8 @@ def by_links(rank: int, file: str) -> Callable[[Tensor], None]:
 def by_gloo(rank: int, address: str, mine: str) -> Callable[[Tensor], None]:
     os.environ["GLOO_SOCKET_IFNAME"] = mine
     distributed.init_process_group("gloo", init_method=f"tcp://{address}:29500", rank=rank, world_size=2)
-    by_gloo_itself: Any = distributed.all_reduce
-    return by_gloo_itself
+    gloo: Any = distributed
+    return gloo.all_reduce
 
 
 def main(kind: str, rank: int, address: str, third: str) -> None:

@@ -14,6 +14,8 @@ RETRY_SECONDS = 0.5
 
 MOST_OF_INPUT = 4096
 
+MOST_PORTS = 1 << 16
+
 
 def agent(chosen: argparse.Namespace) -> int:
     """Serves one program, or with --stay one after the other; waits for one that does not listen yet."""
@@ -50,7 +52,7 @@ def _say(text: str) -> None:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < MOST_PORTS:
         raise Diagnostic(f"--connect takes HOST:PORT, not `{text}`")
     return host.strip("[]"), int(port)
 

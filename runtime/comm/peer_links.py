@@ -72,7 +72,9 @@ class PeerLinks:
         self._credentials = Credentials(peers.addresses[rank].name, peers.certificate, peers.key, peers.authority)
         self._out: dict[int, TlsStream] = {}
         self._in: set[int] = set()
-        self._pending = threading.BoundedSemaphore(PENDING)
+        self._lock = threading.Lock()
+        self._strangers: list[socket.socket] = []
+        """Of those who have not shown yet who they are, the oldest first."""
         self._is_closed = False
         self._listener = listener
 
@@ -109,15 +111,18 @@ class PeerLinks:
         """Accept until all workers of other hosts have come."""
         context = server_context(self._credentials, requires=True)
         while len(self._in) < len(self.far) and not self._is_closed:
-            self._pending.acquire()
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 # Out of descriptors, or the other end has gone already.
-                self._pending.release()
                 if not self._is_closed:
                     time.sleep(RETRY_SECONDS)
                 continue
+            with self._lock:
+                self._strangers.append(sock)
+                # One that belongs here takes milliseconds, so it is not among the oldest.
+                for oldest in self._strangers[:-PENDING]:
+                    _shut(oldest)
             arguments = (TlsStream(sock, context, is_server=True), sock, place, store)
             threading.Thread(target=self._welcome, args=arguments, name="link", daemon=True).start()
         self._listener.close()
@@ -126,18 +131,31 @@ class PeerLinks:
         to = self._peers.addresses[peer]
         try:
             sock = socket.create_connection((to.address, to.port), DIAL_SECONDS)
+        except OSError as error:
+            raise self._unreachable(peer, error) from error
+        try:
             tune(sock)
             stream = TlsStream(sock, client_context(self._credentials), is_server=False)
             stream.shake_hands()
             sock.settimeout(None)
         except OSError as error:
-            where = f"worker {peer} ({to.name.removeprefix('host/')}) at {to.address}:{to.port}"
-            raise Unreachable(f"{where} cannot be reached: {error}; firewalls must let workers connect") from error
+            sock.close()
+            raise self._unreachable(peer, error) from error
         if peer_name(stream) != to.name:
+            stream.close()
             raise Unreachable(f"{to.address}:{to.port} is not worker {peer}: its certificate says {peer_name(stream)}")
         _send(stream, [memoryview(GREETING.pack(MAGIC, self.rank, peer))])
         self._out[peer] = stream
         return stream
+
+    def _unreachable(self, peer: int, error: OSError) -> Unreachable:
+        to = self._peers.addresses[peer]
+        where = f"{self._name(peer)} at {to.address}:{to.port}"
+        return Unreachable(f"{where} cannot be reached: {error}; firewalls must let workers connect")
+
+    def _name(self, peer: int) -> str:
+        """A worker with its host: `worker 1 (node2)`."""
+        return f"worker {peer} ({self._peers.addresses[peer].name.removeprefix('host/')})"
 
     def _welcome(self, stream: TlsStream, sock: socket.socket, place: Place, store: Store) -> None:
         """Receive over a link from its first byte to its end."""
@@ -153,13 +171,14 @@ class PeerLinks:
             return
         finally:
             cut.cancel()
-            self._pending.release()
+            with self._lock:
+                self._strangers.remove(sock)
         try:
             while _receive(stream, sender, place, store):
                 pass
-            self.lost = self.lost or f"worker {sender} of another host has ended"
+            self.lost = self.lost or f"{self._name(sender)} has ended"
         except (OSError, BadLink) as error:
-            self.lost = self.lost or f"the link of worker {sender} of another host has ended: {error}"
+            self.lost = self.lost or f"the link of {self._name(sender)} has ended: {error}"
         finally:
             stream.close()
 
@@ -168,10 +187,13 @@ class PeerLinks:
         greeting = bytearray(GREETING.size)
         _fill(stream, memoryview(greeting))
         magic, sender, receiver = GREETING.unpack(greeting)
-        is_known = magic == MAGIC and receiver == self.rank and sender in self.far and sender not in self._in
+        is_known = magic == MAGIC and receiver == self.rank and sender in self.far
         if not is_known or peer_name(stream) != self._peers.addresses[sender].name:
             raise BadLink("a link of nobody that is known")
-        self._in.add(sender)
+        with self._lock:
+            if sender in self._in:
+                raise BadLink("a second link of the same worker")
+            self._in.add(sender)
         if len(self._in) == len(self.far):
             # This ends `accept`: nobody else may come.
             _shut(self._listener)

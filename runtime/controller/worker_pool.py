@@ -194,13 +194,17 @@ class WorkerPool:
 
     def _await(self, ranks: Sequence[int]) -> None:
         waited = False
+        beat = time.monotonic() + BEAT_SECONDS
         try:
             while not all(rank in self._answers for rank in ranks):
-                if not readable(self._channels, BEAT_SECONDS):
+                readable(self._channels, max(0.0, beat - time.monotonic()))
+                self._receive_all()
+                # Not only in silence: other hosts send the state of their workers all the time.
+                if time.monotonic() >= beat and not all(rank in self._answers for rank in ranks):
+                    beat = time.monotonic() + BEAT_SECONDS
                     self._check_heartbeats()
                     waited = True
                     self.waiting([self._code(rank) for rank in range(self.size)])
-                self._receive_all()
         finally:
             if waited:
                 self.waiting([])

@@ -111,7 +111,11 @@ class Status:
 
     def mirror(self, first: int, lines: bytes) -> None:
         """Write the status lines of consecutive ranks of another host into this memory."""
-        os.pwrite(self.descriptor, lines, LINE * first)
+        for at in range(0, len(lines), LINE):
+            # Between them is FAILED, which a link may have written later than these lines.
+            for begin, end in ((0, FAILED), (FAILED + 1, WORDS)):
+                words = lines[at + 8 * begin : at + 8 * end]
+                os.pwrite(self.descriptor, words, LINE * first + at + 8 * begin)
 
     def close(self) -> None:
         self._words.release()

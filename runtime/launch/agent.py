@@ -58,6 +58,8 @@ def join(address: Address, host: str, secret: str, say: Say) -> None:
     say(f"{count(len(workers.channels), 'worker')} for the program at {address[0]}")
     try:
         _Relay(connection, workers).run()
+    except Refused as error:
+        raise Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}") from None
     finally:
         connection.close()
         workers.close()
@@ -81,7 +83,10 @@ def _started(connection: Connection[bytearray], credentials: Credentials) -> Loc
     )
     # Nothing else of this host is the controller's to change.
     environment = {name: value for name, value in environment.items() if name.startswith("MOAI_")}
-    return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
+    try:
+        return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
+    except OSError as error:
+        raise Diagnostic(f"workers cannot be started: {error}") from error
 
 
 def listen(address: str, workers: int) -> tuple[socket.socket, ...]:
@@ -122,6 +127,7 @@ class _Relay:
         """Relay until the controller ends the connection."""
         while not self._controller.closed:
             self._wait()
+            self._controller.check()
             if not self._is_full():
                 self._controller.pull()
                 while (message := self._controller.next()) is not None:

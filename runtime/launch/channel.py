@@ -39,6 +39,10 @@ class Channel(Protocol[Block]):
         """Receive all that has arrived."""
         ...
 
+    def check(self) -> None:
+        """End the connection if the other host has gone without a word."""
+        ...
+
     def next(self) -> tuple[int, Message[Block]] | None:
         """Take the oldest received message, with the rank of its worker, if there is one."""
         ...

@@ -37,6 +37,8 @@ ANSWER_SECONDS: Final = 30.0
 END_SECONDS: Final = 2.0
 """Time that agents have to end their workers."""
 
+MOST_PORTS: Final = 1 << 16
+
 PROGRAM: Final = "program"
 """The name of this host in its certificate: none that another host can have."""
 
@@ -69,6 +71,9 @@ class HostWorkers(Generic[Block]):
 
     def pull(self) -> None:
         self._connection.pull()
+
+    def check(self) -> None:
+        self._connection.check()
 
     def post(self, bodies: Sequence[bytes | None], rows: Sequence[Sequence[Block | None]]) -> int:
         posted = 0
@@ -107,7 +112,8 @@ class HostWorkers(Generic[Block]):
             return self._ends[rank]
         if not self.closed:
             return None
-        return self._connection.refusal or f"the connection to host {self.name} has ended"
+        gone = f"the connection to host {self.name} has ended: its agent was ended, or its network or machine failed"
+        return self._connection.refusal or gone
 
     def is_stopped(self, rank: int) -> bool:
         return rank in self._stopped
@@ -257,6 +263,14 @@ def _compare_threads(other: HostWorkers[Block], theirs: HostFacts, ours: HostFac
         )
 
 
+def _ports(other: HostWorkers[Block]) -> Sequence[int]:
+    """The port of each worker of a host. Raises Diagnostic: one too many would take the rank of another host."""
+    (ports,) = other.hear(HostCode.READY)
+    if len(ports) != len(other.ranks) or not all(type(port) is int and 0 < port < MOST_PORTS for port in ports):
+        raise Diagnostic(f"the agent of host `{other.name}` has given no port for each of its workers")
+    return ports
+
+
 def _resolved(share: HostShare) -> str:
     """The number of a host's address: its own name may mean something else there. Raises Diagnostic."""
     try:
@@ -320,7 +334,7 @@ def _begin(
         listeners = listen(settings.listen, flavor.here)
         addresses = [PeerAddress(settings.listen, each.getsockname()[1], me.name) for each in listeners]
         for other, share in zip(others, flavor.hosts, strict=True):
-            (ports,) = other.hear(HostCode.READY)
+            ports = _ports(other)
             addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in ports]
         for other in others:
             peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"")

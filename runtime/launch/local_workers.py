@@ -127,6 +127,9 @@ class LocalWorker(Generic[Block]):
     def pull(self) -> None:
         self.connection.pull()
 
+    def check(self) -> None:
+        self.connection.check()
+
     def next(self) -> tuple[int, Message[Block]] | None:
         message = self.connection.next()
         return None if message is None else (self.rank, message)
@@ -321,6 +324,7 @@ def _environment(threads: int, devices: Sequence[str], additions: Mapping[str, s
         "MKL_NUM_THREADS": count,
         **additions,
     }
+    environment.pop("MOAI_TOKEN", None)
     root = _root()
     if root is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), root)))

@@ -20,6 +20,7 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from moaic.interrupts import uninterrupted
 from moaic.runtime.protocol.body_checks import read_body
 from moaic.runtime.protocol.limits import LIMITS, Limits, Refused
+from moaic.runtime.protocol.tls import TlsStream
 
 MAGIC: Final = b"moai"
 
@@ -33,6 +34,9 @@ GATHER: Final = 512
 
 READ_AHEAD: Final = 1 << 14
 """Bytes received in the same system call as the memory to be filled next: most messages are smaller."""
+
+CHECK_SECONDS: Final = 1.0
+"""Interval at which an end that cannot send looks whether the other one is still there."""
 
 Block = TypeVar("Block")
 
@@ -169,6 +173,13 @@ class Connection(Generic[Block]):
                 if not self._receive_some():
                     return
 
+    def check(self) -> None:
+        """End a connection to another host that has gone without a word."""
+        if isinstance(self._socket, TlsStream) and self._socket.is_unanswered:
+            self._is_cut = True
+            self._outbox.clear()
+            self._end(Closed())
+
     def next(self) -> Message[Block] | None:
         """Take the oldest received message, if there is one."""
         return self._inbox.popleft() if self._inbox else None
@@ -257,6 +268,8 @@ class Pushed(Protocol):
 
     def pull(self) -> None: ...
 
+    def check(self) -> None: ...
+
 
 def push_all(connections: Sequence[Pushed]) -> None:
     """Empty the outboxes of all connections concurrently; one that is closed is not waited for.
@@ -271,7 +284,9 @@ def push_all(connections: Sequence[Pushed]) -> None:
                 poll.register(connection, select.POLLIN)
         for connection in waiting:
             poll.register(connection, select.POLLIN | select.POLLOUT)
-        poll.poll()
+        if not poll.poll(CHECK_SECONDS * 1000):
+            for connection in waiting:
+                connection.check()
         for connection in connections:
             connection.pull()
         waiting = [connection for connection in waiting if not connection.push()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
@@ -20,17 +21,26 @@ JOINED: Final = 1 << 14
 HEADER: Final = 5
 """Bytes before the body of a record; the last two are its length."""
 
-USER_TIMEOUT: Final = 10
-"""Seconds that sent bytes may wait for the other host's word that they arrived."""
+SILENCE_MILLISECONDS: Final = 10_000
+"""Time after which a host that confirms nothing of what is sent to it counts as gone."""
+
+LEAST_TRIES: Final = 3
+"""How often it must have been sent again before."""
+
+TCP_INFO: Final = struct.Struct("=xxBB52xI")
+"""Of `struct tcp_info` in <linux/tcp.h>: retransmits, probes of a window of zero, milliseconds since the last ACK."""
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small messages at once, and find within about ten seconds that the other host is gone."""
+    """Send small messages at once, and find within about ten seconds that the other host is gone.
+
+    This finds it of a connection on which nothing is sent; of others `TlsStream.is_unanswered` tells. Linux's own
+    TCP_USER_TIMEOUT also ends those to a program that does not read for a while, in a debugger for example.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT * 1000)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -82,6 +92,16 @@ class TlsStream:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the other host has confirmed nothing for a while, however often it was asked."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+        except OSError:
+            return True
+        retransmits, probes, silence = TCP_INFO.unpack(info)
+        return max(retransmits, probes) >= LEAST_TRIES and silence > SILENCE_MILLISECONDS
 
     def setblocking(self, flag: bool) -> None:
         self._socket.setblocking(flag)

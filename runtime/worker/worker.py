@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.comm.bundle import LocalResharding, local_resharding, reshard_all
+from moaic.runtime.comm.peer_links import Unreachable
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
@@ -230,7 +231,7 @@ class Worker:
         )
         shortage = shortage_of(error, self.context.backend, self.idle_bytes)
         missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
-        trace = "".join(traceback.format_exception(error))
+        trace = "" if isinstance(error, Unreachable) else "".join(traceback.format_exception(error))
         return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
     def describe(self, command: Command) -> str:

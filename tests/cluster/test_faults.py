@@ -102,6 +102,40 @@ def test_the_program_is_killed(cluster: Cluster) -> None:
     assert are_gone(pids)
 
 
+DOWNLOADS = (
+    TRAIN.replace("Linear(64, 64)", "Linear(2048, 4096)")
+    .replace("randn(16, 64)", "randn(16, 2048)")
+    .replace(
+        "while True:\n    step()",
+        """
+for _ in range(40):
+    model.weight.detach().cpu()
+    time.sleep(0.05)
+print("downloaded", step(), flush=True)
+""",
+    )
+)
+
+
+@pytest.mark.exact
+def test_a_program_that_does_not_read_for_a_while_goes_on(cluster: Cluster) -> None:
+    hosts = cluster(1, 1)
+    hosts.start_agents()
+    process = hosts.start(program(hosts, DOWNLOADS), MOAI_PLAN="dp=2,distribute_param=use")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready"):
+            break
+    for _ in range(2):
+        time.sleep(0.3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(14)
+        process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=60)
+    assert "downloaded" in out
+    assert process.returncode == 0, out
+
+
 def test_an_agent_stays_for_the_next_program(cluster: Cluster) -> None:
     hosts = cluster(1, 1)
     hosts.start_agent(1, "--stay")

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -51,7 +51,9 @@ class Pair:
         sock = socket.create_connection((self.peers[0].addresses[0].address, self.peers[0].addresses[0].port))
         stream = TlsStream(sock, client_context(credentials), is_server=False)
         stream.shake_hands()
-        stream.sendmsg([memoryview(GREETING.pack(MAGIC, sender, 0))])
+        # Who is refused may learn of it here.
+        with suppress(OSError):
+            stream.sendmsg([memoryview(GREETING.pack(MAGIC, sender, 0))])
         return stream
 
 
@@ -157,7 +159,7 @@ def test_a_worker_can_write_nothing_but_its_own(pair: Pair, at: int, nbytes: int
     until = time.monotonic() + 2
     while not pair.links[0].lost and time.monotonic() < until:
         time.sleep(0.01)
-    assert "the link of worker 1 of another host has ended: " in pair.links[0].lost
+    assert "the link of worker 1 (b) has ended: " in pair.links[0].lost
 
 
 def test_strangers_are_cut(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
