@@ -323,6 +323,7 @@ class Mailbox:
     def _store(self, sender: int, words: Sequence[tuple[int, int]]) -> None:
         """Write the words of a sender and wake this worker. Runs on a thread of a link."""
         line = self._line(sender, self.rank)
+        self._fence.pass_through()
         for at, value in words:
             if not line <= at < line + PAIR * WORDS and at != sender * WORDS + FAILED:
                 raise BadLink(f"worker {sender} would write a word that is not its own")

@@ -23,7 +23,7 @@ from moaic.runtime.launch.channel import Channel
 from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
 from moaic.runtime.launch.host_facts import check_alike, facts
 from moaic.runtime.launch.identity import Authority, host_name
-from moaic.runtime.launch.launchers import Agents, secrets_of, start_agents
+from moaic.runtime.launch.launchers import Agents, secrets_of
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
 from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode, readable
 from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
@@ -233,10 +233,12 @@ def start_cluster(
         say(f"an agent at {address} was refused: {reason}")
 
     listener = Listener(settings.listen, settings.port, authority, tokens, arrived, refused)
-    agents = start_agents(settings, (settings.listen, listener.port), flavor.hosts, secrets, say)
+    agents = Agents(settings, (settings.listen, listener.port))
     others: list[HostWorkers[Block]] = []
+    streams: dict[str, TlsStream] = {}
     try:
-        streams = _await(flavor.hosts, settings, arrivals, agents)
+        agents.start_all(flavor.hosts, secrets, say)
+        _await(flavor.hosts, settings, arrivals, agents, streams)
         first = flavor.here
         for share in flavor.hosts:
             ranks = range(first, first + share.workers)
@@ -245,8 +247,8 @@ def start_cluster(
         local = _begin(flavor, settings, authority, others, blocks, environment, say)
         return ClusterWorkers(local, tuple(others), agents)
     except BaseException:
-        for other in others:
-            other.close()
+        for stream in streams.values():
+            stream.close()
         agents.end(0.0)
         raise
     finally:
@@ -287,9 +289,9 @@ def _await(
     settings: ClusterSettings,
     arrivals: queue.SimpleQueue[tuple[str, TlsStream]],
     agents: Agents,
-) -> dict[str, TlsStream]:
-    """The connection of each host's agent. Raises Diagnostic for those that do not come."""
-    found: dict[str, TlsStream] = {}
+    found: dict[str, TlsStream],
+) -> None:
+    """Find the connection of each host's agent. Raises Diagnostic for those that do not come."""
     until = time.monotonic() + settings.wait
     while missing := [share for share in shares if share.name not in found]:
         agents.check()
@@ -301,7 +303,6 @@ def _await(
         except queue.Empty:
             continue
         found[host] = stream
-    return found
 
 
 def _none_came(missing: Sequence[HostShare], settings: ClusterSettings, agents: Agents) -> NoReturn:

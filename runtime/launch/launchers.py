@@ -58,6 +58,15 @@ class Agents:
         where = f"{self._address[0]}:{self._address[1]}"
         return f"{self._settings.command} agent --connect {where} --host {join([share.name])}"
 
+    def start_all(self, shares: Sequence[HostShare], secrets: Mapping[str, str], say: Say) -> None:
+        """Start the agents of all hosts, or say how the user does. Raises Diagnostic."""
+        for share in shares:
+            if self._settings.launcher is Launcher.SSH:
+                self.start(share, secrets[share.name])
+            else:
+                command = self.command(share)
+                say(f"Waiting for host {share.name}. Run there, with MOAI_TOKEN as it is here: {command}")
+
     def start(self, share: HostShare, secret: str) -> None:
         """Start the agent of a host by ssh; the secret goes through its standard input. Raises Diagnostic."""
         said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -96,20 +105,3 @@ class Agents:
                 process.kill()
                 process.wait()
             said.close()
-
-
-def start_agents(
-    settings: ClusterSettings,
-    address: tuple[str, int],
-    shares: Sequence[HostShare],
-    secrets: Mapping[str, str],
-    say: Say,
-) -> Agents:
-    """Start the agents of all hosts, or say how the user does."""
-    agents = Agents(settings, address)
-    for share in shares:
-        if settings.launcher is Launcher.SSH:
-            agents.start(share, secrets[share.name])
-        else:
-            say(f"Waiting for host {share.name}. Run there, with MOAI_TOKEN as it is here: {agents.command(share)}")
-    return agents

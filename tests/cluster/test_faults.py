@@ -155,6 +155,20 @@ def test_a_host_that_does_not_come(cluster: Cluster) -> None:
     assert "moaic agent --connect" in out
 
 
+def test_a_host_that_came_is_let_go_if_another_does_not_come(cluster: Cluster) -> None:
+    hosts = cluster(1, 1, 1)
+    hosts.write(wait=4)
+    first = hosts.start_agent(1)
+    waits = "import time\ntry:\n    step()\nexcept Exception as error:\n    print(error, flush=True)\ntime.sleep(60)\n"
+    start = "import torch\ndef step():\n    torch.zeros(1).to('moai')\n"
+    process = hosts.start(program(hosts, start + waits))
+    assert first.wait(30) != 0
+    assert process.poll() is None
+    process.kill()
+    assert "nobody on `node2` answered within 4 s" in process.communicate()[0]
+    assert "has let this host go" in hosts.said(1)
+
+
 def test_a_wrong_secret(cluster: Cluster) -> None:
     hosts = cluster(1, 1)
     hosts.write(wait=6)
