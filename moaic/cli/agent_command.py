@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import PORTS
 
 RETRY_SECONDS = 0.5
 
 MOST_OF_INPUT = 4096
-
-MOST_PORTS = 1 << 16
 
 
 def agent(chosen: argparse.Namespace) -> int:
@@ -52,7 +51,7 @@ def _say(text: str) -> None:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < MOST_PORTS:
+    if not host or not port.isdecimal() or int(port) not in PORTS[1:]:
         raise Diagnostic(f"--connect takes HOST:PORT, not `{text}`")
     return host.strip("[]"), int(port)
 

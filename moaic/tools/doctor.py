@@ -22,7 +22,7 @@ from moaic.runtime.host.cluster_settings import EXAMPLE, ClusterSettings, cluste
 from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.env_flags import may_compile
 from moaic.runtime.host.flavors import Flavor, flavors, startable
-from moaic.runtime.host.folders import config_folder, runtime_folder, state_folder
+from moaic.runtime.host.folders import cluster_file, config_folder, runtime_folder, state_folder
 from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import built_for, usable, variable
 from moaic.runtime.host.memory import data_limit, free_bytes, host_bytes
@@ -268,7 +268,7 @@ def _flavor(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def _cluster(known: Sequence[Flavor], environment: Mapping[str, str]) -> Iterator[Finding]:
     """Whether workers of other hosts can be started, and what for. Raises Diagnostic for an invalid file."""
-    path = config_folder(environment) / "cluster.toml"
+    path = cluster_file(environment)
     settings = cluster_settings(path)
     if settings is not None and find_spec("cryptography") is None:
         text = f"cryptography is not installed, which [cluster] in {path} needs"

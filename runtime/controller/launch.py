@@ -11,7 +11,7 @@ from torch import Tensor
 from moaic.runtime.controller import startup_log
 from moaic.runtime.host.cluster_settings import cluster_settings
 from moaic.runtime.host.flavors import Flavor
-from moaic.runtime.host.folders import config_folder
+from moaic.runtime.host.folders import cluster_file
 from moaic.runtime.launch.channel import Workers
 from moaic.runtime.launch.hosts import start_cluster
 from moaic.runtime.launch.local_workers import LocalWorkers, start
@@ -39,7 +39,7 @@ OF_THIS_HOST: Final = frozenset({"MOAI_TOKEN", "MOAI_FLAVOR", "MOAI_ACCELERATOR"
 
 def launch_flavor(flavor: Flavor) -> Workers[Tensor]:
     """Start the workers of a flavor, on all its hosts. Raises Diagnostic for a host that cannot be used."""
-    settings = cluster_settings(config_folder(os.environ) / "cluster.toml") if flavor.hosts else None
+    settings = cluster_settings(cluster_file(os.environ)) if flavor.hosts else None
     if settings is None:
         return launch(flavor.workers, devices=flavor.devices)
     environment = {

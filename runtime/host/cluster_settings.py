@@ -15,6 +15,7 @@ from moaic.runtime.host.toml_tables import TomlTable, read_single
 EXAMPLE: Final = 'for example launcher = "ssh" and listen = "10.0.0.1", the address of this host that the others reach'
 
 PORTS: Final = range(1 << 16)
+"""0 stands for any that is free."""
 
 WAIT_SECONDS: Final = 60.0
 

@@ -14,7 +14,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster import ClusterHost, listed_hosts
 from moaic.runtime.host.cluster_settings import cluster_settings
 from moaic.runtime.host.cores import cores
-from moaic.runtime.host.folders import config_folder
+from moaic.runtime.host.folders import cluster_file, config_folder
 from moaic.runtime.host.gpus import CPU, usable
 from moaic.runtime.host.memory import host_bytes
 from moaic.runtime.host.toml_tables import TomlTable, read_tables
@@ -133,7 +133,7 @@ def hosts(environment: Mapping[str, str]) -> list[Host]:
     Raises Diagnostic for an invalid file.
     """
     here = this_host(environment)
-    listed = listed_hosts(config_folder(environment) / "cluster.toml", here.memory)
+    listed = listed_hosts(cluster_file(environment), here.memory)
     if not listed:
         return [here]
     ours = [
@@ -184,7 +184,7 @@ def startable(flavor: Flavor, known: Sequence[Flavor], environment: Mapping[str,
     if not flavor.hosts:
         return flavor
     here = "choose one that needs this host alone: " + ", ".join(each.name for each in known if not each.hosts)
-    path = config_folder(environment) / "cluster.toml"
+    path = cluster_file(environment)
     if cluster_settings(path) is None:
         raise Diagnostic(
             f"flavor `{flavor.name}` needs {flavor.others}, and {path} does not say how workers are started there",

@@ -18,6 +18,11 @@ def config_folder(environment: Mapping[str, str]) -> Path:
     return _below(environment, "XDG_CONFIG_HOME", ".config")
 
 
+def cluster_file(environment: Mapping[str, str]) -> Path:
+    """The user's list of hosts, which need not exist."""
+    return config_folder(environment) / "cluster.toml"
+
+
 def state_folder(environment: Mapping[str, str]) -> Path:
     """The folder of the state kept between programs: chosen flavors, the last job's number."""
     return _below(environment, "XDG_STATE_HOME", ".local/state")

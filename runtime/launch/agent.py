@@ -18,13 +18,11 @@ from moaic.runtime.launch.enrolment import Address, dial, enrol, token_of
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Credentials
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, start
-from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode
+from moaic.runtime.protocol.frames import BYTES, Closed, Connection, Message, encode
 from moaic.runtime.protocol.host_messages import HostCode
 from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.peers import Peers
 from moaic.text.units import count
-
-BYTES: Final[BlockMemory[bytearray]] = BlockMemory(bytearray, memoryview)
 
 STATUS_SECONDS: Final = 0.1
 """Interval at which changed status lines are sent."""
@@ -54,15 +52,19 @@ def join(address: Address, host: str, secret: str, say: Say) -> None:
             hint="its program has ended, or says there why it cannot use this host",
         ) from None
     except Refused as error:
-        raise Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}") from None
+        raise _other_version(address, error) from None
     say(f"{count(len(workers.channels), 'worker')} for the program at {address[0]}")
     try:
         _Relay(connection, workers).run()
     except Refused as error:
-        raise Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}") from None
+        raise _other_version(address, error) from None
     finally:
         connection.close()
         workers.close()
+
+
+def _other_version(address: Address, error: Refused) -> Diagnostic:
+    return Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}")
 
 
 def _started(connection: Connection[bytearray], credentials: Credentials) -> LocalWorkers[bytearray]:

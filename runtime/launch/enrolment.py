@@ -37,7 +37,7 @@ from moaic.runtime.launch.identity import (
     request_certificate,
     server_context,
 )
-from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection
+from moaic.runtime.protocol.frames import BYTES, Closed, Connection
 from moaic.runtime.protocol.limits import Limits, Refused
 from moaic.runtime.protocol.tls import TlsStream, tune
 
@@ -374,7 +374,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _connection(stream: TlsStream) -> Connection[bytearray]:
-    return Connection(stream, BlockMemory(bytearray, memoryview), limits=STRANGER)
+    return Connection(stream, BYTES, limits=STRANGER)
 
 
 def _fingerprint(stream: TlsStream) -> bytes:

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.cluster_settings import ClusterSettings
+from moaic.runtime.host.cluster_settings import PORTS, ClusterSettings
 from moaic.runtime.host.cores import share_out
 from moaic.runtime.host.flavors import Flavor, HostShare
 from moaic.runtime.host.gpus import CPU
@@ -36,8 +36,6 @@ ANSWER_SECONDS: Final = 30.0
 
 END_SECONDS: Final = 2.0
 """Time that agents have to end their workers."""
-
-MOST_PORTS: Final = 1 << 16
 
 PROGRAM: Final = "program"
 """The name of this host in its certificate: none that another host can have."""
@@ -268,7 +266,7 @@ def _compare_threads(other: HostWorkers[Block], theirs: HostFacts, ours: HostFac
 def _ports(other: HostWorkers[Block]) -> Sequence[int]:
     """The port of each worker of a host. Raises Diagnostic: one too many would take the rank of another host."""
     (ports,) = other.hear(HostCode.READY)
-    if len(ports) != len(other.ranks) or not all(type(port) is int and 0 < port < MOST_PORTS for port in ports):
+    if len(ports) != len(other.ranks) or not all(type(port) is int and port in PORTS[1:] for port in ports):
         raise Diagnostic(f"the agent of host `{other.name}` has given no port for each of its workers")
     return ports
 

@@ -76,6 +76,10 @@ class BlockMemory(Generic[Block]):
     view: Callable[[Block], memoryview]
 
 
+BYTES: Final[BlockMemory[bytearray]] = BlockMemory(bytearray, memoryview)
+"""Blocks of ends that only pass them on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Block]):
     """The content of one frame: plain data, and blocks of bytes."""
