@@ -23,12 +23,13 @@ MOST_SECONDS: Final = 600
 """Tokens of agents are valid no longer."""
 
 
-class Launcher(StrEnum):
+class LauncherName(StrEnum):
     """What starts the agents of other hosts."""
 
     CONNECT = "connect"
     """The user, or something of the user's."""
     SSH = "ssh"
+    RAY = "ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ class ClusterSettings:
     """Where the controller listens; 0 for any that is free."""
     wait: float = WAIT_SECONDS
     """Seconds until a host that has not come counts as missing."""
-    command: str = "moaic"
-    """The command line on the other hosts, such as `/opt/venv/bin/moaic`."""
+    command: str = ""
+    """The command line of moaic on the other hosts, such as `/opt/venv/bin/moaic`; each launcher has its default."""
+    trusted_network: bool = False
+    """Whether nobody else reaches the network between the hosts: then Ray may do without encryption and tokens."""
 
 
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -52,6 +55,7 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "port": (int,),
     "wait": (int, float),
     "command": (str,),
+    "trusted_network": (bool,),
 }
 
 
@@ -63,27 +67,32 @@ def cluster_settings(path: Path) -> ClusterSettings | None:
     values = table.values
     table.check_keys(tuple(_KINDS))
     for key, kinds in _KINDS.items():
-        if key in values and (not isinstance(values[key], kinds) or isinstance(values[key], bool)):
+        if key in values and type(values[key]) not in kinds:
             raise _error(table, key, f"`{key}` of [cluster] cannot be {values[key]!r}")
     _check(table)
     others: dict[str, Any] = {key: value for key, value in values.items() if key != "launcher"}
-    return ClusterSettings(Launcher(values["launcher"]), **others)
+    return ClusterSettings(LauncherName(values["launcher"]), **others)
 
 
 def _check(table: TomlTable) -> None:
     values = table.values
-    if values.get("launcher") not in list(Launcher):
-        raise _error(table, "launcher", f"[cluster] needs a launcher: {' or '.join(Launcher)}")
-    try:
-        address = ipaddress.ip_address(values.get("listen", ""))
-    except ValueError:
-        raise _error(table, "listen", "[cluster] needs listen, an IP address of this host") from None
-    if address.is_unspecified:
-        raise _error(table, "listen", f"[cluster] must not listen on every network, as {address} does")
+    if values.get("launcher") not in list(LauncherName):
+        raise _error(table, "launcher", f"[cluster] needs a launcher: {' or '.join(LauncherName)}")
+    if "listen" in values:
+        _check_address(table)
     if values.get("port", 0) not in PORTS:
         raise _error(table, "port", f"port must be below {PORTS.stop}")
     if not 0 < values.get("wait", WAIT_SECONDS) <= MOST_SECONDS:
         raise _error(table, "wait", f"wait must be a number of seconds above 0, at most {MOST_SECONDS}")
+
+
+def _check_address(table: TomlTable) -> None:
+    try:
+        address = ipaddress.ip_address(table.values["listen"])
+    except ValueError:
+        raise _error(table, "listen", "listen of [cluster] must be an IP address of this host") from None
+    if address.is_unspecified:
+        raise _error(table, "listen", f"[cluster] must not listen on every network, as {address} does")
 
 
 def _error(table: TomlTable, key: str, message: str) -> Diagnostic:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import queue
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from secrets import token_hex
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import PORTS, ClusterSettings
@@ -20,10 +17,11 @@ from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import LINE, Status
 from moaic.runtime.launch.agent import listen
 from moaic.runtime.launch.channel import Channel
-from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
+from moaic.runtime.launch.gathering import Gathering, gather
 from moaic.runtime.launch.host_facts import check_alike, facts
-from moaic.runtime.launch.identity import Authority, host_name
-from moaic.runtime.launch.launchers import Agents, secrets_of
+from moaic.runtime.launch.identity import host_name
+from moaic.runtime.launch.launchers.launcher import Launcher, Say
+from moaic.runtime.launch.launchers.registry import launcher_for
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
 from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode, readable
 from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
@@ -41,8 +39,6 @@ PROGRAM: Final = "program"
 """The name of this host in its certificate: none that another host can have."""
 
 Block = TypeVar("Block")
-
-Say = Callable[[str], None]
 
 
 class HostWorkers(Generic[Block]):
@@ -161,7 +157,7 @@ class ClusterWorkers(Generic[Block]):
 
     local: LocalWorkers[Block]
     others: tuple[HostWorkers[Block], ...]
-    agents: Agents
+    launcher: Launcher
 
     @property
     def channels(self) -> Sequence[Channel[Block]]:
@@ -191,12 +187,12 @@ class ClusterWorkers(Generic[Block]):
     def close(self) -> None:
         self._close_others()
         self.local.close()
-        self.agents.end(END_SECONDS)
+        self.launcher.end(END_SECONDS)
 
     def kill_all(self) -> None:
         self._close_others()
         self.local.kill_all()
-        self.agents.end(END_SECONDS)
+        self.launcher.end(END_SECONDS)
 
     def _of(self, rank: int) -> LocalWorkers[Block] | HostWorkers[Block]:
         return next((other for other in self.others if rank in other.ranks), self.local)
@@ -218,39 +214,32 @@ def start_cluster(
     `environment` is given to the workers of other hosts. `say` gets what the user has to do or to know. Raises
     Diagnostic for a host that does not come in time or does not suit.
     """
-    flavor = replace(flavor, hosts=tuple(share._replace(address=_resolved(share)) for share in flavor.hosts))
-    authority = Authority(token_hex(8))
-    arrivals = queue.SimpleQueue[tuple[str, TlsStream]]()
-    secrets = secrets_of(settings.launcher, [share.name for share in flavor.hosts], os.environ)
-    tokens = Tokens({host: token_of(secret, host) for host, secret in secrets.items()})
-
-    def arrived(host: str, stream: TlsStream) -> None:
-        arrivals.put((host, stream))
-
-    def refused(address: str, reason: str) -> None:
-        say(f"an agent at {address} was refused: {reason}")
-
-    listener = Listener(settings.listen, settings.port, authority, tokens, arrived, refused)
-    agents = Agents(settings, (settings.listen, listener.port))
-    others: list[HostWorkers[Block]] = []
-    streams: dict[str, TlsStream] = {}
+    launcher = launcher_for(settings, os.environ, say)
     try:
-        agents.start_all(flavor.hosts, secrets, say)
-        _await(flavor.hosts, settings, arrivals, agents, streams)
-        first = flavor.here
-        for share in flavor.hosts:
-            ranks = range(first, first + share.workers)
-            others.append(HostWorkers(share, ranks, streams[share.name], blocks))
-            first = ranks.stop
-        local = _begin(flavor, settings, authority, others, blocks, environment, say)
-        return ClusterWorkers(local, tuple(others), agents)
+        found = gather(flavor.hosts, settings, launcher, say)
+        try:
+            found.check()
+            flavor = replace(flavor, hosts=found.shares)
+            others = _channels(flavor, found, blocks)
+            local = _begin(flavor, found, others, blocks, environment, say)
+        except BaseException:
+            found.close()
+            raise
     except BaseException:
-        for stream in streams.values():
-            stream.close()
-        agents.end(0.0)
+        launcher.end(0.0)
         raise
-    finally:
-        listener.close()
+    return ClusterWorkers(local, others, launcher)
+
+
+def _channels(flavor: Flavor, found: Gathering, blocks: BlockMemory[Block]) -> tuple[HostWorkers[Block], ...]:
+    """The channel to the workers of each host, numbered after those of this one."""
+    channels: list[HostWorkers[Block]] = []
+    first = flavor.here
+    for share in flavor.hosts:
+        ranks = range(first, first + share.workers)
+        channels.append(HostWorkers(share, ranks, found.streams[share.name], blocks))
+        first = ranks.stop
+    return tuple(channels)
 
 
 def _compare_threads(other: HostWorkers[Block], theirs: HostFacts, ours: HostFacts, flavor: Flavor, say: Say) -> None:
@@ -271,49 +260,9 @@ def _ports(other: HostWorkers[Block]) -> Sequence[int]:
     return ports
 
 
-def _resolved(share: HostShare) -> str:
-    """The number of a host's address: its own name may mean something else there. Raises Diagnostic."""
-    try:
-        return str(socket.getaddrinfo(share.address, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise Diagnostic(
-            f"the address `{share.address}` of host `{share.name}` cannot be found: {error.strerror or error}",
-            hint="set address of this [[host]] in cluster.toml",
-        ) from None
-
-
-def _await(
-    shares: Sequence[HostShare],
-    settings: ClusterSettings,
-    arrivals: queue.SimpleQueue[tuple[str, TlsStream]],
-    agents: Agents,
-    found: dict[str, TlsStream],
-) -> None:
-    """Find the connection of each host's agent. Raises Diagnostic for those that do not come."""
-    until = time.monotonic() + settings.wait
-    while missing := [share for share in shares if share.name not in found]:
-        agents.check()
-        left = until - time.monotonic()
-        if left <= 0:
-            _none_came(missing, settings, agents)
-        try:
-            host, stream = arrivals.get(timeout=min(left, 0.2))
-        except queue.Empty:
-            continue
-        found[host] = stream
-
-
-def _none_came(missing: Sequence[HostShare], settings: ClusterSettings, agents: Agents) -> NoReturn:
-    names = ", ".join(f"`{share.name}`" for share in missing)
-    raise Diagnostic(
-        f"nobody on {names} answered within {settings.wait:g} s", hint=f"try there: {agents.command(missing[0])}"
-    )
-
-
 def _begin(
     flavor: Flavor,
-    settings: ClusterSettings,
-    authority: Authority,
+    found: Gathering,
     others: Sequence[HostWorkers[Block]],
     blocks: BlockMemory[Block],
     environment: Mapping[str, str],
@@ -329,9 +278,9 @@ def _begin(
             _compare_threads(other, theirs, ours, flavor, say)
         for other, share in zip(others, flavor.hosts, strict=True):
             other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
-        me = authority.credentials(PROGRAM)
-        listeners = listen(settings.listen, flavor.here)
-        addresses = [PeerAddress(settings.listen, each.getsockname()[1], me.name) for each in listeners]
+        me = found.authority.credentials(PROGRAM)
+        listeners = listen(found.address, flavor.here)
+        addresses = [PeerAddress(found.address, each.getsockname()[1], me.name) for each in listeners]
         for other, share in zip(others, flavor.hosts, strict=True):
             ports = _ports(other)
             addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in ports]

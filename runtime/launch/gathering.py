@@ -1,0 +1,135 @@
+"""The agents of the other hosts of a job: asked for, waited for, and let in by the program's port."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import ClusterSettings
+from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
+from moaic.runtime.launch.identity import Authority
+from moaic.runtime.launch.launchers.launcher import Invitation, Launcher, Say
+from moaic.runtime.protocol.tls import TlsStream
+
+POLL_SECONDS: Final = 0.2
+"""Interval at which launchers are asked for agents that cannot come any more."""
+
+ANY_PORT: Final = 9
+"""Nothing is sent there: the system only says from which address it would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """The hosts of a job, and who has come."""
+
+    authority: Authority
+    """Of the certificates of this job."""
+    address: str
+    """Of this host, where the others reach it."""
+    shares: tuple[HostShare, ...]
+    """All other hosts, their addresses as numbers."""
+    streams: dict[str, TlsStream]
+    """To the agents that have come, by host."""
+    problems: dict[str, Diagnostic]
+    """Why the others have not, by host."""
+
+    def check(self) -> None:
+        """Raises the first of the problems, if there are any."""
+        for problem in self.problems.values():
+            raise problem
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.close()
+
+
+def gather(hosts: Sequence[HostShare], settings: ClusterSettings, launcher: Launcher, say: Say) -> Gathering:
+    """Let the launcher start the agents of hosts and wait until they have come, at most `settings.wait` seconds.
+
+    Raises Diagnostic if nobody can come.
+    """
+    shares = tuple(map(_numbered, launcher.place(hosts, settings.wait)))
+    found = Gathering(Authority(token_hex(8)), settings.listen or facing(shares[0].address), shares, {}, {})
+    secrets = launcher.secrets([share.name for share in shares])
+    tokens = Tokens({host: token_of(secret, host) for host, secret in secrets.items()})
+    arrivals = queue.SimpleQueue[tuple[str, TlsStream]]()
+
+    def arrived(host: str, stream: TlsStream) -> None:
+        arrivals.put((host, stream))
+
+    def refused(address: str, reason: str) -> None:
+        say(f"an agent at {address} was refused: {reason}")
+
+    listener = Listener(found.address, settings.port, found.authority, tokens, arrived, refused)
+    try:
+        invitation = Invitation((found.address, listener.port), secrets)
+        launcher.start(shares, invitation)
+        _await(found, arrivals, launcher, settings.wait)
+        _note_absent(found, invitation, launcher, settings.wait)
+    except BaseException:
+        found.close()
+        raise
+    finally:
+        listener.close()
+    return found
+
+
+def facing(address: str) -> str:
+    """The address of this host from which another one is reached. Raises Diagnostic."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, ANY_PORT))
+        except OSError as error:
+            raise Diagnostic(
+                f"no network of this host leads to {address}: {error.strerror or error}",
+                hint="set address of the [[host]], or listen of [cluster], in cluster.toml",
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def _numbered(share: HostShare) -> HostShare:
+    """The host with the number of its address: its own name may mean something else there. Raises Diagnostic."""
+    try:
+        address = str(socket.getaddrinfo(share.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise Diagnostic(
+            f"the address `{share.address}` of host `{share.name}` cannot be found: {error.strerror or error}",
+            hint="set address of this [[host]] in cluster.toml",
+        ) from None
+    return share._replace(address=address)
+
+
+def _await(
+    found: Gathering, arrivals: queue.SimpleQueue[tuple[str, TlsStream]], launcher: Launcher, seconds: float
+) -> None:
+    """Wait for all hosts that can still come."""
+    until = time.monotonic() + seconds
+    awaited = {share.name for share in found.shares}
+    while awaited and (left := until - time.monotonic()) > 0:
+        try:
+            host, stream = arrivals.get(timeout=min(left, POLL_SECONDS))
+            found.streams[host] = stream
+            awaited.discard(host)
+        except queue.Empty:
+            for host, words in launcher.failed().items():
+                if host in awaited:
+                    message = f"the agent of host `{host}` could not be started by {launcher.name}: {words}"
+                    found.problems[host] = Diagnostic(message)
+                    awaited.discard(host)
+
+
+def _note_absent(found: Gathering, invitation: Invitation, launcher: Launcher, seconds: float) -> None:
+    absent = [share.name for share in found.shares if share.name not in {**found.streams, **found.problems}]
+    names = ", ".join(f"`{host}`" for host in absent)
+    for host in absent:
+        found.problems[host] = Diagnostic(
+            f"nobody on {names} answered within {seconds:g} s", hint=launcher.advice(host, invitation)
+        )

@@ -1,0 +1,117 @@
+"""`launcher = "ray"`: Ray finds nodes for the hosts and starts the agents there; nothing of a step goes through it.
+
+Ray lives in a process of its own (`ray_driver.py`): its threads would make forks of the program unsafe, and the program
+may use Ray itself.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import ClusterSettings
+from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.enrolment import new_token
+from moaic.runtime.launch.launchers.launcher import Invitation, Say
+from moaic.runtime.launch.launchers.processes import Processes, write_line
+
+SAFE: Final[Mapping[str, str]] = {"RAY_USE_TLS": "1", "RAY_AUTH_MODE": "token"}
+"""What makes Ray's own connections safe: whoever talks to Ray may run any code on its nodes."""
+
+DRIVER: Final = "driver"
+
+SLACK_SECONDS: Final = 10.0
+"""Time that the driver has beyond that of the placement, to start and to say why there is none."""
+
+
+class Ray:
+    """A placement group with a bundle for each host, and a task in each that runs the agent."""
+
+    name = "Ray"
+
+    def __init__(self, settings: ClusterSettings, environment: Mapping[str, str], say: Say) -> None:
+        if find_spec("ray") is None:
+            raise Diagnostic('launcher = "ray" needs Ray, which is not installed', hint="pip install 'moaic[cluster]'")
+        missing = [f"{name}={value}" for name, value in SAFE.items() if environment.get(name, "").lower() != value]
+        if missing and not settings.trusted_network:
+            raise Diagnostic(
+                f"Ray is not protected, as {' and '.join(missing)} is not set: whoever reaches it may run any code",
+                hint="start Ray and this program with them, or declare trusted_network = true in [cluster] if nobody "
+                "else reaches these hosts",
+            )
+        self._program = settings.command
+        self._processes = Processes(self.name)
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._hosts: list[str] = []
+        self._failed: dict[str, str] = {}
+
+    def place(self, shares: Sequence[HostShare], seconds: float) -> tuple[HostShare, ...]:
+        self._hosts = [share.name for share in shares]
+        command = [sys.executable, "-P", "-m", "moaic.runtime.launch.launchers.ray_driver"]
+        self._driver = self._processes.start(DRIVER, command, answers=True)
+        hosts = [{"name": share.name, "workers": share.workers, "address": _wanted(share)} for share in shares]
+        write_line(self._driver, json.dumps({"seconds": seconds, "hosts": hosts}))
+        addresses = self._answer(seconds + SLACK_SECONDS)
+        return tuple(share._replace(address=address) for share, address in zip(shares, addresses, strict=True))
+
+    def secrets(self, hosts: Sequence[str]) -> dict[str, str]:
+        return {host: new_token() for host in hosts}
+
+    def start(self, shares: Sequence[HostShare], invitation: Invitation) -> None:
+        assert self._driver is not None
+        agents = [(self._program, invitation.arguments(host), invitation.secrets[host]) for host in self._hosts]
+        write_line(self._driver, json.dumps(agents))
+
+    def failed(self) -> Mapping[str, str]:
+        while (answer := self._next_answer(0.0)) is not None:
+            host, words = answer
+            self._failed[host] = words
+        words = self._processes.ended().get(DRIVER)
+        return self._failed if words is None else {**dict.fromkeys(self._hosts, words), **self._failed}
+
+    def advice(self, host: str, invitation: Invitation) -> str:
+        return "look at that node by `ray status`, and at its firewall"
+
+    def end(self, seconds: float) -> None:
+        if self._driver is not None and self._driver.stdin is not None:
+            self._driver.stdin.close()
+        self._processes.end(seconds)
+
+    def _answer(self, seconds: float) -> Any:
+        """The next answer of the driver. Raises Diagnostic if it gives none."""
+        assert self._driver is not None
+        until = time.monotonic() + seconds
+        while (answer := self._next_answer(until - time.monotonic())) is None:
+            if words := self._processes.ended().get(DRIVER):
+                raise Diagnostic(f"Ray: {words}")
+            if time.monotonic() > until:
+                raise Diagnostic(
+                    f"Ray has not answered within {seconds:g} s",
+                    hint="its address, token and certificates must be those of `ray start`: RAY_ADDRESS, "
+                    "RAY_AUTH_TOKEN, RAY_TLS_*",
+                )
+        return answer
+
+    def _next_answer(self, seconds: float) -> Any:
+        """The next answer of the driver; None if there is none within that time, or ever."""
+        assert self._driver is not None
+        assert self._driver.stdout is not None
+        if not select.select([self._driver.stdout], [], [], max(0.0, seconds))[0]:
+            return None
+        line = self._driver.stdout.readline()
+        if not line:
+            self._driver.wait()
+            return None
+        return json.loads(line)
+
+
+def _wanted(share: HostShare) -> str:
+    """The address of the node that a host has to be; empty if it may be any."""
+    return "" if share.address == share.name else share.address

@@ -1,0 +1,125 @@
+"""A process that asks Ray for nodes and runs an agent on each: the driver of one job, until its standard input ends.
+
+Reads what is wanted, answers with the address of each host's node, reads the agents' commands, and answers with the
+host and the words of each agent that fails: a line of JSON each. Other errors are its last words on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ray
+from ray.util import get_node_ip_address, placement_group, placement_group_table
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+POLL_SECONDS: Final = 0.2
+
+END_SECONDS: Final = 1.0
+"""Time that agents have to end after the program has."""
+
+SLIVER: Final = 0.001
+"""Of a node's own resource: enough to be placed there and nowhere else."""
+
+
+def main() -> None:
+    answers = os.dup(1)
+    # Ray writes there, too.
+    os.dup2(2, 1)
+    wanted: dict[str, Any] = json.loads(sys.stdin.readline())
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        sys.exit("no Ray cluster runs on this host; start it by `ray start`, here and on the nodes")
+    hosts: list[dict[str, Any]] = wanted["hosts"]
+    group, addresses = place(hosts, wanted["seconds"])
+    answer(answers, addresses)
+    if line := sys.stdin.readline():
+        watch(start(group, hosts, json.loads(line)), answers)
+
+
+def answer(descriptor: int, value: Any) -> None:
+    os.write(descriptor, f"{json.dumps(value)}\n".encode())
+
+
+def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGroup, list[str]]:
+    """A group with a bundle on a node of its own for each host, and the addresses of these nodes.
+
+    The first bundle keeps the others off this node. It has no cores: who has started the program has these already.
+    """
+    bundles: list[dict[str, float]] = [{f"node:{get_node_ip_address()}": SLIVER}]
+    for host in hosts:
+        on_one = {f"node:{host['address']}": SLIVER} if host["address"] else {}
+        bundles.append({"CPU": host["workers"], **on_one})
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
+    if not group.wait(seconds):
+        wishes = ", ".join(f"`{host['name']}` ({host['workers']} CPUs)" for host in hosts)
+        sys.exit(f"no free nodes, apart from this one, for {wishes}. Ray has {seen()}")
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return group, [nodes[found[index]] for index in range(1, len(bundles))]
+
+
+def seen() -> str:
+    """The nodes and their cores, in words."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return ", ".join(f"{node['NodeManagerAddress']} ({node['Resources'].get('CPU', 0):g} CPUs)" for node in nodes)
+
+
+def start(group: PlacementGroup, hosts: Sequence[dict[str, Any]], agents: Sequence[Sequence[str]]) -> dict[Any, str]:
+    """A task for each host that runs its agent; the names of the hosts by task."""
+    started: dict[Any, str] = {}
+    for index, (host, (program, arguments, secret)) in enumerate(zip(hosts, agents, strict=True)):
+        bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index + 1)
+        task = ray.remote(run_agent).options(num_cpus=host["workers"], max_retries=0, scheduling_strategy=bundle)
+        started[task.remote(program, arguments, secret)] = host["name"]
+    return started
+
+
+def run_agent(program: str, arguments: str, secret: str) -> tuple[int, str]:
+    """On a node: run an agent until it ends, or Ray ends this task; its exit code, and what it has said."""
+    import ctypes
+    import shlex
+    import signal
+    import subprocess
+    import sys
+
+    def end_with_task() -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    program = program or f"{shlex.quote(sys.executable)} -m moaic"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {program} {arguments}"],
+        check=False,
+        input=f"{secret}\n",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_task,
+    )
+    return done.returncode, done.stderr
+
+
+def watch(agents: dict[Any, str], answers: int) -> None:
+    """Wait until the program or all agents have ended, and answer with the host and the words of each that fails."""
+    end = None
+    while agents and (end is None or time.monotonic() < end):
+        done, _ = ray.wait(list(agents), timeout=POLL_SECONDS)
+        for each in done:
+            code, said = ray.get(each)
+            host = agents.pop(each)
+            if code and end is None:
+                answer(answers, [host, said.strip() or f"exit code {code}"])
+        if end is None and select.select([0], [], [], 0)[0]:
+            end = time.monotonic() + END_SECONDS
+
+
+if __name__ == "__main__":
+    main()
