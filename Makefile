@@ -26,7 +26,7 @@ help: ## show this list
 demo: $(READY) ## train a 20 M Llama for 30 steps on one virtual accelerator made of two workers
 	MOAI_FLAVOR=2 $(BIN)/python examples/train_llama2.py --device moai --steps 30 --save out/demo
 
-cluster-demo: $(READY) ## train the demo's Llama on two hosts, which are network namespaces: needs root
+cluster-demo: $(READY) ## train the demo's Llama on two nodes of Ray, which are network namespaces: needs root
 	PYTHONPATH=. $(BIN)/python bench/two_hosts.py --rounds 1
 
 triton-demo: $(WHOLE) ## train a tiny Llama on two GPUs that are not here: their Triton kernels are interpreted

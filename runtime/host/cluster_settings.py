@@ -36,9 +36,10 @@ class LauncherName(StrEnum):
 class ClusterSettings:
     """The table of the file."""
 
-    launcher: Launcher
-    listen: str
-    """The address of this host that the agents dial, and to which its workers' links lead."""
+    launcher: LauncherName
+    listen: str = ""
+    """The address of this host that the agents dial, and to which its workers' links lead; if empty, the one from which
+    the first of the other hosts is reached."""
     port: int = 0
     """Where the controller listens; 0 for any that is free."""
     wait: float = WAIT_SECONDS
@@ -77,7 +78,7 @@ def cluster_settings(path: Path) -> ClusterSettings | None:
 def _check(table: TomlTable) -> None:
     values = table.values
     if values.get("launcher") not in list(LauncherName):
-        raise _error(table, "launcher", f"[cluster] needs a launcher: {' or '.join(LauncherName)}")
+        raise _error(table, "launcher", f"[cluster] needs a launcher: one of {', '.join(LauncherName)}")
     if "listen" in values:
         _check_address(table)
     if values.get("port", 0) not in PORTS:

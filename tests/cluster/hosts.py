@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -92,6 +94,13 @@ class Network:
     def cut(self, host: int) -> None:
         """Take a host off the network: nothing says that it is gone."""
         ip("link", "set", f"mo{self.number}-{host}", "down")
+
+    def kill_all(self, host: int) -> None:
+        """Kill all that runs in a host's namespace."""
+        found = subprocess.run(["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=True)
+        for pid in found.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
         """The command on a host, which has one core: the number of threads of a worker changes last bits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import BinaryIO, Final
 from moaic.ir.errors import Diagnostic
 
 SAID: Final = 2000
-"""Characters kept of what a process has said."""
+"""Bytes at the end of what a process has said that are shown."""
 
 
 class Processes:
@@ -53,15 +54,17 @@ class Processes:
         self._processes[name] = process, said
         return process
 
+    def said(self, name: str) -> str:
+        """The end of what a process has written to its standard error."""
+        descriptor = self._processes[name][1].fileno()
+        # The process writes where the file's position is: it must not move.
+        begin = max(0, os.fstat(descriptor).st_size - SAID)
+        return os.pread(descriptor, SAID, begin).decode(errors="replace").strip()
+
     def ended(self) -> dict[str, str]:
         """What those have said, or their exit codes, that have ended."""
-        ended: dict[str, str] = {}
-        for name, (process, said) in self._processes.items():
-            if process.poll() is not None:
-                said.seek(0)
-                words = said.read().decode(errors="replace")[-SAID:].strip()
-                ended[name] = words or f"exit code {process.returncode}"
-        return ended
+        ended = {name: each.returncode for name, (each, _) in self._processes.items() if each.poll() is not None}
+        return {name: self.said(name) or f"exit code {code}" for name, code in ended.items()}
 
     def end(self, seconds: float) -> None:
         """Wait until the processes have ended, then kill those that have not."""

@@ -27,8 +27,11 @@ SAFE: Final[Mapping[str, str]] = {"RAY_USE_TLS": "1", "RAY_AUTH_MODE": "token"}
 
 DRIVER: Final = "driver"
 
-SLACK_SECONDS: Final = 10.0
-"""Time that the driver has beyond that of the placement, to start and to say why there is none."""
+CONNECT_SECONDS: Final = 20.0
+"""Time that the driver has to connect: where token or certificates do not fit, Ray tries again and again."""
+
+SLACK_SECONDS: Final = 5.0
+"""Time that the driver has beyond that of the placement, to say why there is none."""
 
 
 class Ray:
@@ -58,6 +61,7 @@ class Ray:
         self._driver = self._processes.start(DRIVER, command, answers=True)
         hosts = [{"name": share.name, "workers": share.workers, "address": _wanted(share)} for share in shares]
         write_line(self._driver, json.dumps({"seconds": seconds, "hosts": hosts}))
+        self._answer(CONNECT_SECONDS)
         addresses = self._answer(seconds + SLACK_SECONDS)
         return tuple(share._replace(address=address) for share, address in zip(shares, addresses, strict=True))
 
@@ -92,10 +96,10 @@ class Ray:
             if words := self._processes.ended().get(DRIVER):
                 raise Diagnostic(f"Ray: {words}")
             if time.monotonic() > until:
+                last = self._processes.said(DRIVER).rpartition("\n")[2].rpartition("] ")[2]
                 raise Diagnostic(
-                    f"Ray has not answered within {seconds:g} s",
-                    hint="its address, token and certificates must be those of `ray start`: RAY_ADDRESS, "
-                    "RAY_AUTH_TOKEN, RAY_TLS_*",
+                    f"Ray has not answered within {seconds:g} s{last and f'; its last words: {last}'}",
+                    hint="RAY_ADDRESS, RAY_AUTH_TOKEN (or its path) and RAY_TLS_* must be those of the nodes",
                 )
         return answer
 

@@ -1,7 +1,8 @@
 """A process that asks Ray for nodes and runs an agent on each: the driver of one job, until its standard input ends.
 
-Reads what is wanted, answers with the address of each host's node, reads the agents' commands, and answers with the
-host and the words of each agent that fails: a line of JSON each. Other errors are its last words on standard error.
+Reads what is wanted, answers once it is connected and with the address of each host's node, reads the commands of the
+agents, and answers with the host and the words of each that fails: a line of JSON each. Other errors are its last words
+on standard error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import select
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +21,10 @@ import ray
 from ray.util import get_node_ip_address, placement_group, placement_group_table
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from moaic.text.units import count
+
+CONNECT_SECONDS: Final = 5.0
 
 POLL_SECONDS: Final = 0.2
 
@@ -34,15 +40,27 @@ def main() -> None:
     # Ray writes there, too.
     os.dup2(2, 1)
     wanted: dict[str, Any] = json.loads(sys.stdin.readline())
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError:
-        sys.exit("no Ray cluster runs on this host; start it by `ray start`, here and on the nodes")
+    connect()
+    answer(answers, "connected")
     hosts: list[dict[str, Any]] = wanted["hosts"]
     group, addresses = place(hosts, wanted["seconds"])
     answer(answers, addresses)
     if line := sys.stdin.readline():
         watch(start(group, hosts, json.loads(line)), answers)
+
+
+def connect() -> None:
+    """Become a driver of the cluster that RAY_ADDRESS names, or else of the one that this host belongs to."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        host, _, port = address.rpartition(":")
+        if port.isdecimal():
+            # Ray itself tries for a minute.
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except OSError as error:
+        where = f"at {address}, which RAY_ADDRESS names" if address else "on this host"
+        sys.exit(f"no cluster answers {where}: {error.strerror or error}")
 
 
 def answer(descriptor: int, value: Any) -> None:
@@ -60,17 +78,21 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
         bundles.append({"CPU": host["workers"], **on_one})
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     if not group.wait(seconds):
-        wishes = ", ".join(f"`{host['name']}` ({host['workers']} CPUs)" for host in hosts)
+        wishes = ", ".join(f"`{host['name']}` ({cpus(host['workers'])})" for host in hosts)
         sys.exit(f"no free nodes, apart from this one, for {wishes}. Ray has {seen()}")
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return group, [nodes[found[index]] for index in range(1, len(bundles))]
 
 
+def cpus(number: float) -> str:
+    return count(int(number), "CPU")
+
+
 def seen() -> str:
     """The nodes and their cores, in words."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    return ", ".join(f"{node['NodeManagerAddress']} ({node['Resources'].get('CPU', 0):g} CPUs)" for node in nodes)
+    return ", ".join(f"{node['NodeManagerAddress']} ({cpus(node['Resources'].get('CPU', 0))})" for node in nodes)
 
 
 def start(group: PlacementGroup, hosts: Sequence[dict[str, Any]], agents: Sequence[Sequence[str]]) -> dict[Any, str]:
