@@ -30,6 +30,7 @@ class LauncherName(StrEnum):
     """The user, or something of the user's."""
     SSH = "ssh"
     RAY = "ray"
+    SLURM = "slurm"
 
 
 @dataclass(frozen=True, slots=True)

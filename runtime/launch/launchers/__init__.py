@@ -1,1 +1,1 @@
-"""What starts the agents of other hosts: the user, ssh or Ray. None takes part in what follows."""
+"""What starts the agents of other hosts: the user, ssh, Ray or Slurm. None takes part in what follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import join
+from shlex import join, quote
 from typing import Protocol
 
 from moaic.runtime.host.flavors import HostShare
@@ -20,11 +20,16 @@ class Invitation:
     secrets: dict[str, str]
     """By host."""
 
-    def arguments(self, host: str) -> str:
-        """Those of the command line of moaic that start the agent of a host there."""
+    @property
+    def connect(self) -> str:
+        """The arguments of the command line of moaic that start an agent, except the name of its host."""
         ip, port = self.address
         where = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-        return join(["agent", "--connect", where, "--host", host])
+        return join(["agent", "--connect", where])
+
+    def arguments(self, host: str) -> str:
+        """Those of the command line of moaic that start the agent of a host there."""
+        return f"{self.connect} --host {quote(host)}"
 
 
 class Launcher(Protocol):

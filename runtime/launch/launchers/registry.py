@@ -9,12 +9,14 @@ from moaic.runtime.host.cluster_settings import ClusterSettings, LauncherName
 from moaic.runtime.launch.launchers.connect import Connect
 from moaic.runtime.launch.launchers.launcher import Launcher, Say
 from moaic.runtime.launch.launchers.ray import Ray
+from moaic.runtime.launch.launchers.slurm import Slurm
 from moaic.runtime.launch.launchers.ssh import Ssh
 
 LAUNCHERS: Final[Mapping[LauncherName, Callable[[ClusterSettings, Mapping[str, str], Say], Launcher]]] = {
     LauncherName.CONNECT: Connect,
     LauncherName.SSH: Ssh,
     LauncherName.RAY: Ray,
+    LauncherName.SLURM: Slurm,
 }
 
 

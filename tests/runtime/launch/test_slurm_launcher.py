@@ -1,0 +1,109 @@
+"""What the launcher for Slurm asks of it, and its errors, with commands that stand for those of Slurm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import ClusterSettings, LauncherName
+from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.launchers.launcher import Invitation
+from moaic.runtime.launch.launchers.slurm import Slurm, nodes_of
+
+SETTINGS = ClusterSettings(LauncherName.SLURM, command="moaic")
+
+SCONTROL = """
+if [ "$2" = hostnames ]; then echo $3 | tr , '\\n'; exit; fi
+echo $4 | tr , '\\n' | sed 's/.*/NodeName=& Arch=x86_64 NodeAddr=10.0.0.&  NodeHostName=& Version=22.05/'
+"""
+
+SRUN = 'read secret; echo "$@" > {0}/arguments; echo $secret > {0}/secret; env > {0}/environment'
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """The variables of a program on node 1 of an allocation of three, whose names do not lead to addresses."""
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN.format(tmp_path))):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node-1.invalid,node-2.invalid,node-3.invalid",
+        "SLURMD_NODENAME": "node-1.invalid",
+    }
+
+
+def launcher(environment: dict[str, str]) -> Slurm:
+    return Slurm(SETTINGS, environment, print)
+
+
+def shares(*names: str) -> list[HostShare]:
+    return [HostShare(name, name, 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes"),
+    [
+        (["a", "b"], ["n1", "n2"]),
+        (["n2", "b"], ["n2", "n1"]),
+        (["a", "n1"], ["n2", "n1"]),
+        (["n9", "n3", "n8"], ["n1", "n3", "n2"]),
+    ],
+)
+def test_a_host_is_the_node_of_its_name_or_the_next_free_one(hosts: Sequence[str], nodes: Sequence[str]) -> None:
+    assert nodes_of(shares(*hosts), ["n1", "n2", "n3"]) == nodes
+
+
+def test_hosts_get_the_names_of_their_nodes_and_addresses_of_slurm_or_the_user(
+    job: dict[str, str],
+) -> None:
+    hosts = [HostShare("node", "10.1.1.1", 4), HostShare("other", "other", 2)]
+    assert launcher(job).place(hosts, 5.0) == (
+        HostShare("node-2.invalid", "10.1.1.1", 4),
+        HostShare("node-3.invalid", "10.0.0.node-3.invalid", 2),
+    )
+
+
+def test_the_secret_is_standard_input_and_nothing_else(job: dict[str, str], tmp_path: Path) -> None:
+    slurm = launcher({**job, "MOAI_TOKEN": "old", "SLURM_EXACT": "1", "SLURM_CONF": "file"})
+    placed = slurm.place(shares("a", "b"), 5.0)
+    secrets = slurm.secrets([share.name for share in placed])
+    slurm.start(placed, Invitation(("10.0.0.1", 4711), secrets))
+    slurm.end(5.0)
+    arguments, environment = ((tmp_path / name).read_text("utf-8") for name in ("arguments", "environment"))
+    assert "--jobid=7 --nodes=2 --ntasks=2 --nodelist=node-2.invalid,node-3.invalid --overlap --mem=0" in arguments
+    assert 'exec moaic agent --connect 10.0.0.1:4711 --host "$SLURMD_NODENAME" --wait 0' in arguments
+    assert set(secrets.values()) == {(tmp_path / "secret").read_text("utf-8").strip()}
+    for secret in (*secrets.values(), "MOAI_TOKEN", "SLURM_EXACT"):
+        assert secret not in arguments + environment
+    assert "SLURM_CONF=file" in environment
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_JOB_ID": ""}, "needs an allocation, and this program runs in none: SLURM_JOB_ID is not set"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this program 4 times, and it has to run once"),
+        ({"PATH": "/nowhere"}, "needs srun, which is not in PATH"),
+        ({"SLURMD_NODENAME": "login"}, "runs on `login`, which is no node of its allocation: node-1.invalid, node-2"),
+        (
+            {"SLURM_JOB_NODELIST": "node-1.invalid,node-2.invalid"},
+            r"the flavor needs 2 other hosts \(`a`, `b`\), and the allocation has 1 other node: node-2.invalid",
+        ),
+    ],
+)
+def test_an_unsuitable_allocation_is_an_error(job: dict[str, str], change: dict[str, str], message: str) -> None:
+    with pytest.raises(Diagnostic, match=message) as raised:
+        launcher({**job, **change}).place(shares("a", "b"), 5.0)
+    assert raised.value.hint
+
+
+def test_what_scontrol_says_is_the_error(job: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Invalid hostlist' >&2; exit 1\n", encoding="utf-8")
+    with pytest.raises(Diagnostic, match="scontrol hostnames: Invalid hostlist"):
+        launcher(job).place(shares("a"), 5.0)
