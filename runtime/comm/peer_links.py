@@ -78,6 +78,11 @@ class PeerLinks:
         self._is_closed = False
         self._listener = listener
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each worker."""
+        return tuple(address.name for address in self._peers.addresses)
+
     def listen(self, place: Place, store: Store) -> None:
         """Accept the links of others, on threads of their own, and receive what comes over them."""
         threading.Thread(target=self._accept, args=(place, store), name="links", daemon=True).start()

@@ -119,6 +119,11 @@ class Mailbox:
             self._bytes = memoryview(self._map)
             links.listen(self._place, self._store)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each worker; of one host alone, without a name."""
+        return ("",) * self.ranks if self._links is None else self._links.hosts
+
     def begin(self, line: int, code: int, subject: int) -> None:
         """Record the command that this worker runs now, for a report if the worker dies in it."""
         at = self.rank * WORDS

@@ -125,16 +125,22 @@ class Transport(Protocol):
         ...
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which several terms of a dtype are added."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
 def summed(terms: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """The sum of the terms by a balanced binary tree over their order, cut at the largest power of two below the count.
 
     Aligned halves, quarters … of the terms that are summed so first give the same bits: hosts may add up what they hold
     before they exchange it. `out` must not be one of the terms.
     """
-    if len(terms) > 2 and terms[0].dtype in _HALF:
-        wide = _tree(terms, torch.float32)
-        return wide.to(terms[0].dtype) if out is None else out.copy_(wide)
-    return _tree(terms, terms[0].dtype, out)
+    dtype = terms[0].dtype
+    if len(terms) > 2 and sum_dtype(dtype) != dtype:
+        wide = _tree(terms, sum_dtype(dtype))
+        return wide.to(dtype) if out is None else out.copy_(wide)
+    return _tree(terms, dtype, out)
 
 
 def _tree(terms: Sequence[Tensor], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

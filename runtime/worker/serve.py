@@ -24,6 +24,7 @@ from moaic.runtime.comm.process_group_transport import group_transport
 from moaic.runtime.comm.shm_slots import SPINS, Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import Transport
+from moaic.runtime.comm.two_level import TwoLevelTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.host.cores import cores
 from moaic.runtime.protocol.block_checks import check_commands
@@ -137,7 +138,7 @@ def end() -> None:
 
 def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBackend) -> Transport:
     if carrier is Carrier.MEMORY:
-        return SharedMemoryTransport(mailbox)
+        return TwoLevelTransport(mailbox) if any(mailbox.hosts) else SharedMemoryTransport(mailbox)
     return group_transport(carrier, store, mailbox.agree, backend)
 
 
