@@ -7,7 +7,6 @@ read, except from a controller whose messages its workers do not take.
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.launch.enrolment import Address, dial, enrol, token_of
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Credentials
+from moaic.runtime.launch.listening import listen
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, start
 from moaic.runtime.protocol.frames import BYTES, Closed, Connection, Message, encode
 from moaic.runtime.protocol.host_messages import HostCode
@@ -89,18 +89,6 @@ def _started(connection: Connection[bytearray], credentials: Credentials) -> Loc
         return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
     except OSError as error:
         raise Diagnostic(f"workers cannot be started: {error}") from error
-
-
-def listen(address: str, workers: int) -> tuple[socket.socket, ...]:
-    """Sockets on which workers wait for links from those of other hosts. Raises Diagnostic."""
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return tuple(socket.create_server((address, 0), family=family, backlog=64) for _ in range(workers))
-    except OSError as error:
-        raise Diagnostic(
-            f"workers cannot listen on {address}: {error.strerror or error}",
-            hint="the address of a [[host]] in cluster.toml must be one of that host's own",
-        ) from None
 
 
 def _next(connection: Connection[bytearray], code: HostCode) -> Sequence[Any]:

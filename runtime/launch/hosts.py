@@ -15,13 +15,13 @@ from moaic.runtime.host.cores import share_out
 from moaic.runtime.host.flavors import Flavor, HostShare
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import LINE, Status
-from moaic.runtime.launch.agent import listen
 from moaic.runtime.launch.channel import Channel
 from moaic.runtime.launch.gathering import Gathering, gather
 from moaic.runtime.launch.host_facts import check_alike, facts
 from moaic.runtime.launch.identity import host_name
 from moaic.runtime.launch.launchers.launcher import Launcher, Say
 from moaic.runtime.launch.launchers.registry import launcher_for
+from moaic.runtime.launch.listening import listen
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
 from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode, readable
 from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
