@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +18,13 @@ from pathlib import Path
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import EXAMPLE, ClusterSettings, cluster_settings
 from moaic.runtime.host.cores import cores, share_out
+from moaic.runtime.host.cpp_compiler import (
+    MEND_COMPILER,
+    MEND_HEADER,
+    compiler_name,
+    compiler_path,
+    python_header,
+)
 from moaic.runtime.host.env_flags import may_compile
 from moaic.runtime.host.flavors import Flavor, flavors, startable
 from moaic.runtime.host.folders import cluster_file, config_folder, runtime_folder, state_folder
@@ -157,19 +162,16 @@ def _compiler(environment: Mapping[str, str]) -> Iterator[Finding]:
     if not may_compile(environment):
         yield Finding(FindingState.NOTE, "MOAI_COMPILE is off: no compiler is needed, and steps are slower")
         return
-    name = environment.get("CXX", "g++")
-    path = shutil.which(name, path=environment.get("PATH"))
+    path = compiler_path(environment)
     if path is None:
-        mend = "apt-get install g++, or set CXX to a compiler, or MOAI_COMPILE=0 to do without"
-        yield Finding(FindingState.MISSING, f"there is no C++ compiler `{name}`", mend)
+        text = f"there is no C++ compiler `{compiler_name(environment)}`"
+        yield Finding(FindingState.MISSING, text, MEND_COMPILER)
     else:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
         yield Finding(FindingState.FOUND, f"C++ compiler {path}: {said.partition(chr(10))[0]}")
-    header = Path(sysconfig.get_path("include")) / "Python.h"
+    header = python_header()
     if not header.exists():
-        yield Finding(
-            FindingState.MISSING, f"{header} is not there, which kernels include", "apt-get install python3-dev"
-        )
+        yield Finding(FindingState.MISSING, f"{header} is not there, which kernels include", MEND_HEADER)
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
