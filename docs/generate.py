@@ -248,15 +248,16 @@ def commands_page() -> str:
     parts = [
         f"## {' '.join(words)}\n\n```text\n{_help(target, words[1:])}\n```"
         for command, target in scripts().items()
-        for words in _commands(command, target)
+        for words in _commands(target, [command])
     ]
     return "\n\n".join(["# Command line", "Every command answers `--help`; this is what they say.", *parts]) + "\n"
 
 
-def _commands(command: str, target: str) -> Iterator[list[str]]:
-    yield [command]
-    for name in re.findall(r"^ {4}([a-z][a-z-]*)(?: {2,}|$)", _help(target, []), re.MULTILINE):
-        yield [command, name]
+def _commands(target: str, words: Sequence[str]) -> Iterator[Sequence[str]]:
+    """A command, then those below it."""
+    yield words
+    for name in re.findall(r"^ {4}([a-z][a-z-]*)(?: {2,}|$)", _help(target, words[1:]), re.MULTILINE):
+        yield from _commands(target, [*words, name])
 
 
 def _help(target: str, words: Sequence[str]) -> str:

@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from moaic.cli import agent_command, calibrate_command, ir_commands, model_commands
+from moaic.cli import agent_command, calibrate_command, cluster_command, ir_commands, model_commands
 from moaic.support import environment
-from moaic.tools.command import CommandParser, natural, new_file, new_folder, positive
+from moaic.tools.command import CommandParser, existing_folder, natural, new_file, new_folder, positive
 
 IR_FILE: Final = "IR text; - is standard input"
 
@@ -155,7 +155,25 @@ def _agent(commands: _Commands) -> None:
     _runs(command, agent_command.agent)
 
 
-_DECLARATIONS: Final = (_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _calibrate, _guide, _agent)
+def _cluster(commands: _Commands) -> None:
+    command = commands.add_parser("cluster", help="look at the hosts of cluster.toml")
+    below = command.add_subparsers(metavar="COMMAND", required=True)
+    about = "reach all hosts: what they are, have and lack, and the links between them"
+    check = below.add_parser("check", help=about)
+    check.add_argument(
+        "--folder",
+        type=existing_folder,
+        metavar="DIR",
+        help="a folder that all hosts must see, such as that of checkpoints (default: this one, which may be missing)",
+    )
+    check.add_argument("--json", action="store_true", help="print everything as JSON, in bytes and seconds")
+    _runs_in_environment(check, cluster_command.check)
+
+
+_DECLARATIONS: Final = (
+    *(_verify, _show, _run, _opt, _capture, _kernels, _check, _doctor, _calibrate, _guide),
+    *(_agent, _cluster),
+)
 """In the order in which `moaic --help` lists them."""
 
 

@@ -86,6 +86,13 @@ def new_folder(text: str) -> Path:
     return _writable(above, text)
 
 
+def existing_folder(text: str) -> Path:
+    """The type of an argument that names a folder which is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder `{text}`")
+    return Path(text)
+
+
 def _writable(existing: Path, text: str) -> Path:
     if not os.access(existing, os.W_OK):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be written: no permission")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.launch.enrolment import Address, dial, enrol, token_of
+from moaic.runtime.launch.host_check import answer_check
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Credentials
 from moaic.runtime.launch.listening import listen
@@ -45,7 +46,11 @@ def join(address: Address, host: str, secret: str, say: Say) -> None:
     connection = Connection(stream, BYTES)
     try:
         connection.send([HostCode.HELLO, facts().encoded()])
-        workers = _started(connection, credentials)
+        first = answer_check(connection, credentials)
+        if first[0] == HostCode.DONE:
+            say(f"checked by the program at {address[0]}")
+            return
+        workers = _started(connection, credentials, first)
     except Closed:
         raise Diagnostic(
             f"the controller at {address[0]}:{address[1]} has let this host go",
@@ -67,16 +72,18 @@ def _other_version(address: Address, error: Refused) -> Diagnostic:
     return Diagnostic(f"the controller at {address[0]}:{address[1]} is of another version: {error}")
 
 
-def _started(connection: Connection[bytearray], credentials: Credentials) -> LocalWorkers[bytearray]:
-    """Agree with the controller on the workers of this host, and start them."""
-    _, address, devices, environment = _next(connection, HostCode.START)
+def _started(
+    connection: Connection[bytearray], credentials: Credentials, first: Sequence[Any]
+) -> LocalWorkers[bytearray]:
+    """Agree with the controller on the workers of this host, as its first message says, and start them."""
+    _, address, devices, environment = _expected(first, HostCode.START)
     try:
         listeners = listen(address, len(devices))
     except Diagnostic as error:
         connection.send([HostCode.FAILED, error.message, error.hint])
         raise
     connection.send([HostCode.READY, [each.getsockname()[1] for each in listeners]])
-    _, encoded = _next(connection, HostCode.GO)
+    _, encoded = _expected(connection.receive().body, HostCode.GO)
     peers = replace(
         Peers.decoded(encoded),
         certificate=credentials.certificate,
@@ -91,8 +98,8 @@ def _started(connection: Connection[bytearray], credentials: Credentials) -> Loc
         raise Diagnostic(f"workers cannot be started: {error}") from error
 
 
-def _next(connection: Connection[bytearray], code: HostCode) -> Sequence[Any]:
-    body = connection.receive().body
+def _expected(body: Sequence[Any], code: HostCode) -> Sequence[Any]:
+    """The message itself. Raises Refused for another one."""
     if body[0] != code:
         raise Refused(f"message {body[0]} where {code} belongs")
     return body

@@ -24,6 +24,9 @@ POLL_SECONDS: Final = 0.2
 ANY_PORT: Final = 9
 """Nothing is sent there: the system only says from which address it would be."""
 
+LOOPBACK: Final = "127.0.0.1"
+"""Where the program listens if no other host has an address."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
@@ -34,7 +37,7 @@ class Gathering:
     address: str
     """Of this host, where the others reach it."""
     shares: tuple[HostShare, ...]
-    """All other hosts, their addresses as numbers."""
+    """All other hosts that have an address, as a number."""
     streams: dict[str, TlsStream]
     """To the agents that have come, by host."""
     problems: dict[str, Diagnostic]
@@ -50,13 +53,18 @@ class Gathering:
             stream.close()
 
 
-def gather(hosts: Sequence[HostShare], settings: ClusterSettings, launcher: Launcher, say: Say) -> Gathering:
+def gather(
+    hosts: Sequence[HostShare], settings: ClusterSettings, launcher: Launcher, say: Say, *, partly: bool = False
+) -> Gathering:
     """Let the launcher start the agents of hosts and wait until they have come, at most `settings.wait` seconds.
 
-    Raises Diagnostic if nobody can come.
+    Raises Diagnostic if nobody can come or, unless `partly`, a host has no address.
     """
-    shares = tuple(map(_numbered, launcher.place(hosts, settings.wait)))
-    found = Gathering(Authority(token_hex(8)), settings.listen or facing(shares[0].address), shares, {}, {})
+    shares, problems = _numbered(launcher.place(hosts, settings.wait))
+    address = settings.listen or (facing(shares[0].address) if shares else LOOPBACK)
+    found = Gathering(Authority(token_hex(8)), address, shares, {}, problems)
+    if not partly:
+        found.check()
     secrets = launcher.secrets([share.name for share in shares])
     tokens = Tokens({host: token_of(secret, host) for host, secret in secrets.items()})
     arrivals = queue.SimpleQueue[tuple[str, TlsStream]]()
@@ -95,7 +103,19 @@ def facing(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _numbered(share: HostShare) -> HostShare:
+def _numbered(hosts: Sequence[HostShare]) -> tuple[tuple[HostShare, ...], dict[str, Diagnostic]]:
+    """The hosts with the numbers of their addresses, and what is wrong with the addresses of the others."""
+    shares: list[HostShare] = []
+    problems: dict[str, Diagnostic] = {}
+    for share in hosts:
+        try:
+            shares.append(_with_number(share))
+        except Diagnostic as error:
+            problems[share.name] = error
+    return tuple(shares), problems
+
+
+def _with_number(share: HostShare) -> HostShare:
     """The host with the number of its address: its own name may mean something else there. Raises Diagnostic."""
     try:
         address = str(socket.getaddrinfo(share.address, None, type=socket.SOCK_STREAM)[0][4][0])

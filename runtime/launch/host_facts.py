@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.cores import cores
+from moaic.runtime.host.cores import cores, share_out
 from moaic.runtime.host.version import VERSION as MOAIC
 from moaic.runtime.protocol.host_messages import VERSION, HostFacts
 
@@ -26,6 +27,12 @@ def facts() -> HostFacts:
 
 def check_alike(host: str, theirs: HostFacts, ours: HostFacts) -> None:
     """Raises Diagnostic for a host whose workers could not run, or would not give the same bits."""
+    for difference in differences(host, theirs, ours):
+        raise difference
+
+
+def differences(host: str, theirs: HostFacts, ours: HostFacts) -> Iterator[Diagnostic]:
+    """Why the workers of a host could not run, or would not give the same bits."""
     pairs = {
         "moaic": (theirs.moaic, ours.moaic),
         "moaic's protocol": (str(theirs.version), str(ours.version)),
@@ -34,12 +41,31 @@ def check_alike(host: str, theirs: HostFacts, ours: HostFacts) -> None:
     }
     for name, (there, here) in pairs.items():
         if there != here:
-            raise Diagnostic(f"host `{host}` has {name} {there}, this one {here}", hint=f"install the same {name}")
+            yield Diagnostic(f"host `{host}` has {name} {there}, this one {here}", hint=f"install the same {name}")
     if theirs.cpu != ours.cpu:
-        raise Diagnostic(
+        yield Diagnostic(
             f"host `{host}` has another kind of CPU ({theirs.cpu}) than this one ({ours.cpu})",
             hint="list hosts of one kind: kernels for others round differently, and a plan would give other bits",
         )
+
+
+def threads(facts: HostFacts, workers: int) -> int:
+    """Those of each of so many workers of a host; of unequal ones, the least."""
+    return min(share_out(facts.cores, workers))
+
+
+def unequal_threads(host: str, theirs: tuple[HostFacts, int], ours: tuple[HostFacts, int]) -> str:
+    """What follows from workers of a host with other numbers of threads than here; empty if they have the same.
+
+    Each host comes with its number of workers.
+    """
+    there, here = threads(*theirs), threads(*ours)
+    if there == here:
+        return ""
+    return (
+        f"Workers of host {host} have {there} threads each, those of this one {here}: the last bits differ "
+        "from those of equal workers, and all wait for the slowest. workers of [[host]] in cluster.toml sets this."
+    )
 
 
 def _cpu() -> str:

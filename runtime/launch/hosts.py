@@ -11,13 +11,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import PORTS, ClusterSettings
-from moaic.runtime.host.cores import share_out
 from moaic.runtime.host.flavors import Flavor, HostShare
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import LINE, Status
 from moaic.runtime.launch.channel import Channel
 from moaic.runtime.launch.gathering import Gathering, gather
-from moaic.runtime.launch.host_facts import check_alike, facts
+from moaic.runtime.launch.host_facts import check_alike, facts, unequal_threads
 from moaic.runtime.launch.identity import host_name
 from moaic.runtime.launch.launchers.launcher import Launcher, Say
 from moaic.runtime.launch.launchers.registry import launcher_for
@@ -125,7 +124,7 @@ class HostWorkers(Generic[Block]):
         until = time.monotonic() + ANSWER_SECONDS
         while (message := self._connection.next()) is None:
             if self.closed:
-                raise Diagnostic(f"the agent of host `{self.name}` ended while its workers were started")
+                raise Diagnostic(f"the agent of host `{self.name}` ended before its workers were started")
             if not readable([self._connection], max(0.0, until - time.monotonic())):
                 raise Diagnostic(f"the agent of host `{self.name}` has not answered for {ANSWER_SECONDS:.0f} s")
             self._connection.pull()
@@ -242,16 +241,6 @@ def _channels(flavor: Flavor, found: Gathering, blocks: BlockMemory[Block]) -> t
     return tuple(channels)
 
 
-def _compare_threads(other: HostWorkers[Block], theirs: HostFacts, ours: HostFacts, flavor: Flavor, say: Say) -> None:
-    """Say where workers have other numbers of threads: they wait for each other, and round differently."""
-    there, here = min(share_out(theirs.cores, len(other.ranks))), min(share_out(ours.cores, flavor.here))
-    if there != here:
-        say(
-            f"Workers of host {other.name} have {there} threads each, those of this one {here}: the last bits differ "
-            "from those of equal workers, and all wait for the slowest. workers of [[host]] in cluster.toml sets this."
-        )
-
-
 def _ports(other: HostWorkers[Block]) -> Sequence[int]:
     """The port of each worker of a host. Raises Diagnostic: one too many would take the rank of another host."""
     (ports,) = other.hear(HostCode.READY)
@@ -275,7 +264,8 @@ def _begin(
             (encoded,) = other.hear(HostCode.HELLO)
             theirs = HostFacts.decoded(encoded)
             check_alike(other.name, theirs, ours)
-            _compare_threads(other, theirs, ours, flavor, say)
+            if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
+                say(words)
         for other, share in zip(others, flavor.hosts, strict=True):
             other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
         me = found.authority.credentials(PROGRAM)

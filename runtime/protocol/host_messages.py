@@ -1,19 +1,20 @@
 """Messages between the controller and the agent of another host; each body is [code, ...] with the fields named here.
 
-First come HELLO, START, READY and GO, then the others in any order. A block travels once for all workers of a host.
+First come HELLO, START, READY and GO, then the others in any order; or after HELLO the questions of a check, and DONE.
+A block travels once for all workers of a host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Final
 
 from moaic.runtime.protocol.block_checks import check_answer
 from moaic.runtime.protocol.limits import Refused
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of these messages."""
 
 
@@ -42,6 +43,16 @@ class HostCode(IntEnum):
     """Agent: why it cannot start workers, in words."""
     SEEN = 10
     """Controller: it has received a STATUS. One is on its way at a time, as a controller may not read for hours."""
+    CHECK = 11
+    """Controller: the path of a file that it has made, and the address on which the host's workers would listen."""
+    CHECKED = 12
+    """Agent: what its host has (`HostState`)."""
+    MEASURE = 13
+    """Controller: address, port and name of another host."""
+    MEASURED = 14
+    """Agent: how its host reaches that one (`MeasuredLink`)."""
+    DONE = 15
+    """Controller: the check has ended, and no workers are started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,69 @@ class HostFacts:
 
 
 _KINDS: Final = (int, str, str, str, str, int)
+
+
+class FolderState(StrEnum):
+    """How a host sees a folder of the program."""
+
+    SHARED = "shared"
+    READ_ONLY = "read-only"
+    APART = "apart"
+    """It has no such folder, or one of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What a check finds on a host."""
+
+    memory: int
+    compiler: str
+    """The path of the C++ compiler; empty if there is none."""
+    has_header: bool
+    """Whether the headers of Python are there."""
+    folder: FolderState
+    port: int
+    """Where it accepts links for the check; 0 if it cannot listen."""
+    words: str
+    """Why it cannot listen."""
+
+    def encoded(self) -> list[Any]:
+        return [self.memory, self.compiler, self.has_header, str(self.folder), self.port, self.words]
+
+    @staticmethod
+    def decoded(data: Sequence[Any]) -> HostState:
+        """Raises Refused."""
+        memory, compiler, has_header, folder, port, words = _typed(data, int, str, bool, str, int, str)
+        if folder not in list(FolderState):
+            raise Refused(f"a state `{folder}` of a folder")
+        return HostState(memory, compiler, has_header, FolderState(folder), port, words)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """How one host reaches another one."""
+
+    round_trip: float
+    """Seconds until a message of one byte is confirmed."""
+    rate: float
+    """Bytes per second of a large message."""
+    error: str
+    """Why it is not reached, in words; empty if it is."""
+
+    def encoded(self) -> list[Any]:
+        return [self.round_trip, self.rate, self.error]
+
+    @staticmethod
+    def decoded(data: Sequence[Any]) -> MeasuredLink:
+        """Raises Refused."""
+        return MeasuredLink(*_typed(data, float, float, str))
+
+
+def _typed(data: Sequence[Any], *kinds: type) -> Sequence[Any]:
+    """The values themselves. Raises Refused unless they have these types."""
+    if type(data) is not list or [type(value) for value in data] != list(kinds):
+        raise Refused("an answer to a check that cannot be read")
+    return data
 
 
 def check_from_agent(ranks: range, line: int, body: Any, sizes: Sequence[int]) -> None:
@@ -115,6 +189,8 @@ _CHECKS: Final[Mapping[int, Any]] = {
     HostCode.HELLO: _plain,
     HostCode.READY: _plain,
     HostCode.FAILED: _plain,
+    HostCode.CHECKED: _plain,
+    HostCode.MEASURED: _plain,
     HostCode.ANSWER: _answer,
     HostCode.STATUS: _status,
     HostCode.ENDED: _ended,

@@ -87,6 +87,19 @@ def test_an_agent_is_started_by_ssh(cluster: Cluster, serve: Callable[[Hosts], d
     assert "hosts ('', 'node1')" in out
 
 
+def test_hosts_whose_agents_ssh_starts_are_checked(
+    cluster: Cluster, serve: Callable[[Hosts], dict[str, str]], tmp_path: Path
+) -> None:
+    hosts = cluster(1, 1)
+    if not hosts.network.has_namespaces:
+        pytest.skip("the server needs an address with a free port 22")
+    hosts.write(launcher="ssh", command=str(tmp_path / "moaic"))
+    process = hosts.start(["-m", "moaic", "cluster", "check", "--folder", "."], **serve(hosts))
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "\nnode1      yes " in out
+
+
 def test_what_ssh_says_is_the_error(cluster: Cluster) -> None:
     hosts = cluster(1, 1)
     hosts.write(launcher="ssh")

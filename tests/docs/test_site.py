@@ -60,6 +60,7 @@ def test_commands_are_those_that_are_installed(site: Path) -> None:
     page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f"usage: {command} " in page for command in generate.scripts())
     assert "usage: moaic capture " in page
+    assert "usage: moaic cluster check " in page
 
 
 def test_every_quoted_message_is_one_that_is_said() -> None:

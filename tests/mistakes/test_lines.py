@@ -61,6 +61,8 @@ func @step(%x: f32[8, 4] input "x", %w: f32[4, 6] param "w") -> (f32[8, 6]) {
     "cfg6/moai/flavors.toml": "[[flavor]]\nname='x'\nworkers=2\ncolor='red'\n",
     "cfg7/moai/cluster.toml": "[[host]\n",
     "cfg8/moai/cluster.toml": "[[host]]\nname=3\n",
+    "cfg9/moai/cluster.toml": "[[host]]\nname='a'\nworkers=2\nmemory='1GB'\n",
+    "cfg10/moai/cluster.toml": "[cluster]\nlauncher='connect'\nlisten='127.0.0.1'\n",
     "st1/moai/accelerators.json": "{",
     "st2/moai/accelerators.json": "[]",
 }

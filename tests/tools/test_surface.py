@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -39,12 +39,15 @@ def helped(tool: str, *command: str) -> str:
 
 def surface() -> str:
     """That of every command, one after the other."""
-    pages: list[str] = []
-    for tool in TOOLS:
-        pages.append(f"$ {tool} --help\n{helped(tool)}")
-        below = re.findall(r"^    (\w+) ", helped(tool).partition("COMMAND\n")[2], re.MULTILINE)
-        pages += [f"$ {tool} {name} --help\n{helped(tool, name)}" for name in below]
-    return "\n".join(pages)
+    return "\n".join(page for tool in TOOLS for page in pages(tool))
+
+
+def pages(tool: str, *command: str) -> Iterator[str]:
+    """The page of a command, then those of the commands below it."""
+    text = helped(tool, *command)
+    yield f"$ {' '.join([tool, *command])} --help\n{text}"
+    for name in re.findall(r"^    (\w+) ", text.partition("COMMAND\n")[2], re.MULTILINE):
+        yield from pages(tool, *command, name)
 
 
 def test_the_command_lines_are_as_they_were() -> None:

@@ -1,0 +1,147 @@
+"""The report of a cluster check, from findings that are made up: no host is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import ClusterSettings, LauncherName
+from moaic.runtime.host.flavors import Host
+from moaic.runtime.launch.cluster_check import CheckedCluster
+from moaic.runtime.protocol.host_messages import FolderState, HostFacts, HostState, MeasuredLink
+from moaic.text.units import GIB
+from moaic.tools.cluster_report import CheckRequest, judged, to_data, to_text
+
+NAMES = ("localhost", "node2", "node3")
+
+FACTS = HostFacts(2, "0.1.0", "2.13.0", "3.11", "x86_64 fma avx2", 8)
+
+STATE = HostState(64 * GIB, "/usr/bin/g++", True, FolderState.SHARED, 40000, "")
+
+LINK = MeasuredLink(8e-5, 8e8, "")
+
+REQUEST = CheckRequest(
+    [Host(2, 32 * GIB, name, name, in_cluster=True) for name in NAMES],
+    ClusterSettings(LauncherName.CONNECT, "10.0.0.1"),
+    Path("/shared"),
+    needs_folder=True,
+    needs_compiler=True,
+)
+
+WELL = CheckedCluster(
+    dict.fromkeys(NAMES, FACTS),
+    dict.fromkeys(NAMES, STATE),
+    {(one, other): LINK for one in NAMES for other in NAMES if one != other},
+    [],
+)
+
+ALL_WELL = """\
+This host: moaic 0.1.0, PyTorch 2.13.0, Python 3.11, x86_64 fma avx2
+
+host       reached  versions  CPU   cores  workers  threads    memory  in cluster.toml  compiler  folder
+localhost  here     same      same      8        2        4  64.0 GiB         32.0 GiB  g++       shared
+node2      yes      same      same      8        2        4  64.0 GiB         32.0 GiB  g++       shared
+node3      yes      same      same      8        2        4  64.0 GiB         32.0 GiB  g++       shared
+
+MB/s from, to  localhost  node2  node3
+localhost                   800    800
+node2                800           800
+node3                800    800
+
+round trip [ms]  localhost  node2  node3
+localhost                    0.08   0.08
+node2                 0.08          0.08
+node3                 0.08   0.08
+
+A program can use all hosts."""
+
+
+def of_node2(state: HostState = STATE, facts: HostFacts = FACTS) -> CheckedCluster:
+    """A cluster whose second host is like that."""
+    return replace(WELL, states={**WELL.states, "node2": state}, facts={**WELL.facts, "node2": facts})
+
+
+def problems(found: CheckedCluster, request: CheckRequest = REQUEST) -> list[str]:
+    return [each.message for each in judged(request, found).problems]
+
+
+def test_all_is_well() -> None:
+    assert to_text(judged(REQUEST, WELL)) == ALL_WELL
+
+
+def test_a_host_that_has_not_come_has_a_line() -> None:
+    found = CheckedCluster(
+        dict.fromkeys(NAMES[:2], FACTS),
+        dict.fromkeys(NAMES[:2], STATE),
+        {pair: LINK for pair in WELL.links if "node3" not in pair},
+        [Diagnostic("nobody on `node3` answered", hint="try there")],
+    )
+    text = to_text(judged(REQUEST, found))
+    assert "node3      no       ?         ?         ?        2        ?         ?         32.0 GiB" in text
+    assert "MB/s from, to  localhost  node2\n" in text
+    assert text.endswith("\n\nproblem  nobody on `node3` answered\n         fix: try there")
+
+
+def test_a_message_about_several_hosts_is_printed_once_with_all_that_mends_it() -> None:
+    absent = [Diagnostic("nobody on `a`, `b` answered", hint=f"start {name}") for name in "ab"]
+    text = to_text(judged(REQUEST, replace(WELL, problems=absent)))
+    assert text.endswith("problem  nobody on `a`, `b` answered\n         fix: start a\n         fix: start b")
+
+
+def test_every_version_that_differs_is_a_problem() -> None:
+    assert problems(of_node2(facts=replace(FACTS, torch="2.12.0", python="3.12", cpu="aarch64 sve"))) == [
+        "host `node2` has PyTorch 2.12.0, this one 2.13.0",
+        "host `node2` has Python 3.12, this one 3.11",
+        "host `node2` has another kind of CPU (aarch64 sve) than this one (x86_64 fma avx2)",
+    ]
+
+
+def test_other_numbers_of_threads_are_a_warning() -> None:
+    report = judged(REQUEST, of_node2(facts=replace(FACTS, cores=4)))
+    assert not report.problems
+    assert [each.message.partition(":")[0] for each in report.warnings] == [
+        "Workers of host node2 have 2 threads each, those of this one 4"
+    ]
+
+
+def test_what_a_host_lacks_is_a_problem() -> None:
+    state = HostState(16 * GIB, "", False, FolderState.READ_ONLY, 0, "workers cannot listen on 10.0.0.9")
+    assert problems(of_node2(state)) == [
+        "host `node2` has 16.0 GiB of memory, and cluster.toml says 32.0 GiB",
+        "host `node2` has no C++ compiler",
+        "host `node2` has no headers of Python",
+        "host `node2`: workers cannot listen on 10.0.0.9",
+        "/shared cannot be written on `node2`",
+    ]
+
+
+def test_programs_that_do_not_compile_need_no_compiler() -> None:
+    assert not problems(of_node2(replace(STATE, compiler="", has_header=False)), replace(REQUEST, needs_compiler=False))
+
+
+def test_a_folder_that_nobody_named_need_not_be_shared() -> None:
+    found = of_node2(replace(STATE, folder=FolderState.APART))
+    assert problems(found) == ["/shared is no folder of this host on `node2`"]
+    report = judged(replace(REQUEST, needs_folder=False), found)
+    assert not report.problems
+    assert [each.message for each in report.warnings] == ["/shared is no folder of this host on `node2`"]
+
+
+def test_links_that_fail_alike_are_one_problem_of_the_host_that_connects() -> None:
+    links = {pair: replace(LINK, error="timed out") if pair[0] == "node2" else LINK for pair in WELL.links}
+    report = judged(REQUEST, replace(WELL, links=links))
+    assert [each.message for each in report.problems] == [
+        "workers of host `node2` cannot connect to those of `localhost`, `node3`: timed out"
+    ]
+    assert "node2               none          none" in to_text(report)
+
+
+def test_the_data_has_all_that_the_text_has() -> None:
+    data = to_data(judged(REQUEST, of_node2(facts=replace(FACTS, torch="2.12.0"))))
+    assert [host["name"] for host in data["hosts"]] == list(NAMES)
+    assert data["hosts"][1]["facts"]["torch"] == "2.12.0"
+    assert data["links"][0] == {"from": "localhost", "to": "node2", "round_trip": 8e-5, "rate": 8e8, "error": ""}
+    assert data["problems"] == [
+        {"message": "host `node2` has PyTorch 2.12.0, this one 2.13.0", "hint": "install the same PyTorch"}
+    ]
