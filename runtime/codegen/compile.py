@@ -105,8 +105,7 @@ class OpenFunctions:
     def __init__(self, functions: Sequence[Function], symbols: Symbols, device: torch.device = CPU) -> None:
         """Compiles all of them for the sizes of the example."""
         self._device = device
-        scales = _scales(functions)
-        self._parts = [(function, _numbering(function, symbols, scales)) for function in functions]
+        self._parts = [(function, _numbering(function, symbols)) for function in functions]
         kernels = _built([partial(_inductor, function, device, numbering) for function, numbering in self._parts])
         self._kernels = [[kernel] for kernel in kernels]
 
@@ -135,21 +134,21 @@ def _with_numbers(
     return run(arguments)
 
 
-def _scales(functions: Sequence[Function]) -> dict[str, int]:
+def _scales(function: Function) -> dict[str, int]:
     """For each symbol of which a fraction is a size, the number of which it is a multiple."""
     scales: dict[str, int] = {}
-    for function in functions:
-        for size in sizes_of(function):
-            (names, coefficient), *more = size.terms
-            if len(names) == 1 and not more:
-                scales[names[0]] = lcm(scales.get(names[0], 1), coefficient.denominator)
+    for size in sizes_of(function):
+        (names, coefficient), *more = size.terms
+        if len(names) == 1 and not more:
+            scales[names[0]] = lcm(scales.get(names[0], 1), coefficient.denominator)
     return scales
 
 
-def _numbering(function: Function, symbols: Symbols, scales: Mapping[str, int]) -> Numbering:
+def _numbering(function: Function, symbols: Symbols) -> Numbering:
+    """That of the function alone: what else is compiled with it, which differs between hosts, changes no bit."""
     used = {name for size in sizes_of(function) for names, _ in size.terms for name in names}
     example = {name: number for name, number in symbols.example_numbers().items() if name in used}
-    return Numbering(example, scales)
+    return Numbering(example, _scales(function))
 
 
 def import_compiler() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -63,3 +65,34 @@ def test_one_kernel_serves_many_sizes() -> None:
     assert functions.kernels == 1
     functions.at(0, symbols.numbers((2, 2)))
     assert functions.kernels == 2
+
+
+TWO = """// moai 1
+sizes s0 = 36
+
+func @half(%x: f32[s0/2, 8]) -> (f32[s0/2, 8]) {
+  %y = aten.tanh %x : f32[s0/2, 8]
+  return %y
+}
+func @whole(%x: f32[s0, 8]) -> (f32[s0, 8]) {
+  %y = aten.sin %x : f32[s0, 8]
+  return %y
+}
+func @main(%x: f32[s0, 8]) -> (f32[s0, 8]) {
+  %y = call @whole %x : f32[s0, 8]
+  return %y
+}
+"""
+
+
+def test_a_kernel_depends_on_its_function_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    module = parse(TWO)
+    symbols = symbols_of(module)
+    assert symbols is not None
+    half, whole, _ = module.functions
+    OpenFunctions([half, whole], symbols)
+    kept = set(tmp_path.glob("fxgraph/*/*"))
+    OpenFunctions([whole], symbols)
+    assert len(kept) == 2
+    assert set(tmp_path.glob("fxgraph/*/*")) == kept
