@@ -115,6 +115,8 @@ class Mailbox:
         self._fence = Fence()
         self._links = links
         self._far = frozenset[int]() if links is None else links.far
+        self.local: Final = tuple(each for each in range(ranks) if each not in self._far)
+        """The workers of this one's host."""
         if links is not None:
             self._bytes = memoryview(self._map)
             links.listen(self._place, self._store)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,8 @@ class WorkerContext:
     rank: int
     backend: DeviceBackend
     transport: Transport
+    local: Sequence[int] = range(sys.maxsize)
+    """The workers of this one's host; by default all."""
 
     @property
     def device(self) -> torch.device:

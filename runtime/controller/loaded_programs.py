@@ -76,7 +76,7 @@ class LoadedPrograms:
         main, mesh, pool = module.main, module.mesh, self._buffers.pool
         self._check_size(mesh)
         has_key = any(main.param_role(index).kind == "key" for index in range(len(main.params)))
-        mark = mark_of(text, pool.devices) if compiled else None
+        mark = mark_of(text, pool.devices, pool.hosts) if compiled else None
         background = background and mark is not None and not mark.exists()
         self._compilations += background
         compilation = CompileState.RUNNING if background else CompileState.ADOPTED

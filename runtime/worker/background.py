@@ -74,7 +74,7 @@ class BackgroundCompiler:
             self._mailbox.finish_compiling()
 
     def _answer(self, text: str) -> bytes:
-        job = encode([self._rank, self._device, torch.get_num_threads(), text])
+        job = encode([self._rank, self._mailbox.local, self._device, torch.get_num_threads(), text])
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb") as answer:
             try:
@@ -121,7 +121,7 @@ def run_job(job: CompileJob) -> None:
     threading.Thread(target=_end_with_worker, args=(job.pipe,), name="watch", daemon=True).start()
     with os.fdopen(job.file, "rb") as memory:
         memory.seek(0)
-        rank, device, threads, text = decode(memory.read())
+        rank, local, device, threads, text = decode(memory.read())
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     start = time.perf_counter()
@@ -129,7 +129,7 @@ def run_job(job: CompileJob) -> None:
     with contextlib.suppress(Exception):
         backend = backend_for(device)
         backend.begin()
-        names = compile_share(text, rank, backend.compiled_for)
+        names = compile_share(text, rank, local, backend.compiled_for)
         os.write(job.pipe, encode([names, time.perf_counter() - start]))
     os.killpg(0, signal.SIGKILL)
 

@@ -24,7 +24,7 @@ from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.instruction_name import describe
-from moaic.runtime.worker.compile_shares import called_functions, shares
+from moaic.runtime.worker.compile_shares import called_functions, host_shares
 from moaic.runtime.worker.cuda_graph import GraphRecorder, obstacle
 from moaic.runtime.worker.instructions import Compute, Instruction, instructions, is_communication
 from moaic.runtime.worker.overlap_and_bucket import arranged, program_order
@@ -123,8 +123,9 @@ class Program:
         self._numbers = [step.position for step in steps]
         mine = [step.op for step in steps]
         functions = called_functions(module)
+        shares = host_shares(module, functions, context.local)
         symbols = symbols_of(module)
-        self._instructions = _Instructions(self.main, mine, rank_context, functions, symbols, self.record)
+        self._instructions = _Instructions(self.main, mine, rank_context, functions, shares, symbols, self.record)
         self._at: dict[bool, Callable[[tuple[int, ...]], list[Instruction]]] = {}
         self.loaded = time.monotonic()
         self._is_compiled = compiled and not background
@@ -307,6 +308,7 @@ class _Instructions:
         mine: Sequence[Op],
         rank_context: RankContext,
         functions: Mapping[str, Function],
+        shares: Mapping[int, Sequence[str]],
         symbols: Symbols | None,
         record: Record,
     ) -> None:
@@ -314,6 +316,7 @@ class _Instructions:
         self._mine = replace(main, ops=tuple(mine))
         self._rank_context = rank_context
         self.functions = functions
+        self._shares = shares
         self._symbols = symbols
         self._record = record
 
@@ -326,18 +329,17 @@ class _Instructions:
     def compiled(self, *, together: bool = False) -> Callable[[tuple[int, ...]], list[Instruction]]:
         """From the sizes of a run to instructions that call compiled functions: compiles those that this rank calls.
 
-        With `together` the ranks do so at the same time: first each compiles its share of all functions. Shares are
-        then loaded from the cache on disk, which holds each as a whole.
+        With `together` the ranks of a host do so at the same time: first each compiles its share of what they call.
+        Shares are then loaded from the cache on disk, which holds each as a whole.
         """
-        mesh, rank = self._rank_context.mesh, self._rank_context.rank
-        parts, kernels = shares(self.functions, mesh.ranks), self._kernels()
+        parts, rank, kernels = dict(self._shares), self._rank_context.rank, self._kernels()
         if together:
             if mine := parts.pop(rank):
                 self._compile(kernels, mine)
             if parts:
                 # A barrier that can be cancelled if compilation fails on a rank.
-                self._rank_context.transport.agree(Group.of(range(mesh.ranks), rank), 0)
-        for part in parts:
+                self._rank_context.transport.agree(Group.of(tuple(self._shares), rank), 0)
+        for part in parts.values():
             if not self._own.isdisjoint(part):
                 self._compile(kernels, part)
         return lru_cache(SIZES_KEPT)(partial(self._with, kernels))

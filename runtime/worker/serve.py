@@ -83,7 +83,8 @@ def work(
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
         transport = _transport(Carrier(carrier), mailbox, store, backend)
         background = BackgroundCompiler(compiling, rank, device, mailbox)
-        worker = Worker(WorkerContext(rank, backend, transport), mailbox, background, partial(_report, connection))
+        context = WorkerContext(rank, backend, transport, mailbox.local)
+        worker = Worker(context, mailbox, background, partial(_report, connection))
         serve(worker, mailbox, connection)
     except Closed:
         end()

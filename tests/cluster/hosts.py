@@ -187,6 +187,10 @@ class Hosts:
     def run(self, command: Sequence[str], seconds: float = 120, **more: str) -> tuple[int, str]:
         """Run a program on the first host, and the agents of the others; its exit code and what it printed."""
         self.start_agents()
+        return self.finish(command, seconds, **more)
+
+    def finish(self, command: Sequence[str], seconds: float = 120, **more: str) -> tuple[int, str]:
+        """Run a program on the first host; its exit code and what it printed."""
         program = self.start(command, **more)
         try:
             out, _ = program.communicate(timeout=seconds)
