@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def check_cluster(
 
 
 @contextmanager
-def _marker(folder: Path) -> Iterator[str]:
+def _marker(folder: Path) -> Generator[str]:
     """The path of a new file in the folder, for as long as hosts look for it. Raises Diagnostic."""
     try:
         file = tempfile.NamedTemporaryFile(prefix=".moaic-check-", dir=folder.absolute())  # noqa: SIM115 - below

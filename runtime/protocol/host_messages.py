@@ -143,7 +143,7 @@ class MeasuredLink:
 
 def _typed(data: Sequence[Any], *kinds: type) -> Sequence[Any]:
     """The values themselves. Raises Refused unless they have these types."""
-    if type(data) is not list or [type(value) for value in data] != list(kinds):
+    if not isinstance(data, list) or [type(value) for value in data] != list(kinds):
         raise Refused("an answer to a check that cannot be read")
     return data
 

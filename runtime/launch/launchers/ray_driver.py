@@ -18,11 +18,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
-from ray.util import get_node_ip_address, placement_group, placement_group_table
-from ray.util.placement_group import PlacementGroup
+from ray import util
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from moaic.text.units import count
+
+_ray: Final[Any] = ray
+_util: Final[Any] = util
+"""Ray's own annotations are of parts."""
 
 CONNECT_SECONDS: Final = 5.0
 
@@ -72,7 +76,7 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
 
     The first bundle keeps the others off this node. It has no cores: who has started the program has these already.
     """
-    bundles: list[dict[str, float]] = [{f"node:{get_node_ip_address()}": SLIVER}]
+    bundles: list[dict[str, float]] = [{f"node:{_util.get_node_ip_address()}": SLIVER}]
     for host in hosts:
         on_one = {f"node:{host['address']}": SLIVER} if host["address"] else {}
         bundles.append({"CPU": host["workers"], **on_one})
@@ -80,8 +84,8 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
     if not group.wait(seconds):
         wishes = ", ".join(f"`{host['name']}` ({cpus(host['workers'])})" for host in hosts)
         sys.exit(f"no free nodes, apart from this one, for {wishes}. Ray has {seen()}")
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _ray.nodes()}
+    found: dict[int, str] = _util.placement_group_table(group)["bundles_to_node_id"]
     return group, [nodes[found[index]] for index in range(1, len(bundles))]
 
 
@@ -91,7 +95,7 @@ def cpus(number: float) -> str:
 
 def seen() -> str:
     """The nodes and their cores, in words."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in _ray.nodes() if node["Alive"]]
     return ", ".join(f"{node['NodeManagerAddress']} ({cpus(node['Resources'].get('CPU', 0))})" for node in nodes)
 
 
@@ -133,9 +137,9 @@ def watch(agents: dict[Any, str], answers: int) -> None:
     """Wait until the program or all agents have ended, and answer with the host and the words of each that fails."""
     end = None
     while agents and (end is None or time.monotonic() < end):
-        done, _ = ray.wait(list(agents), timeout=POLL_SECONDS)
+        done, _ = _ray.wait(list(agents), timeout=POLL_SECONDS)
         for each in done:
-            code, said = ray.get(each)
+            code, said = _ray.get(each)
             host = agents.pop(each)
             if code and end is None:
                 answer(answers, [host, said.strip() or f"exit code {code}"])
