@@ -17,6 +17,7 @@ from moaic.runtime.host.cluster_settings import ClusterSettings
 from moaic.runtime.host.flavors import HostShare
 from moaic.runtime.launch.enrolment import new_token
 from moaic.runtime.launch.launchers.launcher import Invitation, Say
+from moaic.runtime.launch.launchers.munge import munge_of
 from moaic.runtime.launch.launchers.processes import Processes, write_line
 from moaic.text.units import count
 
@@ -29,6 +30,8 @@ ENDING: Final = ("--quiet", "--kill-on-bad-exit=1")
 KEPT: Final = ("SLURM_CONF", "SLURM_SACK", "SLURM_JWT")
 """Beginnings of the names of variables by which srun reaches Slurm. The others are options of the job's steps, such as
 SLURM_CPUS_PER_TASK, and would be those of this one."""
+
+ASK_SECONDS: Final = 10.0
 
 NODE: Final = re.compile(r"NodeName=(\S+) .*?\bNodeAddr=(\S+)")
 
@@ -49,6 +52,7 @@ class Slurm:
         self._program = settings.command or f"{quote(sys.executable)} -m moaic"
         self._processes = Processes(self.name)
         self._hosts: list[str] = []
+        self._say = say
 
     def place(self, shares: Sequence[HostShare], seconds: float) -> tuple[HostShare, ...]:
         self._hosts = nodes_of(shares, self._other_nodes(shares, seconds))
@@ -70,9 +74,15 @@ class Slurm:
         where = [f"--jobid={self._job}", f"--nodes={nodes}", f"--ntasks={nodes}", f"--nodelist={','.join(self._hosts)}"]
         # The program listens already: an agent that finds nobody there has come too late.
         agent = f'exec {self._program} {invitation.connect} --host "$SLURMD_NODENAME" --wait 0'
+        secret = invitation.secrets[self._hosts[0]]
+        munge = munge_of(self._ask(ASK_SECONDS, "show", "config"))
+        if munge is None:
+            self._say("Slurm sends the secret of the agents unencrypted: whoever reads its network now can be one.")
+        else:
+            agent, secret = f"{munge.unseal} | {agent}", munge.seal(secret)
         command = ["srun", *where, *STEP, *ENDING, "/bin/sh", "-c", agent]
         process = self._processes.start(self.name, command, environment=self._environment)
-        write_line(process, invitation.secrets[self._hosts[0]])
+        write_line(process, secret)
 
     def failed(self) -> Mapping[str, str]:
         words = self._processes.ended().get(self.name)

@@ -12,27 +12,32 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import ClusterSettings, LauncherName
 from moaic.runtime.host.flavors import HostShare
 from moaic.runtime.launch.launchers.launcher import Invitation
+from moaic.runtime.launch.launchers.munge import munge_of
 from moaic.runtime.launch.launchers.slurm import Slurm, nodes_of
 
 SETTINGS = ClusterSettings(LauncherName.SLURM, command="moaic")
 
 SCONTROL = """
+if [ "$2" = config ]; then echo "AuthType = $AUTH"; exit; fi
 if [ "$2" = hostnames ]; then echo $3 | tr , '\\n'; exit; fi
 echo $4 | tr , '\\n' | sed 's/.*/NodeName=& Arch=x86_64 NodeAddr=10.0.0.&  NodeHostName=& Version=22.05/'
 """
 
 SRUN = 'read secret; echo "$@" > {0}/arguments; echo $secret > {0}/secret; env > {0}/environment'
 
+MUNGE = "echo MUNGE:$1:; rev"
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, str]:
     """The variables of a program on node 1 of an allocation of three, whose names do not lead to addresses."""
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN.format(tmp_path))):
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN.format(tmp_path)), ("munge", MUNGE)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     return {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",
+        "AUTH": "auth/munge",
         "SLURM_JOB_NODELIST": "node-1.invalid,node-2.invalid,node-3.invalid",
         "SLURMD_NODENAME": "node-1.invalid",
     }
@@ -69,19 +74,49 @@ def test_hosts_get_the_names_of_their_nodes_and_addresses_of_slurm_or_the_user(
     )
 
 
-def test_the_secret_is_standard_input_and_nothing_else(job: dict[str, str], tmp_path: Path) -> None:
+def started(job: dict[str, str], folder: Path) -> tuple[str, str, str, str]:
+    """The secret of a launch, then the arguments, standard input and environment of srun."""
     slurm = launcher({**job, "MOAI_TOKEN": "old", "SLURM_EXACT": "1", "SLURM_CONF": "file"})
     placed = slurm.place(shares("a", "b"), 5.0)
     secrets = slurm.secrets([share.name for share in placed])
     slurm.start(placed, Invitation(("10.0.0.1", 4711), secrets))
     slurm.end(5.0)
-    arguments, environment = ((tmp_path / name).read_text("utf-8") for name in ("arguments", "environment"))
+    (secret,) = set(secrets.values())
+    arguments, said, environment = (
+        (folder / name).read_text("utf-8") for name in ("arguments", "secret", "environment")
+    )
+    return secret, arguments, said.strip(), environment
+
+
+def test_the_secret_is_standard_input_and_nothing_else(
+    job: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret, arguments, said, environment = started({**job, "AUTH": "auth/slurm"}, tmp_path)
     assert "--jobid=7 --nodes=2 --ntasks=2 --nodelist=node-2.invalid,node-3.invalid --overlap --mem=0" in arguments
-    assert 'exec moaic agent --connect 10.0.0.1:4711 --host "$SLURMD_NODENAME" --wait 0' in arguments
-    assert set(secrets.values()) == {(tmp_path / "secret").read_text("utf-8").strip()}
-    for secret in (*secrets.values(), "MOAI_TOKEN", "SLURM_EXACT"):
-        assert secret not in arguments + environment
+    assert ' exec moaic agent --connect 10.0.0.1:4711 --host "$SLURMD_NODENAME" --wait 0' in arguments
+    assert said == secret
+    for word in (secret, "MOAI_TOKEN", "SLURM_EXACT"):
+        assert word not in arguments + environment
     assert "SLURM_CONF=file" in environment
+    assert "Slurm sends the secret of the agents unencrypted" in capsys.readouterr().out
+
+
+def test_munge_protects_the_secret(
+    job: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", job["PATH"])
+    secret, arguments, said, _ = started(job, tmp_path)
+    assert "unmunge --metadata=/dev/null | exec moaic agent " in arguments
+    assert said == f"MUNGE:--restrict-uid={os.getuid()}:"
+    assert secret not in said
+    assert not capsys.readouterr().out
+
+
+def test_where_munge_listens() -> None:
+    munge = munge_of("AuthAltTypes = (null)\nAuthInfo    = ttl=9,socket=/run/m.socket\nAuthType   = auth/munge\n")
+    assert munge is not None
+    assert munge.unseal.endswith("| unmunge --metadata=/dev/null --socket=/run/m.socket")
+    assert munge_of("AuthInfo = (null)\nAuthType = auth/slurm\n") is None
 
 
 @pytest.mark.parametrize(
