@@ -75,9 +75,13 @@ class Buffers:
     def _parts(self, host: Tensor, place: Placement) -> list[Tensor | None]:
         """The bytes of each worker's part; replicas share the same memory."""
         parts: list[Tensor | None] = [None] * self.pool.size
-        whole = as_block(host) if place.is_uncut else None
+        blocks: dict[tuple[int, ...], Tensor] = {}
         for rank in place.holders:
-            parts[rank] = as_block(local_part(host, place.mesh, place.layout, rank)) if whole is None else whole
+            coordinates = place.mesh.coordinates(rank)
+            key = tuple(coordinates[split.axis] for split in place.layout.splits)
+            if key not in blocks:
+                blocks[key] = as_block(local_part(host, place.mesh, place.layout, rank))
+            parts[rank] = blocks[key]
         return parts
 
     def resharded(self, buffers: Sequence[tuple[Buffer, Placement]]) -> list[Buffer]:

@@ -36,5 +36,5 @@ class Heartbeats:
             beats = self._workers.status.beats(rank)
             known, missed = self._known[rank]
             self._known[rank] = (beats, missed + 1) if beats == known and beats else (beats, 0)
-            if missed >= (STOPPED_BEATS if self._workers.is_stopped(rank) else MISSED_BEATS):
+            if missed >= MISSED_BEATS or (missed >= STOPPED_BEATS and self._workers.is_stopped(rank)):
                 yield rank, missed + 1

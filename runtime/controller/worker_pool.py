@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -18,7 +18,7 @@ from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
 from moaic.runtime.launch.channel import Channel, Workers
 from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
-from moaic.runtime.protocol.frames import Message, encode, push_all, readable
+from moaic.runtime.protocol.frames import Arrivals, Message, encode, push_all, readable
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.protocol.withheld_writes import furthest_replicas, unpacked
@@ -67,12 +67,19 @@ class WorkerPool:
         self._lines = lines
         self._names = names
         self._channels = workers.channels
+        self._arrivals = Arrivals(self._channels)
+        self.devices = workers.devices
+        """The device of each worker."""
+        self.hosts = workers.hosts
+        """The name of each worker's host; empty for this one."""
         self._queue: list[Command] = []
         self._blocks: list[Sequence[Tensor | None]] = []
         self._queued_bytes = 0
         self._sequence = 0
         self._requests = 0
         self._answers: dict[int, Any] = {}
+        self._awaited: set[int] = set()
+        """The ranks whose answer to the current request has not come."""
         self._heartbeats = Heartbeats(workers)
         self._failure: WorkerError | None = None
         self._raised: dict[int, Failure] = {}
@@ -99,22 +106,12 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        return len(self._workers.devices)
+        return len(self.devices)
 
     @property
     def is_complete(self) -> bool:
         """Whether all workers have sent HELLO."""
         return len(self.greeted) == self.size
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The device of each worker."""
-        return self._workers.devices
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The name of each worker's host; empty for this one."""
-        return self._workers.hosts
 
     def has_compiled(self, number: int) -> bool:
         """Whether compilation in the background has ended on all workers for the first `number` programs with it."""
@@ -171,9 +168,9 @@ class WorkerPool:
     def _asked(self, request: Request, ranks: Sequence[int]) -> dict[int, Any]:
         self.check()
         self._requests += 1
-        self._answers = {}
-        self._send_queue(to_wire([request._replace(request=self._requests)]), ranks)
-        self._await(ranks)
+        self._answers, self._awaited = {}, set(ranks)
+        self._send_queue(to_wire([request._replace(request=self._requests)]), frozenset(ranks))
+        self._await()
         return self._answers
 
     def _raise_failed(self, root: int) -> NoReturn:
@@ -192,16 +189,19 @@ class WorkerPool:
         """The message of the first failure that has not been raised; empty if there is none."""
         return "" if self._unraised is None else str(self._op_error(self._unraised))
 
-    def _await(self, ranks: Sequence[int]) -> None:
+    def _await(self) -> None:
         waited = False
         beat = time.monotonic() + BEAT_SECONDS
         try:
-            while not all(rank in self._answers for rank in ranks):
-                readable(self._channels, max(0.0, beat - time.monotonic()))
-                self._receive_all()
+            while self._awaited:
+                arrived = self._arrivals.wait(max(0.0, beat - time.monotonic()))
+                # In silence all: a poll does not see what an interrupted call has decrypted.
+                self._receive_from(arrived or self._channels)
                 # Not only in silence: other hosts send the state of their workers all the time.
-                if time.monotonic() >= beat and not all(rank in self._answers for rank in ranks):
+                if time.monotonic() >= beat and self._awaited:
                     beat = time.monotonic() + BEAT_SECONDS
+                    for channel in self._channels:
+                        channel.push()
                     self._check_heartbeats()
                     waited = True
                     self.waiting([self._code(rank) for rank in range(self.size)])
@@ -219,13 +219,13 @@ class WorkerPool:
         self._deliver()
 
     def wait_for_greeting(self, seconds: float) -> None:
-        """Wait at most `seconds` for a message of a worker that is not ready. The only method that needs no lock."""
-        readable([channel for channel in self._channels if not self.greeted.keys() >= set(channel.ranks)], seconds)
+        """Wait at most `seconds` for a message of a worker. The only method that needs no lock."""
+        self._arrivals.wait(seconds)
 
     def receive(self) -> None:
         """Receive the messages that have arrived. Raises WorkerError."""
         self.check()
-        self._receive_all()
+        self._receive_from(self._arrivals.wait(0.0))
 
     def close(self) -> None:
         """End the workers and drop the queue."""
@@ -244,7 +244,7 @@ class WorkerPool:
         for channel in self._channels:
             channel.close()
 
-    def _send_queue(self, request: Sequence[Any], ranks: Sequence[int]) -> None:
+    def _send_queue(self, request: Sequence[Any], ranks: Collection[int]) -> None:
         with uninterrupted():
             commands, blocks = to_wire(self._queue), self._blocks
             self._queue, self._blocks, self._queued_bytes = [], [], 0
@@ -258,7 +258,7 @@ class WorkerPool:
         self,
         commands: Sequence[Any],
         request: Sequence[Any],
-        ranks: Sequence[int],
+        ranks: Collection[int],
         rows: Sequence[Sequence[Tensor | None]],
     ) -> None:
         """Put one message into each worker's outbox: the commands and, for `ranks`, the request if there is one."""
@@ -273,12 +273,20 @@ class WorkerPool:
 
     def _deliver(self) -> None:
         push_all(self._channels)
-        self._receive_all()
-
-    def _receive_all(self) -> None:
-        """Receive the messages that have arrived; raise for a failed or ended worker."""
-        for channel in self._channels:
+        for channel in self._arrivals.wait(0.0):
             channel.pull()
+        # All channels, from which `push_all` may have received.
+        self._take_from(self._channels)
+
+    def _receive_from(self, arrived: Sequence[Channel[Tensor]]) -> None:
+        """Receive what has arrived; raise for a failed or ended worker."""
+        for channel in arrived:
+            channel.pull()
+        self._take_from(arrived)
+
+    def _take_from(self, channels: Sequence[Channel[Tensor]]) -> None:
+        """Take the messages that have been received; raise for a failed or ended worker."""
+        for channel in channels:
             while (received := channel.next()) is not None:
                 self._receive(*received)
             for rank in channel.ended():
@@ -308,6 +316,7 @@ class WorkerPool:
                 self.welcome(rank, self.greeted[rank])
         elif request == self._requests:
             self._answers[rank] = _value(kind, message)
+            self._awaited.discard(rank)
 
     def _fail(self, rank: int, first: Failure) -> NoReturn:
         """Find the cause of a first failure, end all workers, and raise the cause."""
@@ -365,7 +374,7 @@ class WorkerPool:
     def _ended(self, rank: int, how: str = "") -> Failure:
         activity = self._workers.status.activity(rank)
         command = self._names(activity.code, activity.subject, activity.step)
-        if self._workers.hosts[rank] and any(rank in each.ranks and each.closed for each in self._channels):
+        if self.hosts[rank] and any(rank in each.ranks and each.closed for each in self._channels):
             # What is known of its status is old.
             command = "an unknown command"
         return Failure(rank, activity.line, command, how or self._ending(rank), "", ENDED)
@@ -385,7 +394,7 @@ class WorkerPool:
         return f"{head}\n\nOn the worker:\n{failure.details}" if failure.details else head
 
     def _name(self, rank: int) -> str:
-        host = self._workers.hosts[rank]
+        host = self.hosts[rank]
         return f"worker {rank} of {self.size} ({host})" if host else f"worker {rank} of {self.size}"
 
     def _out_of_memory(self, failure: Failure, shortage: Shortage) -> OutOfMemory:

@@ -37,6 +37,8 @@ END_SECONDS: Final = 2.0
 PROGRAM: Final = "program"
 """The name of this host in its certificate: none that another host can have."""
 
+SEEN: Final = encode([HostCode.SEEN])
+
 Block = TypeVar("Block")
 
 
@@ -87,8 +89,8 @@ class HostWorkers(Generic[Block]):
                     return rank, Message(body, message.blocks)
                 case [HostCode.STATUS, lines, stopped]:
                     self._stopped = frozenset(stopped)
-                    self._connection.post(encode([HostCode.SEEN]))
-                    self._connection.push()
+                    # Sent with the next commands, or by a controller that waits: on its own it would cost as much.
+                    self._connection.post(SEEN)
                     if self.status is not None:
                         self.status.mirror(self.ranks.start, lines)
                 case [HostCode.ENDED, rank, words]:

@@ -13,6 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -129,6 +130,8 @@ class Connection(Generic[Block]):
         self._memory = memory
         self._limits = limits
         self._outbox: deque[memoryview] = deque()
+        self.unsent = 0
+        """Bytes in the outbox."""
         self._inbox: deque[Message[Block]] = deque()
         self._reader = _frames(self._inbox.append, memory, check, limits)
         self._target: memoryview = next(self._reader)
@@ -147,11 +150,6 @@ class Connection(Generic[Block]):
         """Why this end has ended the connection; empty if it has not."""
         return "" if self._ending is None or isinstance(self._ending, Closed) else str(self._ending)
 
-    @property
-    def unsent(self) -> int:
-        """Bytes in the outbox."""
-        return sum(map(len, self._outbox))
-
     def fileno(self) -> int:
         return self._socket.fileno()
 
@@ -160,7 +158,9 @@ class Connection(Generic[Block]):
         view = self._memory.view
         pieces = frame(body, [None if block is None else view(block) for block in blocks], self._limits)
         self._outbox.extend(pieces)
-        return sum(map(len, pieces))
+        size = sum(map(len, pieces))
+        self.unsent += size
+        return size
 
     def push(self) -> bool:
         """Send as much as the socket takes now; true once the outbox is empty."""
@@ -172,16 +172,20 @@ class Connection(Generic[Block]):
 
     def pull(self) -> None:
         """Receive all that the socket has now; if that is its end, `closed` becomes true."""
-        while self._ending is None:
-            with uninterrupted():
-                if not self._receive_some():
-                    return
+        while self.pull_some():
+            pass
+
+    def pull_some(self) -> bool:
+        """Receive once, at most a block and READ_AHEAD bytes behind it; whether there may be more now."""
+        if self._ending is not None:
+            return False
+        with uninterrupted():
+            return self._receive_some()
 
     def check(self) -> None:
         """End a connection to another host that has gone without a word."""
         if isinstance(self._socket, TlsStream) and self._socket.is_unanswered:
-            self._is_cut = True
-            self._outbox.clear()
+            self._cut()
             self._end(Closed())
 
     def next(self) -> Message[Block] | None:
@@ -209,22 +213,27 @@ class Connection(Generic[Block]):
         self._end(Closed())
         self._socket.close()
 
+    def _cut(self) -> None:
+        self._is_cut = True
+        self._outbox.clear()
+        self.unsent = 0
+
     def _end(self, reason: Exception) -> None:
         self._ending = self._ending or reason
 
     def _send_some(self) -> bool:
-        pieces = [piece for piece, _ in zip(self._outbox, range(GATHER), strict=False)]
+        pieces = list(islice(self._outbox, GATHER))
         try:
             sent = self._socket.sendmsg(pieces)
         except BlockingIOError:
             return False
         except OSError:
-            self._is_cut = True
-            self._outbox.clear()
+            self._cut()
             # The other end may have said why it has ended.
             self.pull()
             self._end(Closed())
             return True
+        self.unsent -= sent
         while sent:
             piece = self._outbox.popleft()
             if sent < len(piece):
@@ -288,11 +297,13 @@ def push_all(connections: Sequence[Pushed]) -> None:
                 poll.register(connection, select.POLLIN)
         for connection in waiting:
             poll.register(connection, select.POLLIN | select.POLLOUT)
-        if not poll.poll(CHECK_SECONDS * 1000):
+        events = dict(poll.poll(CHECK_SECONDS * 1000))
+        if not events:
             for connection in waiting:
                 connection.check()
         for connection in connections:
-            connection.pull()
+            if events.get(connection.fileno(), 0) & ~select.POLLOUT:
+                connection.pull()
         waiting = [connection for connection in waiting if not connection.push()]
 
 
@@ -303,6 +314,20 @@ def readable(connections: Sequence[Polled], seconds: float | None = None) -> lis
         poll.register(connection, select.POLLIN)
     ready = {fd for fd, _ in poll.poll(None if seconds is None else seconds * 1000)}
     return [connection for connection in connections if connection.fileno() in ready]
+
+
+class Arrivals(Generic[Polled]):
+    """What `readable` tells of the same connections again and again: many are registered once. For any threads."""
+
+    def __init__(self, connections: Sequence[Polled]) -> None:
+        self._by_descriptor = {connection.fileno(): connection for connection in connections}
+        self._poll = select.epoll()
+        for descriptor in self._by_descriptor:
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def wait(self, seconds: float) -> list[Polled]:
+        """Wait until connections have data or are closed, at most `seconds`; return these connections."""
+        return [self._by_descriptor[descriptor] for descriptor, _ in self._poll.poll(seconds)]
 
 
 def _frames(

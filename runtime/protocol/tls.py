@@ -133,6 +133,10 @@ class TlsStream:
         self._socket.close()
 
     def _encrypt(self, pieces: Sequence[memoryview]) -> int:
+        together = sum(piece.nbytes for piece in pieces)
+        if together < JOINED:
+            self._write(memoryview(b"".join(pieces)))
+            return together
         taken, small = 0, bytearray()
         for piece in pieces:
             if taken >= CHUNK:
