@@ -17,22 +17,25 @@ from moaic.runtime.launch.enrolment import Address, dial, enrol, token_of
 from moaic.runtime.launch.host_check import answer_check
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Credentials
-from moaic.runtime.launch.listening import listen
+from moaic.runtime.launch.listening import closed_after, listen
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, start
 from moaic.runtime.protocol.frames import BYTES, Closed, Connection, Message, encode
-from moaic.runtime.protocol.host_messages import HostCode
+from moaic.runtime.protocol.host_messages import HostCode, check_from_controller
 from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.peers import Peers
 from moaic.text.units import count
 
-STATUS_SECONDS: Final = 0.1
-"""Interval at which changed status lines are sent."""
+TURN_SECONDS: Final = 0.1
+"""The most between two looks at the workers."""
+
+STATUS_SECONDS: Final = 0.5
+"""Interval at which changed status lines are sent; receiving them costs the controller as much as a step of a host."""
 
 GRACE_SECONDS: Final = 1.0
 """Time that the fork server has to report the end of a worker whose socket has closed."""
 
 MOST_UNSENT: Final = 64 << 20
-"""Bytes for a worker that wait in the agent; beyond them the controller has to wait."""
+"""Bytes for a worker that wait in the agent; beyond them, and at most one message more, the controller has to wait."""
 
 ENROL_SECONDS: Final = 10.0
 
@@ -76,33 +79,56 @@ def _started(
     connection: Connection[bytearray], credentials: Credentials, first: Sequence[Any]
 ) -> LocalWorkers[bytearray]:
     """Agree with the controller on the workers of this host, as its first message says, and start them."""
-    _, address, devices, environment = _expected(first, HostCode.START)
+    address, devices, environment = _start(_expected(first, HostCode.START))
     try:
-        listeners = listen(address, len(devices))
+        listening = listen(address, len(devices))
     except Diagnostic as error:
         connection.send([HostCode.FAILED, error.message, error.hint])
         raise
-    connection.send([HostCode.READY, [each.getsockname()[1] for each in listeners]])
-    _, encoded = _expected(connection.receive().body, HostCode.GO)
-    peers = replace(
-        Peers.decoded(encoded),
-        certificate=credentials.certificate,
-        key=credentials.key,
-        authority=credentials.authority,
-    )
-    # Nothing else of this host is the controller's to change.
-    environment = {name: value for name, value in environment.items() if name.startswith("MOAI_")}
+    with closed_after(listening) as listeners:
+        connection.send([HostCode.READY, [each.getsockname()[1] for each in listeners]])
+        peers = replace(
+            _peers(_expected(connection.receive().body, HostCode.GO), len(devices)),
+            certificate=credentials.certificate,
+            key=credentials.key,
+            authority=credentials.authority,
+        )
+        try:
+            return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
+        except OSError as error:
+            raise Diagnostic(f"workers cannot be started: {error}") from error
+
+
+def _start(body: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """The address, the devices and the variables of a START."""
     try:
-        return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
-    except OSError as error:
-        raise Diagnostic(f"workers cannot be started: {error}") from error
+        _, address, devices, environment = body
+        # Nothing else of this host is the controller's to change.
+        variables = {name: str(value) for name, value in environment.items() if name.startswith("MOAI_")}
+        return str(address), tuple(map(str, devices)), variables
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Refused(f"a start that cannot be read: {error}") from error
 
 
-def _expected(body: Sequence[Any], code: HostCode) -> Sequence[Any]:
+def _peers(body: Sequence[Any], workers: int) -> Peers:
+    """Those of a GO to a host with so many workers."""
+    try:
+        _, encoded = body
+        peers = Peers.decoded(encoded)
+        if peers.count != workers or peers.local.stop > len(peers.addresses):
+            raise Refused("other workers than were started")
+    except (TypeError, ValueError) as error:
+        raise Refused(f"peers that cannot be read: {error}") from error
+    return peers
+
+
+def _expected(body: Any, code: HostCode) -> Sequence[Any]:
     """The message itself. Raises Refused for another one."""
-    if body[0] != code:
-        raise Refused(f"message {body[0]} where {code} belongs")
-    return body
+    match body:
+        case [found, *fields] if found == code:
+            return [found, *fields]
+        case _:
+            raise Refused(f"another message than {code.name}")
 
 
 class _Relay:
@@ -112,6 +138,8 @@ class _Relay:
         self._controller = controller
         self._workers = workers
         self._by_rank = {worker.rank: worker for worker in workers.channels}
+        first = workers.channels[0].rank
+        self._ranks = range(first, first + len(workers.channels))
         self._ends: dict[int, float] = {}
         """When the sockets of workers whose end has not been told yet have closed."""
         self._told: set[int] = set()
@@ -125,10 +153,7 @@ class _Relay:
         while not self._controller.closed:
             self._wait()
             self._controller.check()
-            if not self._is_full():
-                self._controller.pull()
-                while (message := self._controller.next()) is not None:
-                    self._obey(message)
+            self._listen_to_controller()
             for worker in self._workers.channels:
                 self._listen_to(worker)
             self._tell_status()
@@ -143,26 +168,33 @@ class _Relay:
             if not worker.closed:
                 events = select.POLLIN | (select.POLLOUT if worker.connection.unsent else 0)
                 poll.register(worker, events)
-        poll.poll(STATUS_SECONDS * 1000)
+        poll.poll(TURN_SECONDS * 1000)
 
     def _is_full(self) -> bool:
         return any(worker.connection.unsent > MOST_UNSENT for worker in self._workers.channels)
 
+    def _listen_to_controller(self) -> None:
+        """Obey it as long as the workers take what it sends; the next turn reads on, which no poll has to ask for."""
+        has_more = True
+        while has_more and not self._is_full():
+            has_more = self._controller.pull_some()
+            while (message := self._controller.next()) is not None:
+                self._obey(message)
+
     def _obey(self, message: Message[bytearray]) -> None:
-        code, *fields = message.body
-        if code == HostCode.RELAY:
-            rows: Sequence[tuple[int, Sequence[int]]]
-            rows, body = fields
-            for rank, indices in rows:
-                if not self._by_rank[rank].closed:
-                    blocks: list[bytearray | None] = [None if index < 0 else message.blocks[index] for index in indices]
-                    self._by_rank[rank].post([body], [blocks])
-        elif code == HostCode.KILL:
-            self._workers.kill(fields[0])
-        elif code == HostCode.SEEN:
-            self._is_seen = True
-        else:
-            raise Refused(f"message {code} of a controller")
+        sizes = [-1 if block is None else len(block) for block in message.blocks]
+        check_from_controller(self._ranks, message.body, sizes)
+        match message.body:
+            case [HostCode.RELAY, rows, body]:
+                blocks: list[bytearray | None]
+                for rank, indices in rows:
+                    if not self._by_rank[rank].closed:
+                        blocks = [None if index < 0 else message.blocks[index] for index in indices]
+                        self._by_rank[rank].post([body], [blocks])
+            case [HostCode.KILL, rank]:
+                self._workers.kill(rank)
+            case _:
+                self._is_seen = True
 
     def _listen_to(self, worker: LocalWorker[bytearray]) -> None:
         worker.pull()
@@ -185,8 +217,7 @@ class _Relay:
         now = time.monotonic()
         if not at_once and (now - self._status_at < STATUS_SECONDS or not self._is_seen):
             return
-        first, count = self._workers.channels[0].rank, len(self._workers.channels)
-        lines = self._workers.status.lines(first, count)
+        lines = self._workers.status.lines(self._ranks.start, len(self._ranks))
         stopped = [rank for rank in self._by_rank if self._workers.is_stopped(rank)]
         self._status_at = now
         if (lines, stopped) != self._status:

@@ -48,7 +48,7 @@ PENDING_SECONDS: Final = 5
 """How long a connection may take, in all, until it has shown who it is."""
 
 MOST_PENDING: Final = 64
-"""Connections that have not shown yet who they are."""
+"""Connections that have not shown yet who they are, beside one for each host: all of a job may come at once."""
 
 STRANGER: Final = Limits(body_bytes=4096, blocks=0, depth=4, values=64)
 """What an end may send before the other knows who it is."""
@@ -169,6 +169,7 @@ class Listener:
         self._authority, self._tokens = authority, tokens
         self._on_arrived, self._on_refused = arrived, refused
         self._seconds = seconds
+        self._most_pending = MOST_PENDING + len(self._hosts)
         credentials = authority.credentials(CONTROLLER)
         self._context = server_context(credentials)
         self._fingerprint = _sha256(ssl.PEM_cert_to_DER_cert(credentials.certificate.decode()))
@@ -176,7 +177,7 @@ class Listener:
         self._pending: set[socket.socket] = set()
         self._streams: dict[str, TlsStream] = {}
         self._is_closed = False
-        self._socket = _listen(address, port)
+        self._socket = _listen(address, port, self._most_pending)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="moaic listener", daemon=True).start()
 
@@ -204,13 +205,13 @@ class Listener:
 
     def _begin(self, sock: socket.socket, address: str) -> None:
         with self._lock:
-            fits = not self._is_closed and len(self._pending) < MOST_PENDING
+            fits = not self._is_closed and len(self._pending) < self._most_pending
             if fits:
                 self._pending.add(sock)
         if fits:
             threading.Thread(target=self._serve, args=(sock, address), name="moaic arrival", daemon=True).start()
         else:
-            self._refuse(sock, address, f"{MOST_PENDING} other connections have not shown yet who they are")
+            self._refuse(sock, address, f"{self._most_pending} other connections have not shown yet who they are")
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         """Hand over a host, enrol one, or refuse."""
@@ -277,10 +278,10 @@ class Listener:
             self._on_refused(address, reason)
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def _listen(address: str, port: int, backlog: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return socket.create_server(found[0][4][:2], family=found[0][0], backlog=MOST_PENDING)
+        return socket.create_server(found[0][4][:2], family=found[0][0], backlog=backlog)
     except OSError as error:
         raise Diagnostic(
             f"cannot listen at {_shown((address, port))}: {_words(error)}",

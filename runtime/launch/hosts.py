@@ -20,9 +20,9 @@ from moaic.runtime.launch.host_facts import check_alike, facts, unequal_threads
 from moaic.runtime.launch.identity import host_name
 from moaic.runtime.launch.launchers.launcher import Launcher, Say
 from moaic.runtime.launch.launchers.registry import launcher_for
-from moaic.runtime.launch.listening import listen
+from moaic.runtime.launch.listening import closed_after, listen
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
-from moaic.runtime.protocol.frames import BlockMemory, Closed, Connection, Message, encode, readable
+from moaic.runtime.protocol.frames import BlockMemory, ByteStream, Closed, Connection, Message, encode, readable
 from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
 from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.peers import PeerAddress, Peers
@@ -45,7 +45,7 @@ Block = TypeVar("Block")
 class HostWorkers(Generic[Block]):
     """The channel to all workers of another host, through its agent."""
 
-    def __init__(self, share: HostShare, ranks: range, stream: TlsStream, blocks: BlockMemory[Block]) -> None:
+    def __init__(self, share: HostShare, ranks: range, stream: ByteStream, blocks: BlockMemory[Block]) -> None:
         self.name = share.name
         self.ranks = ranks
         self._connection = Connection(stream, blocks, partial(check_from_agent, ranks, LINE))
@@ -260,29 +260,40 @@ def _begin(
     say: Say,
 ) -> LocalWorkers[Block]:
     """Tell all hosts where each worker is, and start those of this one."""
-    ours = facts()
-    try:
-        for other in others:
-            (encoded,) = other.hear(HostCode.HELLO)
-            theirs = HostFacts.decoded(encoded)
-            check_alike(other.name, theirs, ours)
-            if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
-                say(words)
-        for other, share in zip(others, flavor.hosts, strict=True):
-            other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
-        me = found.authority.credentials(PROGRAM)
-        listeners = listen(found.address, flavor.here)
-        addresses = [PeerAddress(found.address, each.getsockname()[1], me.name) for each in listeners]
-        for other, share in zip(others, flavor.hosts, strict=True):
-            ports = _ports(other)
-            addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in ports]
-        for other in others:
-            peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"")
-            other.tell(HostCode.GO, peers.encoded())
-    except (Closed, Refused, ValueError, TypeError) as error:
-        raise Diagnostic(f"a host of the cluster ended while workers were started: {error}") from error
-    peers = Peers(tuple(addresses), 0, flavor.here, me.certificate, me.key, me.authority)
-    local = start(flavor.here, blocks, devices=[CPU] * flavor.here, share=LocalShare(peers, listeners))
+    me = found.authority.credentials(PROGRAM)
+    with closed_after(listen(found.address, flavor.here)) as listeners:
+        here = [PeerAddress(found.address, each.getsockname()[1], me.name) for each in listeners]
+        try:
+            addresses = _agree(flavor, others, here, environment, say)
+        except (Closed, Refused, ValueError, TypeError) as error:
+            raise Diagnostic(f"a host of the cluster ended while workers were started: {error}") from error
+        peers = Peers(addresses, 0, flavor.here, me.certificate, me.key, me.authority)
+        local = start(flavor.here, blocks, devices=[CPU] * flavor.here, share=LocalShare(peers, listeners))
     for other in others:
         other.status = local.status
     return local
+
+
+def _agree(
+    flavor: Flavor,
+    others: Sequence[HostWorkers[Block]],
+    here: Sequence[PeerAddress],
+    environment: Mapping[str, str],
+    say: Say,
+) -> tuple[PeerAddress, ...]:
+    """The addresses of all workers, which the other hosts know, too. Raises Diagnostic."""
+    ours, addresses = facts(), list(here)
+    for other in others:
+        (encoded,) = other.hear(HostCode.HELLO)
+        theirs = HostFacts.decoded(encoded)
+        check_alike(other.name, theirs, ours)
+        if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
+            say(words)
+    for other, share in zip(others, flavor.hosts, strict=True):
+        other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
+    for other, share in zip(others, flavor.hosts, strict=True):
+        addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in _ports(other)]
+    for other in others:
+        peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"")
+        other.tell(HostCode.GO, peers.encoded())
+    return tuple(addresses)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import NoneType
 from typing import Any, Final
 
 from moaic.ir.types import DTYPE_BYTES
@@ -14,6 +15,20 @@ DIMS: Final = 64
 """The most that a tensor has."""
 
 _PUT: Final = CODES[Put]
+
+_FAILURE: Final = (int, str, str, str, str, bool, (list, NoneType))
+
+_FIELDS: Final[Mapping[int, Sequence[Any]]] = {
+    AnswerCode.HELLO: (int,),
+    AnswerCode.VALUE: (list,),
+    AnswerCode.DONE: (object,),
+    AnswerCode.FAILED: _FAILURE,
+    AnswerCode.RAISED: (int, *_FAILURE),
+    AnswerCode.ADOPTED: (list, int, float, int, str),
+    AnswerCode.NOT_CAPTURED: (str,),
+    AnswerCode.POISONED: (int,),
+}
+"""The classes of an answer's fields, by its kind."""
 
 
 def check_commands(body: Any, sizes: Sequence[int]) -> None:
@@ -34,12 +49,18 @@ def check_commands(body: Any, sizes: Sequence[int]) -> None:
 
 
 def check_answer(body: Any, sizes: Sequence[int]) -> None:
-    """Raise Refused unless a message of a worker is [request, kind, ...], with a block only where a VALUE states it."""
+    """Raise Refused unless a message of a worker is one of `AnswerCode`, with a block only where a VALUE states it."""
     try:
-        _, kind, *data = body
+        request, kind, *data = body
+        is_known = type(request) is int and all(map(isinstance, data, _FIELDS[kind]))
+        is_known = is_known and len(data) == len(_FIELDS[kind])
+        if kind in (AnswerCode.FAILED, AnswerCode.RAISED) and data[-1] is not None:
+            is_known = is_known and [type(number) for number in data[-1]] == [int] * 3
         stated = [_bytes(*data[0])] if kind == AnswerCode.VALUE else [-1] * len(sizes)
     except (TypeError, ValueError, LookupError) as error:
         raise Refused(f"an answer that cannot be read: {error}") from error
+    if not is_known:
+        raise Refused(f"an answer of kind {kind} with other fields than such answers have")
     if list(sizes) != stated:
         raise Refused(f"an answer with blocks of {list(sizes)[:4]} bytes, it states {stated[:4]}")
 

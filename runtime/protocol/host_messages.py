@@ -157,14 +157,33 @@ def check_from_agent(ranks: range, line: int, body: Any, sizes: Sequence[int]) -
         raise Refused(f"a message of an agent that cannot be read: {error}") from error
 
 
+def check_from_controller(ranks: range, body: Any, sizes: Sequence[int]) -> None:
+    """Raise Refused unless a message is one of a controller to the agent of these ranks, which run."""
+    try:
+        match body:
+            case [HostCode.RELAY, rows, bytes()]:
+                for rank, indices in rows:
+                    _own(ranks, rank)
+                    if not all(type(index) is int and -1 <= index < len(sizes) for index in indices):
+                        raise Refused("a block that is not in the message")
+            case [HostCode.KILL, rank]:
+                _own(ranks, rank)
+            case [HostCode.SEEN]:
+                pass
+            case _:
+                raise Refused("a message that no controller sends to a host whose workers run")
+    except (TypeError, ValueError) as error:
+        raise Refused(f"a message of a controller that cannot be read: {error}") from error
+
+
 def _answer(ranks: range, line: int, sizes: Sequence[int], rank: int, body: Any) -> None:
     _own(ranks, rank)
     check_answer(body, sizes)
 
 
 def _status(ranks: range, line: int, sizes: Sequence[int], lines: bytes, stopped: Sequence[int]) -> None:
-    if sizes or len(lines) != line * len(ranks):
-        raise Refused(f"status lines of {len(lines)} bytes")
+    if sizes or type(lines) is not bytes or len(lines) != line * len(ranks):
+        raise Refused("status lines of another form")
     for rank in stopped:
         _own(ranks, rank)
 
@@ -173,6 +192,11 @@ def _ended(ranks: range, line: int, sizes: Sequence[int], rank: int, words: str)
     _own(ranks, rank)
     if sizes or type(words) is not str:
         raise Refused("an end without words")
+
+
+def _failed(ranks: range, line: int, sizes: Sequence[int], message: str, hint: str) -> None:
+    if sizes or type(message) is not str or type(hint) is not str:
+        raise Refused("a failure without words")
 
 
 def _plain(ranks: range, line: int, sizes: Sequence[int], *fields: Any) -> None:
@@ -188,7 +212,7 @@ def _own(ranks: range, rank: object) -> None:
 _CHECKS: Final[Mapping[int, Any]] = {
     HostCode.HELLO: _plain,
     HostCode.READY: _plain,
-    HostCode.FAILED: _plain,
+    HostCode.FAILED: _failed,
     HostCode.CHECKED: _plain,
     HostCode.MEASURED: _plain,
     HostCode.ANSWER: _answer,
