@@ -26,7 +26,6 @@ from moaic.runtime.protocol.frames import BlockMemory, ByteStream, Closed, Conne
 from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
 from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.peers import PeerAddress, Peers
-from moaic.runtime.protocol.tls import TlsStream
 
 ANSWER_SECONDS: Final = 30.0
 """Time that an agent has for each step of the start."""

@@ -13,6 +13,7 @@ import pytest
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.status import LINE
 from moaic.runtime.launch import agent
+from moaic.runtime.launch.host_check import answer_check
 from moaic.runtime.launch.identity import Credentials
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorker
 from moaic.runtime.protocol.frames import BYTES, Closed, Connection, encode
@@ -103,7 +104,8 @@ def test_a_start_of_any_form(monkeypatch: pytest.MonkeyPatch) -> None:
         controller.shutdown(socket.SHUT_WR)
         connection = Connection(end, BYTES)
         try:
-            outcomes.add(str(agent._started(connection, credentials)))  # pyright: ignore[reportPrivateUsage]
+            first = answer_check(connection, credentials)
+            outcomes.add(str(agent._started(connection, credentials, first)))  # pyright: ignore[reportPrivateUsage]
         except (Refused, Closed, Diagnostic) as error:
             outcomes.add(type(error).__name__)
         connection.close()

@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from moaic.ir.errors import Diagnostic
-from moaic.runtime.host.cluster_settings import ClusterSettings, Launcher
 from moaic.runtime.host.flavors import Flavor, HostShare
 from moaic.runtime.launch import hosts
+from moaic.runtime.launch.gathering import Gathering
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.hosts import HostWorkers
 from moaic.runtime.launch.identity import Authority
@@ -21,8 +21,6 @@ from tests.runtime.mutations import Messages, Mutator
 SHARE = HostShare("node2", "127.0.0.1", 2)
 
 FLAVOR = Flavor("small", 3, 1 << 30, (SHARE,))
-
-SETTINGS = ClusterSettings(Launcher.CONNECT, "127.0.0.1")
 
 SAID: Messages = [([HostCode.HELLO, facts().encoded()], []), ([HostCode.READY, [5, 6]], [])]
 
@@ -42,7 +40,7 @@ def test_an_agent_that_says_anything_at_the_start(monkeypatch: pytest.MonkeyPatc
         raise StartedError
 
     monkeypatch.setattr(hosts, "start", start)
-    mutator, authority = Mutator(0), Authority("test")
+    mutator, found = Mutator(0), Gathering(Authority("test"), "127.0.0.1", (SHARE,), {}, {})
     outcomes: set[str] = set()
     for _ in range(500):
         agent, end = socket.socketpair()
@@ -50,7 +48,7 @@ def test_an_agent_that_says_anything_at_the_start(monkeypatch: pytest.MonkeyPatc
         agent.shutdown(socket.SHUT_WR)
         other = HostWorkers(SHARE, range(1, 3), end, BYTES)
         try:
-            hosts._begin(FLAVOR, SETTINGS, authority, [other], BYTES, {}, say_nothing)  # pyright: ignore[reportPrivateUsage]
+            hosts._begin(FLAVOR, found, [other], BYTES, {}, say_nothing)  # pyright: ignore[reportPrivateUsage]
         except (StartedError, Diagnostic) as error:
             outcomes.add(type(error).__name__)
         other.close()
