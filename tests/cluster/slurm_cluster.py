@@ -17,7 +17,7 @@ from tests.cluster.hosts import ROOT, Network
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "squeue")
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def has_slurm() -> bool:
