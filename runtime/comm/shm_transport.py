@@ -56,7 +56,7 @@ class SharedMemoryTransport:
         shape, rows, columns = split_view(tensor.shape, sub_axis, group.size)
         whole = tensor.contiguous().view(rows, group.size, columns)
         out = tensor.new_empty(rows, columns)
-        for at, count in _blocks(rows, columns, _capacity(tensor, group.size - 1)):
+        for at, count in blocks(rows, columns, _capacity(tensor, group.size - 1)):
             slot = self._box.slot(tensor.dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
                 slot[i * count : (i + 1) * count].view(out[at].shape).copy_(whole[at[0], index, at[1]])
@@ -69,7 +69,7 @@ class SharedMemoryTransport:
         shape, rows, columns = joined_view(tensor.shape, sub_axis, group.size)
         mine = tensor.contiguous().view(rows, columns)
         whole = tensor.new_empty(rows, group.size, columns)
-        for at, count in _blocks(rows, columns, _capacity(tensor, 1)):
+        for at, count in blocks(rows, columns, _capacity(tensor, 1)):
             self._box.slot(tensor.dtype)[:count].view(mine[at].shape).copy_(mine[at])
             self._box.post(group.others, count * tensor.element_size())
             whole[at[0], group.index, at[1]].copy_(mine[at])
@@ -85,7 +85,7 @@ class SharedMemoryTransport:
         sent = [part.contiguous().view(-1) for part in parts]
         received = [torch.empty_like(sent[0]) for _ in parts]
         received[group.index] = sent[group.index]
-        for (_, at), count in _blocks(1, sent[0].numel(), _capacity(sent[0], group.size - 1)):
+        for (_, at), count in blocks(1, sent[0].numel(), _capacity(sent[0], group.size - 1)):
             slot = self._box.slot(sent[0].dtype)
             for i, index in enumerate(i for i in range(group.size) if i != group.index):
                 slot[i * count : (i + 1) * count].copy_(sent[index][at])
@@ -120,7 +120,7 @@ class SharedMemoryTransport:
 
     def broadcast(self, tensor: Tensor, group: Group) -> None:
         flat = tensor.contiguous().view(-1)
-        for (_, at), count in _blocks(1, flat.numel(), _capacity(flat, 1)):
+        for (_, at), count in blocks(1, flat.numel(), _capacity(flat, 1)):
             if group.index == 0:
                 self._box.slot(tensor.dtype, AHEAD)[:count].copy_(flat[at])
                 self._box.post(group.others, count * tensor.element_size())
@@ -191,10 +191,10 @@ def _capacity(tensor: Tensor, shares: int) -> int:
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """A contiguous tensor in pieces, each of which fits into a slot."""
     flat = tensor.view(-1)
-    return (flat[at] for (_, at), _ in _blocks(1, flat.numel(), _capacity(flat, 1)))
+    return (flat[at] for (_, at), _ in blocks(1, flat.numel(), _capacity(flat, 1)))
 
 
-def _blocks(rows: int, columns: int, capacity: int) -> Iterator[tuple[tuple[slice, slice], int]]:
+def blocks(rows: int, columns: int, capacity: int) -> Iterator[tuple[tuple[slice, slice], int]]:
     """Rectangles of at most `capacity` elements that tile rows x columns, each with its number of elements."""
     if rows * columns == 0:
         return

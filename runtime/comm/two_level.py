@@ -1,7 +1,8 @@
 """Collectives over several hosts in two levels: what can be added or shared within a host crosses the network once.
 
-A host of k ranks of a group sends 1/k of what its ranks would send one by one. The bits are those of one level: sums
-are trees over the index in the group (`transport.summed`), and a host's ranks are a whole subtree.
+A host of k ranks of a group sends 1/k of what its ranks would send one by one, or 2/k of sums of 16-bit floats, which
+are float32 until they are whole. The bits are those of one level: sums are trees over the index in the group
+(`transport.summed`), and a host's ranks are a whole subtree.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 from torch import Tensor
 
 from moaic.runtime.comm.pack import joined_view, split_view
 from moaic.runtime.comm.shm_slots import Mailbox
-from moaic.runtime.comm.shm_transport import SharedMemoryTransport
+from moaic.runtime.comm.shm_transport import SharedMemoryTransport, blocks
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, sum_dtype
+
+PIECE_BYTES: Final = 8 << 20
+"""What goes through the levels at once, so that little memory is needed between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +59,28 @@ class TwoLevelTransport(SharedMemoryTransport):
         if found is None:
             super().all_reduce(tensor, group)
             return
-        wide = tensor.to(sum_dtype(tensor.dtype)).view(-1)
-        even = wide.numel() // found.inside.size * found.inside.size if wide.nbytes > ONE_TURN else 0
-        if even:
-            parts = SubAxis(0, even // found.inside.size)
-            part = super().reduce_scatter(wide[:even], found.inside, parts)
-            super().all_reduce(part, found.between)
-            wide[:even] = super().all_gather(part, found.inside, parts)
-        if rest := wide[even:].numel():
-            super().all_reduce(wide[-rest:], found.inside)
-            super().all_reduce(wide[-rest:], found.between)
-        if wide.dtype != tensor.dtype:
-            tensor.view(-1).copy_(wide)
+        flat = tensor.view(-1)
+        for (_, at), count in blocks(1, flat.numel(), _capacity(tensor, 1)):
+            even = count // group.size * group.size if count * tensor.element_size() > ONE_TURN else 0
+            if even:
+                parts = SubAxis(0, even // group.size)
+                mine = self.reduce_scatter(flat[at][:even], group, parts)
+                flat[at][:even] = self.all_gather(mine, group, parts)
+            if count > even:
+                self._sum_everywhere_in_levels(flat[at][even:], found)
 
     def reduce_scatter(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
         found = levels(group, self._hosts)
         if found is None:
             return super().reduce_scatter(tensor, group, sub_axis)
         shape, rows, columns = split_view(tensor.shape, sub_axis, group.size)
-        wide = tensor.contiguous().to(sum_dtype(tensor.dtype))
-        by_host = wide.view(rows, found.between.size, found.inside.size, columns)
-        of_host = super().reduce_scatter(by_host, found.inside, SubAxis(2, 1))
-        return super().reduce_scatter(of_host, found.between, SubAxis(1, 1)).view(shape).to(tensor.dtype)
+        whole = tensor.contiguous().view(rows, found.between.size, found.inside.size, columns)
+        out = tensor.new_empty(rows, columns)
+        for at, _ in blocks(rows, columns, _capacity(tensor, group.size)):
+            wide = whole[at[0], :, :, at[1]].to(sum_dtype(tensor.dtype))
+            of_host = super().reduce_scatter(wide, found.inside, SubAxis(2, 1))
+            out[at] = super().reduce_scatter(of_host, found.between, SubAxis(1, 1)).view(out[at].shape)
+        return out.view(shape)
 
     def all_gather(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
         found = levels(group, self._hosts)
@@ -83,5 +88,19 @@ class TwoLevelTransport(SharedMemoryTransport):
             return super().all_gather(tensor, group, sub_axis)
         shape, rows, columns = joined_view(tensor.shape, sub_axis, group.size)
         mine = tensor.contiguous().view(rows, 1, 1, columns)
-        of_hosts = super().all_gather(mine, found.between, SubAxis(1, 1))
-        return super().all_gather(of_hosts, found.inside, SubAxis(2, 1)).view(shape)
+        whole = tensor.new_empty(rows, found.between.size, found.inside.size, columns)
+        for at, _ in blocks(rows, columns, _capacity(tensor, group.size)):
+            of_hosts = super().all_gather(mine[at[0], :, :, at[1]], found.between, SubAxis(1, 1))
+            whole[at[0], :, :, at[1]] = super().all_gather(of_hosts, found.inside, SubAxis(2, 1))
+        return whole.view(shape)
+
+    def _sum_everywhere_in_levels(self, flat: Tensor, found: Levels) -> None:
+        wide = flat.to(sum_dtype(flat.dtype))
+        super().all_reduce(wide, found.inside)
+        super().all_reduce(wide, found.between)
+        flat.copy_(wide)
+
+
+def _capacity(tensor: Tensor, parts: int) -> int:
+    """The number of elements of each of `parts` parts of a tensor that are a piece together."""
+    return PIECE_BYTES // tensor.element_size() // parts

@@ -37,7 +37,7 @@ READ_AHEAD: Final = 1 << 14
 """Bytes received in the same system call as the memory to be filled next: most messages are smaller."""
 
 CHECK_SECONDS: Final = 1.0
-"""Interval at which an end that cannot send looks whether the other one is still there."""
+"""Interval at which an end that waits looks whether the other one is still there."""
 
 Block = TypeVar("Block")
 
@@ -205,8 +205,8 @@ class Connection(Generic[Block]):
             if self._ending is not None:
                 raise self._ending
             self.pull()
-            if not self._inbox and self._ending is None:
-                readable([self])
+            if not self._inbox and self._ending is None and not readable([self], CHECK_SECONDS):
+                self.check()
         return self._inbox.popleft()
 
     def close(self) -> None:

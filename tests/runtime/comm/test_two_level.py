@@ -1,4 +1,4 @@
-"""Collectives in two levels, between four workers on two hosts: the bits of one level, and half of the bytes."""
+"""Collectives in two levels, between four workers on two hosts: the bits of one level, and fewer bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from moaic.runtime.comm import two_level
 from moaic.runtime.comm.peer_links import PeerLinks
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis
-from moaic.runtime.comm.two_level import TwoLevelTransport, levels
+from moaic.runtime.comm.two_level import PIECE_BYTES, TwoLevelTransport, levels
 from moaic.runtime.launch.identity import Authority
 from moaic.runtime.protocol.peers import PeerAddress, Peers
 from moaic.runtime.protocol.shared_memory import create_memory
@@ -87,6 +88,14 @@ def reduce(terms: Sequence[Tensor]) -> Act:
     return act
 
 
+def scatter(terms: Sequence[Tensor], sub_axis: SubAxis) -> Act:
+    return lambda transport, group, rank: transport.reduce_scatter(terms[rank], group, sub_axis)
+
+
+def gather(parts: Sequence[Tensor], sub_axis: SubAxis) -> Act:
+    return lambda transport, group, rank: transport.all_gather(parts[rank], group, sub_axis)
+
+
 def check(four: Four, act: Act) -> None:
     """That both kinds give the same bits, shapes and strides."""
     flat, two = four.run(SharedMemoryTransport, act), four.run(TwoLevelTransport, act)
@@ -97,35 +106,44 @@ def check(four: Four, act: Act) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64], ids=str)
-@pytest.mark.parametrize("length", [0, 1, 7, 4096, 3 * ONE_TURN + 5, 5 << 20])
+@pytest.mark.parametrize("length", [0, 1, 7, 4096, 3 * ONE_TURN + 5, 5 << 20, PIECE_BYTES // 8 + 3])
 def test_sums(four: Four, dtype: torch.dtype, length: int) -> None:
     check(four, reduce(terms([length], dtype)))
+
+
+def test_tensors_of_several_pieces(four: Four, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_level, "PIECE_BYTES", 256)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = terms([8, 12, 20], dtype)
+        for axis in (SubAxis(0, 2), SubAxis(1, 3), SubAxis(2, 5)):
+            check(four, scatter(given, axis))
+            check(four, gather(given, axis))
+        check(four, reduce(given))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sub_axis", [SubAxis(0, 2), SubAxis(1, 3), SubAxis(1, 1), SubAxis(2, 1)], ids=str)
 def test_scattered_sums(four: Four, dtype: torch.dtype, sub_axis: SubAxis) -> None:
     given = terms([8, 12, 4], dtype)
-    check(four, lambda transport, group, rank: transport.reduce_scatter(given[rank], group, sub_axis))
-    check(four, lambda transport, group, rank: transport.reduce_scatter(given[rank].mT, group, SubAxis(1, 1)))
+    check(four, scatter(given, sub_axis))
+    check(four, scatter([each.mT for each in given], SubAxis(1, 1)))
 
 
 @pytest.mark.parametrize("sub_axis", [SubAxis(0, 2), SubAxis(1, 3), SubAxis(1, 1), SubAxis(2, 4)], ids=str)
 def test_gathered_parts(four: Four, sub_axis: SubAxis) -> None:
     given = terms([2, 3, 4], torch.float32)
-    check(four, lambda transport, group, rank: transport.all_gather(given[rank], group, sub_axis))
+    check(four, gather(given, sub_axis))
 
 
-def test_half_of_the_bytes_cross_the_network(four: Four) -> None:
-    act = reduce(terms([1 << 20], torch.float32))
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.5), (torch.bfloat16, 0.75)], ids=str)
+def test_fewer_bytes_cross_the_network(four: Four, dtype: torch.dtype, share: float) -> None:
+    act = reduce(terms([6 << 18], dtype))
     counts = [four.sent()]
     for kind in (SharedMemoryTransport, TwoLevelTransport):
         four.run(kind, act)
         counts.append(four.sent())
     flat, two = counts[1] - counts[0], counts[2] - counts[1]
-    whole = 4 << 20
-    assert 2 * whole <= two < 1.001 * 2 * whole
-    assert flat >= 2 * two
+    assert two < 1.01 * share * flat
 
 
 def test_what_has_levels() -> None:

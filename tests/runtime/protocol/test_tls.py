@@ -230,3 +230,10 @@ def test_a_tuned_socket_finds_that_the_other_host_is_gone() -> None:
         options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
         assert [sock.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [5, 2, 3]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_who_waits_finds_that_the_other_host_is_gone(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, _ = streams
+    monkeypatch.setattr(TlsStream, "is_unanswered", True)
+    with pytest.raises(Closed):
+        connected(waiting).receive()
