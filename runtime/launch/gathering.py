@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import ClusterSettings
 from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.addresses import facing, with_number
 from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
 from moaic.runtime.launch.identity import Authority
 from moaic.runtime.launch.launchers.launcher import Invitation, Launcher, Say
@@ -21,8 +21,6 @@ from moaic.runtime.protocol.tls import TlsStream
 POLL_SECONDS: Final = 0.2
 """Interval at which launchers are asked for agents that cannot come any more."""
 
-ANY_PORT: Final = 9
-"""Nothing is sent there: the system only says from which address it would be."""
 
 LOOPBACK: Final = "127.0.0.1"
 """Where the program listens if no other host has an address."""
@@ -89,42 +87,16 @@ def gather(
     return found
 
 
-def facing(address: str) -> str:
-    """The address of this host from which another one is reached. Raises Diagnostic."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, ANY_PORT))
-        except OSError as error:
-            raise Diagnostic(
-                f"no network of this host leads to {address}: {error.strerror or error}",
-                hint="set address of the [[host]], or listen of [cluster], in cluster.toml",
-            ) from None
-        return str(probe.getsockname()[0])
-
-
 def _numbered(hosts: Sequence[HostShare]) -> tuple[tuple[HostShare, ...], dict[str, Diagnostic]]:
     """The hosts with the numbers of their addresses, and what is wrong with the addresses of the others."""
     shares: list[HostShare] = []
     problems: dict[str, Diagnostic] = {}
     for share in hosts:
         try:
-            shares.append(_with_number(share))
+            shares.append(with_number(share))
         except Diagnostic as error:
             problems[share.name] = error
     return tuple(shares), problems
-
-
-def _with_number(share: HostShare) -> HostShare:
-    """The host with the number of its address: its own name may mean something else there. Raises Diagnostic."""
-    try:
-        address = str(socket.getaddrinfo(share.address, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise Diagnostic(
-            f"the address `{share.address}` of host `{share.name}` cannot be found: {error.strerror or error}",
-            hint="set address of this [[host]] in cluster.toml",
-        ) from None
-    return share._replace(address=address)
 
 
 def _await(

@@ -113,12 +113,30 @@ def test_more_than_the_nodes_have(nodes: RayNodes, hosts: Hosts) -> None:
     check_nothing_left(hosts)
 
 
+def test_an_address_that_no_node_has(nodes: RayNodes, hosts: Hosts) -> None:
+    (hosts.folder / "config/moai/cluster.toml").write_text(
+        '[cluster]\nlauncher = "ray"\n[[host]]\nname = "localhost"\nworkers = 1\nmemory = "1GB"\n'
+        '[[host]]\nname = "node1"\naddress = "localhost"\nworkers = 1\nmemory = "1GB"\n',
+        encoding="utf-8",
+    )
+    code, out = run(hosts, nodes.environment())
+    assert code != 0
+    assert "error: Ray: no node but this one has the address " in out
+    assert " of `node1`. Ray has " in out
+
+
 def test_what_the_agent_says_is_the_error(nodes: RayNodes, hosts: Hosts) -> None:
     hosts.write(launcher="ray", port=0, command="/nowhere/moaic")
     code, out = run(hosts, nodes.environment())
     assert code != 0
     assert "error: the agent of host `node1` could not be started by Ray: /bin/sh: " in out
     assert "/nowhere/moaic: not found" in out
+
+
+def test_without_the_files_of_tls(nodes: RayNodes, hosts: Hosts) -> None:
+    code, out = run(hosts, {**nodes.environment(), "RAY_TLS_SERVER_CERT": "/nowhere"})
+    assert code != 0
+    assert "error: RAY_TLS_SERVER_CERT names no file, and Ray uses TLS" in out
 
 
 def test_without_protection(nodes: RayNodes, hosts: Hosts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -64,7 +65,7 @@ class Processes:
     def ended(self) -> dict[str, str]:
         """What those have said, or their exit codes, that have ended."""
         ended = {name: each.returncode for name, (each, _) in self._processes.items() if each.poll() is not None}
-        return {name: self.said(name) or f"exit code {code}" for name, code in ended.items()}
+        return {name: self.said(name) or _in_words(code) for name, code in ended.items()}
 
     def end(self, seconds: float) -> None:
         """Wait until the processes have ended, then kill those that have not."""
@@ -86,3 +87,7 @@ def write_line(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(f"{line}\n".encode())
+
+
+def _in_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"

@@ -13,17 +13,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import ClusterSettings
 from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.addresses import with_number
 from moaic.runtime.launch.enrolment import new_token
 from moaic.runtime.launch.launchers.launcher import Invitation, Say
 from moaic.runtime.launch.launchers.processes import Processes, write_line
 
-SAFE: Final[Mapping[str, str]] = {"RAY_USE_TLS": "1", "RAY_AUTH_MODE": "token"}
+SAFE: Final[Mapping[str, Sequence[str]]] = {"RAY_USE_TLS": ("1", "true"), "RAY_AUTH_MODE": ("token",)}
 """What makes Ray's own connections safe: whoever talks to Ray may run any code on its nodes."""
+
+FILES: Final = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY")
+"""What Ray reads for TLS; where one is missing it tries to connect for a minute."""
 
 DRIVER: Final = "driver"
 
@@ -42,13 +47,7 @@ class Ray:
     def __init__(self, settings: ClusterSettings, environment: Mapping[str, str], say: Say) -> None:
         if find_spec("ray") is None:
             raise Diagnostic('launcher = "ray" needs Ray, which is not installed', hint="pip install 'moaic[cluster]'")
-        missing = [f"{name}={value}" for name, value in SAFE.items() if environment.get(name, "").lower() != value]
-        if missing and not settings.trusted_network:
-            raise Diagnostic(
-                f"Ray is not protected, as {' and '.join(missing)} is not set: whoever reaches it may run any code",
-                hint="start Ray and this program with them, or declare trusted_network = true in [cluster] if nobody "
-                "else reaches these hosts",
-            )
+        _check_protection(environment, settings.trusted_network)
         self._program = settings.command
         self._processes = Processes(self.name)
         self._driver: subprocess.Popen[bytes] | None = None
@@ -116,6 +115,20 @@ class Ray:
         return json.loads(line)
 
 
+def _check_protection(environment: Mapping[str, str], is_trusted: bool) -> None:
+    """Raises Diagnostic for a Ray that anybody could use, and for files that are not there."""
+    lacks = [f"{name}={values[0]}" for name, values in SAFE.items() if environment.get(name, "").lower() not in values]
+    if lacks and not is_trusted:
+        raise Diagnostic(
+            f"Ray is not protected, as {' and '.join(lacks)} is not set: whoever reaches it may run any code",
+            hint="start Ray and this program with them, or declare trusted_network = true in [cluster] if nobody "
+            "else reaches these hosts",
+        )
+    for name in FILES if environment.get("RAY_USE_TLS", "").lower() in SAFE["RAY_USE_TLS"] else ():
+        if not Path(environment.get(name, "")).is_file():
+            raise Diagnostic(f"{name} names no file, and Ray uses TLS", hint="set it as for `ray start`")
+
+
 def _wanted(share: HostShare) -> str:
-    """The address of the node that a host has to be; empty if it may be any."""
-    return "" if share.address == share.name else share.address
+    """The address of the node that a host has to be, as a number; empty if it may be any. Raises Diagnostic."""
+    return "" if share.address == share.name else with_number(share).address

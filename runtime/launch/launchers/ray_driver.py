@@ -56,6 +56,8 @@ def main() -> None:
 def connect() -> None:
     """Become a driver of the cluster that RAY_ADDRESS names, or else of the one that this host belongs to."""
     address = os.environ.get("RAY_ADDRESS", "")
+    if address == "local":
+        sys.exit("RAY_ADDRESS is `local`, which starts a Ray of one node: give the head's address and port")
     try:
         host, _, port = address.rpartition(":")
         if port.isdecimal():
@@ -76,8 +78,12 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
 
     The first bundle keeps the others off this node. It has no cores: who has started the program has these already.
     """
-    bundles: list[dict[str, float]] = [{f"node:{_util.get_node_ip_address()}": SLIVER}]
+    here = _util.get_node_ip_address()
+    bundles: list[dict[str, float]] = [{f"node:{here}": SLIVER}]
+    others = {node["NodeManagerAddress"] for node in _ray.nodes() if node["Alive"]} - {here}
     for host in hosts:
+        if host["address"] and host["address"] not in others:
+            sys.exit(f"no node but this one has the address {host['address']} of `{host['name']}`. Ray has {seen()}")
         on_one = {f"node:{host['address']}": SLIVER} if host["address"] else {}
         bundles.append({"CPU": host["workers"], **on_one})
     group = placement_group(bundles, strategy="STRICT_SPREAD")

@@ -24,8 +24,8 @@ from moaic.text.units import count
 STEP: Final = ("--overlap", "--mem=0", "--cpu-bind=none", "--ntasks-per-node=1", "--mpi=none", "--export=ALL")
 """Each task has all that the job has of its node, which it shares with other steps."""
 
-ENDING: Final = ("--quiet", "--kill-on-bad-exit=1")
-"""The step says only why it fails, and ends as a whole: a program that lacks one host ends, too."""
+NOISE: Final = "lacks support for cpu binding"
+"""Of a line that srun writes where there is nothing to bind."""
 
 KEPT: Final = ("SLURM_CONF", "SLURM_SACK", "SLURM_JWT")
 """Beginnings of the names of variables by which srun reaches Slurm. The others are options of the job's steps, such as
@@ -80,13 +80,18 @@ class Slurm:
             self._say("Slurm sends the secret of the agents unencrypted: whoever reads its network now can be one.")
         else:
             agent, secret = f"{munge.unseal} | {agent}", munge.seal(secret)
-        command = ["srun", *where, *STEP, *ENDING, "/bin/sh", "-c", agent]
+        command = ["srun", *where, *STEP, "--quiet", "/bin/sh", "-c", agent]
         process = self._processes.start(self.name, command, environment=self._environment)
         write_line(process, secret)
 
     def failed(self) -> Mapping[str, str]:
-        words = self._processes.ended().get(self.name)
-        return {} if words is None else dict.fromkeys(self._hosts, words)
+        """Those of whose tasks srun says that they have failed; once it has ended, all."""
+        if not self._hosts:
+            return {}
+        words = "\n".join(line for line in self._processes.said(self.name).splitlines() if NOISE not in line)
+        ended = self._processes.ended().get(self.name)
+        hosts = [host for host in self._hosts if ended is not None or f"error: {host}: task" in words]
+        return dict.fromkeys(hosts, words or ended or "")
 
     def advice(self, host: str, invitation: Invitation) -> str:
         return (
@@ -149,11 +154,12 @@ def nodes_of(shares: Sequence[HostShare], nodes: Sequence[str]) -> list[str]:
 
 def _check(environment: Mapping[str, str]) -> None:
     """Raises Diagnostic for a program that runs in no allocation, or several times in it."""
-    if not environment.get("SLURM_JOB_ID"):
-        raise Diagnostic(
-            'launcher = "slurm" needs an allocation, and this program runs in none: SLURM_JOB_ID is not set',
-            hint=OUTSIDE,
-        )
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        if not environment.get(name):
+            raise Diagnostic(
+                f'launcher = "slurm" needs an allocation, and this program runs in none: {name} is not set',
+                hint=OUTSIDE,
+            )
     if (times := environment.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         raise Diagnostic(
             f"srun has started this program {times} times, and it has to run once",

@@ -14,6 +14,7 @@ from moaic.runtime.host.flavors import HostShare
 from moaic.runtime.launch.launchers.launcher import Invitation
 from moaic.runtime.launch.launchers.munge import munge_of
 from moaic.runtime.launch.launchers.slurm import Slurm, nodes_of
+from tests.cluster.slurm_cluster import wait_until
 
 SETTINGS = ClusterSettings(LauncherName.SLURM, command="moaic")
 
@@ -112,6 +113,17 @@ def test_munge_protects_the_secret(
     assert not capsys.readouterr().out
 
 
+def test_the_host_whose_agent_fails_is_named(job: dict[str, str], tmp_path: Path) -> None:
+    lines = "srun: cluster configuration lacks support for cpu binding\nsrun: error: node-3.invalid: task 1: Exited"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{lines}' >&2\nsleep 60\n", encoding="utf-8")
+    slurm = launcher({**job, "AUTH": "auth/slurm"})
+    placed = slurm.place(shares("a", "b"), 5.0)
+    slurm.start(placed, Invitation(("10.0.0.1", 4711), slurm.secrets([share.name for share in placed])))
+    wait_until(slurm.failed, "a failure")
+    assert slurm.failed() == {"node-3.invalid": "srun: error: node-3.invalid: task 1: Exited"}
+    slurm.end(0.0)
+
+
 def test_where_munge_listens() -> None:
     munge = munge_of("AuthAltTypes = (null)\nAuthInfo    = ttl=9,socket=/run/m.socket\nAuthType   = auth/munge\n")
     assert munge is not None
@@ -123,6 +135,7 @@ def test_where_munge_listens() -> None:
     ("change", "message"),
     [
         ({"SLURM_JOB_ID": ""}, "needs an allocation, and this program runs in none: SLURM_JOB_ID is not set"),
+        ({"SLURM_JOB_NODELIST": ""}, "this program runs in none: SLURM_JOB_NODELIST is not set"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this program 4 times, and it has to run once"),
         ({"PATH": "/nowhere"}, "needs srun, which is not in PATH"),
         ({"SLURMD_NODENAME": "login"}, "runs on `login`, which is no node of its allocation: node-1.invalid, node-2"),
