@@ -3,8 +3,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Tests that watch processes live and die: one at a time. All others run two at a time.
-WATCHED := tests/runtime tests/tools tests/cluster
+# Tests that watch whole programs live and die: one at a time. All others run two at a time.
+WATCHED := $(wildcard tests/runtime/test_*.py) tests/tools tests/cluster
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready

@@ -31,7 +31,7 @@ def functions(cache: Path) -> int:
     return len(list(cache.glob("fxgraph/*/*"))) - WARM_UP
 
 
-@pytest.mark.parametrize("when", ["background", "beforehand"])
+@pytest.mark.parametrize("when", [pytest.param("background", marks=pytest.mark.exact), "beforehand"])
 def test_a_host_divides_the_functions_among_its_workers(cluster: Cluster, when: str) -> None:
     # A share is built as one library: another one would be a function that was compiled again.
     assert compiled(cluster, (2, 1), "dp=3", when) == [(2, 2), (2, 1)]
