@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class CheckRequest:
     """What is checked: the hosts of `cluster.toml`, this one first, and a folder that all should see."""
 
     hosts: Sequence[Host]
+    """With the names that they were given, once they are."""
     settings: ClusterSettings
     folder: Path
     needs_folder: bool
@@ -77,15 +79,23 @@ def checked(request: CheckRequest, say: Say) -> ClusterReport:
 
 def judged(request: CheckRequest, found: CheckedCluster) -> ClusterReport:
     """What follows from what was found."""
+    request = _placed(request, found.names)
     problems = [
-        *found.problems,
+        *found.problems.values(),
         *_unlike(request, found),
         *(problem for host in request.hosts for problem in _lacks(request, host, found.states.get(host.name))),
         *_unreached(found.links),
+        *_unknown(found),
     ]
     warnings = list(_unequal(request, found))
     (problems if request.needs_folder else warnings).extend(_unshared(request, found))
     return ClusterReport(request, found, problems, warnings)
+
+
+def _placed(request: CheckRequest, names: Sequence[str]) -> CheckRequest:
+    """The request by the names under which hosts were found."""
+    hosts = [replace(host, name=name) for host, name in zip(request.hosts, names, strict=True)]
+    return replace(request, hosts=hosts)
 
 
 def to_text(report: ClusterReport) -> str:
@@ -164,13 +174,11 @@ def _matrix(title: str, names: Sequence[str], cells: Mapping[tuple[str, str], st
 
 
 def _listed(kind: str, found: Iterable[Diagnostic]) -> Iterator[str]:
-    """Each message once, with all that mends it."""
-    hints: dict[str, list[str]] = {}
+    """Each message with what mends it."""
     for each in found:
-        hints.setdefault(each.message, []).extend([each.hint] if each.hint else [])
-    for message, mends in hints.items():
-        yield f"{kind:<9}{message}"
-        yield from (f"         fix: {mend}" for mend in dict.fromkeys(mends))
+        yield f"{kind:<9}{each.message}"
+        if each.hint:
+            yield f"         fix: {each.hint}"
 
 
 def _unlike(request: CheckRequest, found: CheckedCluster) -> Iterator[Diagnostic]:
@@ -232,6 +240,21 @@ def _unreached(links: Mapping[tuple[str, str], MeasuredLink]) -> Iterator[Diagno
             hint="let firewalls pass the TCP ports of net.ipv4.ip_local_port_range (32768 to 60999) between these "
             "hosts, or correct their addresses in cluster.toml",
         )
+
+
+def _unknown(found: CheckedCluster) -> Iterator[Diagnostic]:
+    """What was not found of hosts, although no other problem says why: no host is well for want of an answer."""
+    ours, hint = found.facts[found.names[0]], "check again, and report it if it stays"
+    left = [name for name in found.names if name not in found.problems]
+    # Of a host with other messages a problem tells already.
+    left = [name for name in left if name not in found.facts or found.facts[name].version == ours.version]
+    silent = [name for name in left if name not in found.facts or name not in found.states]
+    for name in silent:
+        yield Diagnostic(f"host `{name}` has not told what it has", hint=hint)
+    listening = [name for name in left if name not in silent and found.states[name].port]
+    for pair in permutations(listening, 2):
+        if pair not in found.links:
+            yield Diagnostic(f"the link from host `{pair[0]}` to `{pair[1]}` was not measured", hint=hint)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import ClusterSettings
@@ -16,7 +17,7 @@ from moaic.runtime.host.flavors import HostShare
 from moaic.runtime.launch.gathering import Gathering, gather
 from moaic.runtime.launch.host_check import CheckedHost
 from moaic.runtime.launch.host_facts import facts
-from moaic.runtime.launch.hosts import END_SECONDS, PROGRAM, HostWorkers
+from moaic.runtime.launch.hosts import ANSWER_SECONDS, END_SECONDS, PROGRAM, HostWorkers
 from moaic.runtime.launch.identity import host_name
 from moaic.runtime.launch.launchers.launcher import Say
 from moaic.runtime.launch.launchers.registry import launcher_for
@@ -32,12 +33,14 @@ Answer = TypeVar("Answer")
 class CheckedCluster:
     """What was found; by host, this one among them. A host that could not be asked is missing."""
 
+    names: Sequence[str]
+    """Of all hosts in the order in which they were asked for, this one first; Slurm names the others as its nodes."""
     facts: Mapping[str, HostFacts]
     states: Mapping[str, HostState]
     links: Mapping[tuple[str, str], MeasuredLink]
     """By the host that connects and the one that it connects to."""
-    problems: Sequence[Diagnostic]
-    """Why hosts could not be asked."""
+    problems: Mapping[str, Diagnostic]
+    """Why hosts could not be asked, by host."""
 
 
 def check_cluster(
@@ -79,23 +82,24 @@ class _Check:
 
     def __init__(self, here: str, found: Gathering) -> None:
         self._name = here
+        self._names = [here, *found.names]
         self._here = CheckedHost(found.authority.credentials(PROGRAM))
         self._address = found.address
         self._shares = {share.name: share for share in found.shares}
         self._others = {
             name: HostWorkers(self._shares[name], range(0), stream, BYTES) for name, stream in found.streams.items()
         }
-        self._problems = list(found.problems.values())
+        self._problems = dict(found.problems)
 
     def run(self, marker: str) -> CheckedCluster:
         ours = facts()
-        known = {self._name: ours, **self._of_each(self._others, _greeting)}
+        known = {self._name: ours, **self._answers(self._others, HostCode.HELLO, HostFacts.decoded)}
         # Others know no such questions.
         asked = [name for name in self._others if known[name].version == ours.version]
         states = {self._name: self._here.state(marker, self._address), **self._states(asked, marker)}
         links = self._links(states)
         self._of_each(asked, lambda other: other.tell(HostCode.DONE))
-        return CheckedCluster(known, states, links, self._problems)
+        return CheckedCluster(self._names, known, states, links, self._problems)
 
     def close(self) -> None:
         self._here.close()
@@ -106,7 +110,7 @@ class _Check:
         def ask(other: HostWorkers[bytearray]) -> None:
             other.tell(HostCode.CHECK, marker, self._shares[other.name].address)
 
-        return self._of_each(self._of_each(asked, ask), _state)
+        return self._answers(self._of_each(asked, ask), HostCode.CHECKED, HostState.decoded)
 
     def _links(self, states: Mapping[str, HostState]) -> dict[tuple[str, str], MeasuredLink]:
         """The links between all hosts that listen, in rounds: each sends to one, and receives from one."""
@@ -129,7 +133,7 @@ class _Check:
 
         asked = self._of_each(targets, ask)
         found = {self._name: self._here.measure(ends[targets[self._name]])} if self._name in targets else {}
-        found |= self._of_each(asked, _link)
+        found |= self._answers(asked, HostCode.MEASURED, MeasuredLink.decoded)
         return {(name, targets[name]): link for name, link in found.items()}
 
     def _end(self, name: str, port: int) -> PeerAddress:
@@ -137,6 +141,11 @@ class _Check:
         if name == self._name:
             return PeerAddress(self._address, port, PROGRAM)
         return PeerAddress(self._shares[name].address, port, host_name(name))
+
+    def _answers(self, names: Iterable[str], code: HostCode, decoded: Callable[[Any], Answer]) -> dict[str, Answer]:
+        """What hosts answer to a question that all have got: those that do not are waited for together."""
+        until = time.monotonic() + ANSWER_SECONDS
+        return self._of_each(names, lambda other: decoded(other.hear(code, until)))
 
     def _of_each(self, names: Iterable[str], ask: Callable[[HostWorkers[bytearray]], Answer]) -> dict[str, Answer]:
         """The answers of hosts; one that gives none is let go, and the reason kept."""
@@ -146,22 +155,12 @@ class _Check:
                 answers[name] = ask(self._others[name])
             except Diagnostic as error:
                 self._let_go(name, error)
-            except (Closed, Refused, ValueError, TypeError) as error:
-                self._let_go(name, Diagnostic(f"host `{name}` could not be asked: {error or 'its agent has ended'}"))
+            except Closed:
+                self._let_go(name, Diagnostic(f"host `{name}` could not be asked: its agent has ended"))
+            except Refused as error:
+                self._let_go(name, Diagnostic(f"host `{name}` could not be asked: {error}"))
         return answers
 
     def _let_go(self, name: str, problem: Diagnostic) -> None:
-        self._problems.append(problem)
+        self._problems[name] = problem
         self._others.pop(name).close()
-
-
-def _greeting(other: HostWorkers[bytearray]) -> HostFacts:
-    return HostFacts.decoded(*other.hear(HostCode.HELLO))
-
-
-def _state(other: HostWorkers[bytearray]) -> HostState:
-    return HostState.decoded(*other.hear(HostCode.CHECKED))
-
-
-def _link(other: HostWorkers[bytearray]) -> MeasuredLink:
-    return MeasuredLink.decoded(*other.hear(HostCode.MEASURED))

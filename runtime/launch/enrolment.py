@@ -37,9 +37,11 @@ from moaic.runtime.launch.identity import (
     request_certificate,
     server_context,
 )
+from moaic.runtime.launch.time_limit import cut_after, shut
 from moaic.runtime.protocol.frames import BYTES, Closed, Connection
 from moaic.runtime.protocol.limits import Limits, Refused
 from moaic.runtime.protocol.tls import TlsStream, tune
+from moaic.text.printable import printable
 
 TOKEN_SECONDS: Final = 600
 """How long a token is valid."""
@@ -49,6 +51,9 @@ PENDING_SECONDS: Final = 5
 
 MOST_PENDING: Final = 64
 """Connections that have not shown yet who they are, beside one for each host: all of a job may come at once."""
+
+NAME_CHARACTERS: Final = 64
+"""Shown of a name that a stranger gives; those of hosts are shorter."""
 
 STRANGER: Final = Limits(body_bytes=4096, blocks=0, depth=4, values=64)
 """What an end may send before the other knows who it is."""
@@ -94,7 +99,7 @@ class Tokens:
         """Use the token of a host up; otherwise, why not. A wrong proof uses nothing up."""
         token = self._tokens.get(host)
         if token is None:
-            return f"there is no host `{_printable(host)}` in this job"
+            return f"there is no host `{printable(host, NAME_CHARACTERS)}` in this job"
         if not hmac.compare_digest(proof, agent_proof(token, host, csr, fingerprint)):
             return f"its proof does not fit the token of host `{host}`"
         with self._lock:
@@ -188,7 +193,7 @@ class Listener:
             pending = list(self._pending)
         # This ends `accept` on its thread, which closing alone does not.
         for each in (self._socket, *pending):
-            _shut(each)
+            shut(each)
         self._socket.close()
 
     def _accept(self) -> None:
@@ -215,7 +220,7 @@ class Listener:
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         """Hand over a host, enrol one, or refuse."""
-        with _cut_after(sock, self._seconds) as cut:
+        with cut_after(sock, self._seconds) as cut:
             try:
                 host, stream = self._identify(sock)
             except (OSError, Closed, Refused) as error:
@@ -241,7 +246,7 @@ class Listener:
             return None, stream
         host = self._hosts.get(name)
         if host is None:
-            raise Refused(f"its certificate is of `{_printable(name)}`, which is no host of this job")
+            raise Refused(f"its certificate is of `{printable(name, NAME_CHARACTERS)}`, which is no host of this job")
         self._settle(host, stream)
         return host, stream
 
@@ -298,7 +303,7 @@ def _talk(address: Address, context: ssl.SSLContext, seconds: float, refused: st
     begin = time.monotonic()
     sock = _connect(address, seconds)
     try:
-        with _cut_after(sock, begin + seconds - time.monotonic()) as cut:
+        with cut_after(sock, begin + seconds - time.monotonic()) as cut:
             try:
                 stream = TlsStream(sock, context, is_server=False)
                 stream.shake_hands()
@@ -350,30 +355,6 @@ def _reason(error: Exception) -> str:
     return "it hung up before it had shown who it is"
 
 
-@contextmanager
-def _cut_after(sock: socket.socket, seconds: float) -> Generator[threading.Event]:
-    """Set the event if the block takes longer, and let what waits for bytes of the socket see its end."""
-    cut = threading.Event()
-
-    def act() -> None:
-        cut.set()
-        _shut(sock)
-
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield cut
-    finally:
-        timer.cancel()
-
-
-def _shut(sock: socket.socket) -> None:
-    # One direction alone: what the other end sees is up to the thread that waits. An error: it was closed before.
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RD)
-
-
 def _connection(stream: TlsStream) -> Connection[bytearray]:
     return Connection(stream, BYTES, limits=STRANGER)
 
@@ -390,11 +371,6 @@ def _hmac(token: str, data: bytes) -> bytes:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _printable(text: str) -> str:
-    """What a stranger wrote, for a line of a log."""
-    return "".join(each if each.isprintable() else "?" for each in text[:64])
 
 
 def _shown(address: tuple[Any, ...]) -> str:

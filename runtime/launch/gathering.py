@@ -34,6 +34,8 @@ class Gathering:
     """Of the certificates of this job."""
     address: str
     """Of this host, where the others reach it."""
+    names: tuple[str, ...]
+    """All other hosts in the order in which they were asked for; a launcher may have named them anew."""
     shares: tuple[HostShare, ...]
     """All other hosts that have an address, as a number."""
     streams: dict[str, TlsStream]
@@ -58,9 +60,11 @@ def gather(
 
     Raises Diagnostic if nobody can come or, unless `partly`, a host has no address.
     """
-    shares, problems = _numbered(launcher.place(hosts, settings.wait))
+    placed = launcher.place(hosts, settings.wait)
+    shares, problems = _numbered(placed)
     address = settings.listen or (facing(shares[0].address) if shares else LOOPBACK)
-    found = Gathering(Authority(token_hex(8)), address, shares, {}, problems)
+    names = tuple(share.name for share in placed)
+    found = Gathering(Authority(token_hex(8)), address, names, shares, {}, problems)
     if not partly:
         found.check()
     secrets = launcher.secrets([share.name for share in shares])
@@ -78,7 +82,7 @@ def gather(
         invitation = Invitation((found.address, listener.port), secrets)
         launcher.start(shares, invitation)
         _await(found, arrivals, launcher, settings.wait)
-        _note_absent(found, invitation, launcher, settings.wait)
+        _note_absent(found, invitation, launcher, settings.wait, partly=partly)
     except BaseException:
         found.close()
         raise
@@ -118,10 +122,11 @@ def _await(
                     awaited.discard(host)
 
 
-def _note_absent(found: Gathering, invitation: Invitation, launcher: Launcher, seconds: float) -> None:
+def _note_absent(found: Gathering, invitation: Invitation, launcher: Launcher, seconds: float, *, partly: bool) -> None:
+    """Note who has not come: unless `partly`, in each problem all of them, as only the first one is told."""
     absent = [share.name for share in found.shares if share.name not in {**found.streams, **found.problems}]
-    names = ", ".join(f"`{host}`" for host in absent)
     for host in absent:
+        names = ", ".join(f"`{name}`" for name in ([host] if partly else absent))
         found.problems[host] = Diagnostic(
             f"nobody on {names} answered within {seconds:g} s", hint=launcher.advice(host, invitation)
         )

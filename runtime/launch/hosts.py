@@ -23,9 +23,10 @@ from moaic.runtime.launch.launchers.registry import launcher_for
 from moaic.runtime.launch.listening import closed_after, listen
 from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
 from moaic.runtime.protocol.frames import BlockMemory, ByteStream, Closed, Connection, Message, encode, readable
-from moaic.runtime.protocol.host_messages import HostCode, HostFacts, check_from_agent
+from moaic.runtime.protocol.host_messages import MOST_CHARACTERS, HostCode, HostFacts, check_from_agent, failure
 from moaic.runtime.protocol.limits import Refused
 from moaic.runtime.protocol.peers import PeerAddress, Peers
+from moaic.text.printable import printable
 
 ANSWER_SECONDS: Final = 30.0
 """Time that an agent has for each step of the start."""
@@ -93,7 +94,7 @@ class HostWorkers(Generic[Block]):
                     if self.status is not None:
                         self.status.mirror(self.ranks.start, lines)
                 case [HostCode.ENDED, rank, words]:
-                    self._ends[rank] = words
+                    self._ends[rank] = printable(words, MOST_CHARACTERS)
                 case _:
                     continue
         return None
@@ -107,7 +108,7 @@ class HostWorkers(Generic[Block]):
         if not self.closed:
             return None
         gone = f"the connection to host {self.name} has ended: its agent was ended, or its network or machine failed"
-        return self._connection.refusal or gone
+        return self._refusal or gone
 
     def is_stopped(self, rank: int) -> bool:
         return rank in self._stopped
@@ -120,22 +121,42 @@ class HostWorkers(Generic[Block]):
         """Send a message of the start. Raises Closed."""
         self._connection.send(list(body))
 
-    def hear(self, code: HostCode) -> Sequence[Any]:
-        """The fields of the next message of the start. Raises Diagnostic for another one, or for none in time."""
-        until = time.monotonic() + ANSWER_SECONDS
+    def hear(self, code: HostCode, until: float | None = None) -> Any:
+        """The field of the next message of the start; `until` is by the monotonic clock.
+
+        Raises Diagnostic for another message, or for none in time, and Refused for one that cannot be read.
+        """
+        found, *fields = self._await(time.monotonic() + ANSWER_SECONDS if until is None else until)
+        if found == HostCode.FAILED:
+            raise failure(self.name, fields)
+        if found != code or len(fields) != 1:
+            raise Diagnostic(f"the agent of host `{self.name}` does not speak this version's language")
+        return fields[0]
+
+    def _await(self, until: float) -> Sequence[Any]:
+        """The next message; one that has arrived in time is also taken later. Raises Diagnostic."""
+        is_last, has_more = False, False
         while (message := self._connection.next()) is None:
             if self.closed:
-                raise Diagnostic(f"the agent of host `{self.name}` ended before its workers were started")
-            if not readable([self._connection], max(0.0, until - time.monotonic())):
-                raise Diagnostic(f"the agent of host `{self.name}` has not answered for {ANSWER_SECONDS:.0f} s")
-            self._connection.pull()
-        found, *fields = message.body
-        if found == HostCode.FAILED:
-            message, hint = fields
-            raise Diagnostic(f"host `{self.name}`: {message}", hint=hint)
-        if found != code:
-            raise Diagnostic(f"the agent of host `{self.name}` does not speak this version's language")
-        return fields
+                raise self._silent("has ended without an answer", "look at what it has printed there")
+            left = max(0.0, until - time.monotonic())
+            if is_last or not (has_more or readable([self._connection], left)):
+                raise self._silent(
+                    f"has not answered for {ANSWER_SECONDS:.0f} s", "look at its log, and at that host's load"
+                )
+            is_last = not left
+            # Not all at once: an agent that never stops sending would never be heard.
+            has_more = self._connection.pull_some()
+        return message.body
+
+    def _silent(self, words: str, hint: str) -> Diagnostic:
+        reason = f": {self._refusal}" if self._refusal else ""
+        return Diagnostic(f"the agent of host `{self.name}` {words}{reason}", hint=hint)
+
+    @property
+    def _refusal(self) -> str:
+        """Why this end has ended the connection; it may quote the other one."""
+        return printable(self._connection.refusal, MOST_CHARACTERS)
 
     def close(self) -> None:
         self._connection.close()
@@ -244,7 +265,7 @@ def _channels(flavor: Flavor, found: Gathering, blocks: BlockMemory[Block]) -> t
 
 def _ports(other: HostWorkers[Block]) -> Sequence[int]:
     """The port of each worker of a host. Raises Diagnostic: one too many would take the rank of another host."""
-    (ports,) = other.hear(HostCode.READY)
+    ports = other.hear(HostCode.READY)
     if len(ports) != len(other.ranks) or not all(type(port) is int and port in PORTS[1:] for port in ports):
         raise Diagnostic(f"the agent of host `{other.name}` has given no port for each of its workers")
     return ports
@@ -283,8 +304,7 @@ def _agree(
     """The addresses of all workers, which the other hosts know, too. Raises Diagnostic."""
     ours, addresses = facts(), list(here)
     for other in others:
-        (encoded,) = other.hear(HostCode.HELLO)
-        theirs = HostFacts.decoded(encoded)
+        theirs = HostFacts.decoded(other.hear(HostCode.HELLO))
         check_alike(other.name, theirs, ours)
         if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
             say(words)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 from moaic.runtime.launch.identity import Credentials, client_context, peer_name, server_context
+from moaic.runtime.launch.time_limit import cut_after, shut
 from moaic.runtime.protocol.host_messages import MeasuredLink
 from moaic.runtime.protocol.peers import PeerAddress
 from moaic.runtime.protocol.tls import CHUNK, TlsStream, tune
 
 DIAL_SECONDS: Final = 5.0
+"""Time to connect, and again to show who one is."""
 
-SILENT_SECONDS: Final = 10.0
-"""Time without a byte after which a link counts as broken."""
+MEASURE_SECONDS: Final = 15.0
+"""Time that a measurement may take in all."""
+
+MOST_LINKS: Final = 64
+"""Connections to one host at a time; a check itself makes one."""
+
+NO_DESCRIPTOR_SECONDS: Final = 0.1
+"""Pause where the system has none for another connection."""
 
 SIZE: Final = struct.Struct("<Q")
 """The head of a message: the number of its bytes."""
@@ -42,61 +50,75 @@ class LinkProbe:
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._credentials = credentials
+        self._context = server_context(credentials, requires=True)
+        self._free = threading.Semaphore(MOST_LINKS)
+        self._is_closed = False
         threading.Thread(target=self._accept, name="probe", daemon=True).start()
 
     def measure(self, to: PeerAddress) -> MeasuredLink:
-        """Connect to another host and send it larger and larger messages."""
+        """Connect to another host and send it larger and larger messages, for at most `MEASURE_SECONDS`."""
+        until = time.monotonic() + MEASURE_SECONDS
         try:
-            stream = self._dial(to)
+            sock = socket.create_connection((to.address, to.port), DIAL_SECONDS)
         except OSError as error:
-            return _broken(str(error.strerror or error))
-        try:
-            name = peer_name(stream)
-            return _measured(stream) if name == to.name else _broken(f"another host answers there: {name}")
-        except OSError as error:
-            return _broken(f"the connection has ended: {error.strerror or error}")
-        finally:
-            stream.close()
+            return _broken(_words(error))
+        with sock, cut_after(sock, until - time.monotonic(), socket.SHUT_RDWR) as cut:
+            try:
+                return self._reached(sock, to.name)
+            except OSError as error:
+                late = f"it could not be measured within {MEASURE_SECONDS:g} s"
+                return _broken(late if cut.is_set() else f"the connection has ended: {_words(error)}")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            # This ends `accept`.
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Listen no more; who is connected is confirmed to the end."""
+        self._is_closed = True
+        # This ends `accept`.
+        shut(self._listener, socket.SHUT_RDWR)
         self._listener.close()
 
-    def _dial(self, to: PeerAddress) -> TlsStream:
-        sock = socket.create_connection((to.address, to.port), DIAL_SECONDS)
+    def _reached(self, sock: socket.socket, name: str) -> MeasuredLink:
+        """The link by a new connection to the host that is expected there. Raises OSError."""
         stream = TlsStream(sock, client_context(self._credentials), is_server=False)
-        try:
-            tune(sock)
-            stream.shake_hands()
-            sock.settimeout(SILENT_SECONDS)
-        except OSError:
-            stream.close()
-            raise
-        return stream
+        tune(sock)
+        stream.shake_hands()
+        sock.settimeout(None)
+        found = peer_name(stream)
+        return _measured(stream) if found == name else _broken(f"another host answers there: {found}")
 
     def _accept(self) -> None:
-        """Serve one host after the other: no two of a check dial the same one at once."""
-        context = server_context(self._credentials, requires=True)
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
-            sock.settimeout(DIAL_SECONDS)
-            stream = TlsStream(sock, context, is_server=True)
+                if self._is_closed:
+                    return
+                time.sleep(NO_DESCRIPTOR_SECONDS)
+                continue
+            if self._free.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(sock,), name="probe link", daemon=True).start()
+            else:
+                sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Confirm what a host sends, for as long as a measurement may take."""
+        try:
             # Who does not belong here learns nothing; who does says itself that its link has ended.
-            with contextlib.suppress(OSError):
+            with sock, suppress(OSError), cut_after(sock, MEASURE_SECONDS, socket.SHUT_RDWR):
                 tune(sock)
-                stream.shake_hands()
-                sock.settimeout(SILENT_SECONDS)
+                stream = TlsStream(sock, self._context, is_server=True)
+                with cut_after(sock, DIAL_SECONDS):
+                    stream.shake_hands()
                 _confirm_all(stream)
-            stream.close()
+        finally:
+            self._free.release()
 
 
 def _broken(error: str) -> MeasuredLink:
     return MeasuredLink(0.0, 0.0, error)
+
+
+def _words(error: OSError) -> str:
+    return str(error.strerror or error)
 
 
 def _measured(stream: TlsStream) -> MeasuredLink:

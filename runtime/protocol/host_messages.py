@@ -6,16 +6,28 @@ A block travels once for all workers of a host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
+from moaic.ir.errors import Diagnostic
+from moaic.runtime.host.cluster_settings import PORTS
 from moaic.runtime.protocol.block_checks import check_answer
 from moaic.runtime.protocol.limits import Refused
+from moaic.text.printable import printable
 
 VERSION: Final = 2
 """Of these messages."""
+
+MOST_CHARACTERS: Final = 400
+"""Kept of each text of another host: it is shown to the user."""
+
+MOST_BYTES: Final = 1 << 60
+"""Of the memory of a host."""
+
+MOST_CORES: Final = 1 << 20
 
 
 class HostCode(IntEnum):
@@ -73,16 +85,10 @@ class HostFacts:
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostFacts:
         """Raises Refused."""
-        try:
-            facts = HostFacts(*data)
-        except TypeError as error:
-            raise Refused("a greeting of another version of moaic") from error
-        if not all(type(value) is kind for value, kind in zip(data, _KINDS, strict=True)):
-            raise Refused("a greeting that cannot be read")
+        facts = HostFacts(*_typed(data, int, str, str, str, str, int, what="a greeting"))
+        _within(facts.version, range(1 << 16), "version of messages")
+        _within(facts.cores, range(1, MOST_CORES), "number of cores")
         return facts
-
-
-_KINDS: Final = (int, str, str, str, str, int)
 
 
 class FolderState(StrEnum):
@@ -115,9 +121,14 @@ class HostState:
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostState:
         """Raises Refused."""
-        memory, compiler, has_header, folder, port, words = _typed(data, int, str, bool, str, int, str)
+        values = _typed(data, int, str, bool, str, int, str, what="a state")
+        memory, compiler, has_header, folder, port, words = values
         if folder not in list(FolderState):
             raise Refused(f"a state `{folder}` of a folder")
+        _within(memory, range(MOST_BYTES), "number of bytes")
+        _within(port, PORTS, "port")
+        if (port == 0) == (words == ""):
+            raise Refused("a state that tells neither a port nor why there is none, or both")
         return HostState(memory, compiler, has_header, FolderState(folder), port, words)
 
 
@@ -138,14 +149,29 @@ class MeasuredLink:
     @staticmethod
     def decoded(data: Sequence[Any]) -> MeasuredLink:
         """Raises Refused."""
-        return MeasuredLink(*_typed(data, float, float, str))
+        link = MeasuredLink(*_typed(data, float, float, str, what="a measurement"))
+        if not all(math.isfinite(value) and value >= 0 for value in (link.round_trip, link.rate)):
+            raise Refused(f"a measurement of {link.round_trip} s and {link.rate} bytes per second")
+        return link
 
 
-def _typed(data: Sequence[Any], *kinds: type) -> Sequence[Any]:
-    """The values themselves. Raises Refused unless they have these types."""
+def failure(host: str, fields: Sequence[Any]) -> Diagnostic:
+    """What a host says in FAILED. Raises Refused."""
+    message, hint = _typed(list(fields), str, str, what="a failure")
+    return Diagnostic(f"host `{host}`: {message}", hint=hint)
+
+
+def _typed(data: Sequence[Any], *kinds: type, what: str) -> list[Any]:
+    """The values, with texts as the user may see them. Raises Refused unless they have these types."""
     if not isinstance(data, list) or [type(value) for value in data] != list(kinds):
-        raise Refused("an answer to a check that cannot be read")
-    return data
+        raise Refused(f"{what} that cannot be read, perhaps of another version of moaic")
+    return [printable(value, MOST_CHARACTERS) if isinstance(value, str) else value for value in data]
+
+
+def _within(value: int, allowed: range, what: str) -> None:
+    """Raises Refused for a value that no host has."""
+    if value not in allowed:
+        raise Refused(f"{value} as a {what}")
 
 
 def check_from_agent(ranks: range, line: int, body: Any, sizes: Sequence[int]) -> None:

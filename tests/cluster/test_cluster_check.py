@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,3 +138,17 @@ def test_a_host_without_an_address_does_not_hide_the_others(cluster: Cluster) ->
     assert code == 1, out
     assert "problem  the address `nowhere.invalid` of host `node2` cannot be found: " in out
     assert "MB/s from, to  localhost  node1" in out
+
+
+def test_a_check_that_is_ended_leaves_no_file(cluster: Cluster) -> None:
+    hosts = cluster(1, 1)
+    process = hosts.start(["-m", "moaic", "cluster", "check"])
+    until = time.monotonic() + 30
+    while not (left := list(hosts.folder.glob(".moaic-check-*"))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.terminate()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, out
+    assert "Traceback" not in out
+    assert not left[0].exists()

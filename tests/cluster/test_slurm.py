@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,17 @@ def test_a_batch_job_runs_on_all_its_nodes_and_leaves_nothing(slurm: SlurmCluste
     assert "sum 56.0" in out
     assert "hosts ('', 'n1', 'n2')" in out
     slurm.wait_until_idle(0, 1, 2)
+
+
+def test_a_check_shows_the_hosts_as_the_nodes_that_they_are(slurm: SlurmCluster) -> None:
+    check = [sys.executable, "-m", "moaic", "cluster", "check", "--folder", str(slurm.folder)]
+    code, out = slurm.run(["salloc", "--quiet", "--nodes=3", *check])
+    assert code == 0, out
+    rows = [line.split()[:4] for line in out.splitlines() if line.startswith(("n1 ", "n2 "))]
+    assert rows[:2] == [["n1", "yes", "same", "same"], ["n2", "yes", "same", "same"]], out
+    assert "?" not in out
+    assert out.endswith("A program can use all hosts.\n")
+    slurm.wait_until_idle(1, 2)
 
 
 def test_agents_end_with_a_program_that_is_killed(slurm: SlurmCluster) -> None:

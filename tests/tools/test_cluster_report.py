@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 from moaic.ir.errors import Diagnostic
@@ -30,10 +31,11 @@ REQUEST = CheckRequest(
 )
 
 WELL = CheckedCluster(
+    NAMES,
     dict.fromkeys(NAMES, FACTS),
     dict.fromkeys(NAMES, STATE),
     {(one, other): LINK for one in NAMES for other in NAMES if one != other},
-    [],
+    {},
 )
 
 ALL_WELL = """\
@@ -72,10 +74,11 @@ def test_all_is_well() -> None:
 
 def test_a_host_that_has_not_come_has_a_line() -> None:
     found = CheckedCluster(
+        NAMES,
         dict.fromkeys(NAMES[:2], FACTS),
         dict.fromkeys(NAMES[:2], STATE),
         {pair: LINK for pair in WELL.links if "node3" not in pair},
-        [Diagnostic("nobody on `node3` answered", hint="try there")],
+        {"node3": Diagnostic("nobody on `node3` answered", hint="try there")},
     )
     text = to_text(judged(REQUEST, found))
     assert "node3      no       ?         ?         ?        2        ?         ?         32.0 GiB" in text
@@ -83,10 +86,38 @@ def test_a_host_that_has_not_come_has_a_line() -> None:
     assert text.endswith("\n\nproblem  nobody on `node3` answered\n         fix: try there")
 
 
-def test_a_message_about_several_hosts_is_printed_once_with_all_that_mends_it() -> None:
-    absent = [Diagnostic("nobody on `a`, `b` answered", hint=f"start {name}") for name in "ab"]
+def test_every_host_that_has_not_come_has_its_own_advice() -> None:
+    absent = {name: Diagnostic(f"nobody on `{name}` answered", hint=f"start {name}") for name in NAMES[1:]}
     text = to_text(judged(REQUEST, replace(WELL, problems=absent)))
-    assert text.endswith("problem  nobody on `a`, `b` answered\n         fix: start a\n         fix: start b")
+    assert text.endswith(
+        "problem  nobody on `node2` answered\n         fix: start node2\n"
+        "problem  nobody on `node3` answered\n         fix: start node3"
+    )
+
+
+def test_hosts_are_judged_by_the_names_that_they_were_given() -> None:
+    names = ("localhost", "n1", "n2")
+    found = CheckedCluster(
+        names,
+        dict.fromkeys(names, FACTS),
+        {**dict.fromkeys(names, STATE), "n2": replace(STATE, memory=GIB)},
+        dict.fromkeys(permutations(names, 2), LINK),
+        {},
+    )
+    report = judged(REQUEST, found)
+    assert "\nn1         yes      same " in to_text(report)
+    assert [host["name"] for host in to_data(report)["hosts"]] == list(names)
+    assert [each.message for each in report.problems] == [
+        "host `n2` has 1.0 GiB of memory, and cluster.toml says 32.0 GiB"
+    ]
+
+
+def test_what_was_not_found_is_a_problem() -> None:
+    silent = "host `node2` has not told what it has"
+    assert problems(replace(WELL, facts={name: FACTS for name in NAMES if name != "node2"})) == [silent]
+    assert problems(replace(WELL, states={name: STATE for name in NAMES if name != "node2"})) == [silent]
+    links = {pair: LINK for pair in WELL.links if pair != ("node2", "node3")}
+    assert problems(replace(WELL, links=links)) == ["the link from host `node2` to `node3` was not measured"]
 
 
 def test_every_version_that_differs_is_a_problem() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from moaic.runtime.launch.gathering import Gathering
 from moaic.runtime.launch.host_check import answer_check
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Authority, Credentials, client_context, host_name, server_context
-from moaic.runtime.protocol.frames import BYTES, Connection
+from moaic.runtime.protocol.frames import BYTES, Closed, Connection
 from moaic.runtime.protocol.host_messages import FolderState, HostCode
 from moaic.runtime.protocol.tls import TlsStream
 
@@ -44,6 +45,13 @@ def lies(connection: Connection[bytearray], credentials: Credentials) -> None:
     connection.send([HostCode.CHECKED, ["much", "g++"]])
 
 
+def is_silent(connection: Connection[bytearray], credentials: Credentials) -> None:
+    connection.send([HostCode.HELLO, facts().encoded()])
+    with suppress(Closed):
+        while True:
+            connection.receive()
+
+
 def is_older(connection: Connection[bytearray], credentials: Credentials) -> None:
     connection.send([HostCode.HELLO, replace(facts(), version=1).encoded()])
 
@@ -56,7 +64,7 @@ def gathered(agents: dict[str, Agent]) -> Gathering:
     """The hosts of a job; each agent is a thread behind a socket pair."""
     job = Authority("j")
     shares = tuple(HostShare(name, LOCAL, 1) for name in agents)
-    found = Gathering(job, LOCAL, shares, {}, {})
+    found = Gathering(job, LOCAL, tuple(agents), shares, {}, {})
     context = server_context(job.credentials("controller"))
     for name, agent in agents.items():
         ours, theirs = socket.socketpair()
@@ -88,7 +96,8 @@ def checked(monkeypatch: pytest.MonkeyPatch, folder: Path, **agents: Agent) -> C
 def test_every_host_is_measured_with_every_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = checked(monkeypatch, tmp_path, a=well, b=well)
     names = {"here", "a", "b"}
-    assert found.problems == []
+    assert found.problems == {}
+    assert found.names == ["here", "a", "b"]
     assert found.facts.keys() == found.states.keys() == names
     assert {state.folder for state in found.states.values()} == {FolderState.SHARED}
     assert found.links.keys() == {(one, other) for one in names for other in names if one != other}
@@ -101,12 +110,22 @@ def test_hosts_that_fail_do_not_keep_others_from_being_measured(
 ) -> None:
     agents = {"a": ends, "b": well, "c": lies, "d": is_older, "e": greets_otherwise}
     found = checked(monkeypatch, tmp_path, **agents)
-    assert [problem.message for problem in found.problems] == [
-        "host `e` could not be asked: a greeting of another version of moaic",
-        "the agent of host `a` ended before its workers were started",
-        "host `c` could not be asked: an answer to a check that cannot be read",
-    ]
+    assert {name: problem.message for name, problem in found.problems.items()} == {
+        "a": "the agent of host `a` has ended without an answer",
+        "c": "host `c` could not be asked: a state that cannot be read, perhaps of another version of moaic",
+        "e": "host `e` could not be asked: a greeting that cannot be read, perhaps of another version of moaic",
+    }
     assert found.facts["d"].version == 1
     assert found.states.keys() == {"here", "b"}
     assert found.links.keys() == {("here", "b"), ("b", "here")}
     assert not any(link.error for link in found.links.values())
+
+
+def test_silent_hosts_are_waited_for_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cluster_check, "ANSWER_SECONDS", 3.0)
+    begin = time.monotonic()
+    found = checked(monkeypatch, tmp_path, a=is_silent, b=is_silent, c=well, d=is_silent)
+    assert time.monotonic() - begin < 6
+    assert found.problems.keys() == {"a", "b", "d"}
+    assert all("has not answered" in each.message and each.hint for each in found.problems.values())
+    assert found.links.keys() == {("here", "c"), ("c", "here")}
