@@ -100,10 +100,10 @@ class LinkProbe:
                 sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        """Confirm what a host sends, for as long as a measurement may take."""
+        """Confirm what a host sends, for longer than a measurement may take: its own end says that it took too long."""
         try:
             # Who does not belong here learns nothing; who does says itself that its link has ended.
-            with sock, suppress(OSError), cut_after(sock, MEASURE_SECONDS, socket.SHUT_RDWR):
+            with sock, suppress(OSError), cut_after(sock, MEASURE_SECONDS + DIAL_SECONDS, socket.SHUT_RDWR):
                 tune(sock)
                 stream = TlsStream(sock, self._context, is_server=True)
                 with cut_after(sock, DIAL_SECONDS):

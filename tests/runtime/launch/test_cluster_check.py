@@ -60,14 +60,21 @@ def greets_otherwise(connection: Connection[bytearray], credentials: Credentials
     connection.send([HostCode.HELLO, [1, "0.0.1"]])
 
 
+def connected_sockets() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection by TCP."""
+    with socket.create_server((LOCAL, 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
 def gathered(agents: dict[str, Agent]) -> Gathering:
-    """The hosts of a job; each agent is a thread behind a socket pair."""
+    """The hosts of a job; each agent is a thread at the other end of a connection."""
     job = Authority("j")
     shares = tuple(HostShare(name, LOCAL, 1) for name in agents)
     found = Gathering(job, LOCAL, tuple(agents), shares, {}, {})
     context = server_context(job.credentials("controller"))
     for name, agent in agents.items():
-        ours, theirs = socket.socketpair()
+        ours, theirs = connected_sockets()
         credentials = job.credentials(host_name(name))
         stream = TlsStream(theirs, client_context(credentials), is_server=False)
 

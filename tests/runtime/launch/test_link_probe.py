@@ -116,7 +116,6 @@ def test_no_more_connections_than_have_a_thread(monkeypatch: pytest.MonkeyPatch,
     until = time.monotonic() + 5
     while one.measure(to).error:
         assert time.monotonic() < until
-    assert one.measure(to).error == ""
 
 
 def test_a_host_that_confirms_late_is_a_broken_link(monkeypatch: pytest.MonkeyPatch, probe: Probe) -> None:
