@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -68,8 +67,7 @@ class SlurmCluster:
                 daemon.kill()
                 daemon.wait()
         for node in range(self.network.count):
-            for process in self.processes(node):
-                os.kill(int(process), signal.SIGKILL)
+            self.network.kill_all(node)
         self.network.remove()
 
     def on(self, node: int, command: Sequence[str]) -> list[str]:
