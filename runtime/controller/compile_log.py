@@ -22,8 +22,9 @@ def not_captured(reason: str) -> None:
     LOGGER.info("A program is not captured as a CUDA graph: %s.", reason)
 
 
-def not_compiled(reason: str) -> None:
+def not_compiled(reason: str, host: str) -> None:
     LOGGER.warning(
-        "A program runs op by op, as its functions could not be compiled: %s. MOAI_COMPILE=wait shows the whole error.",
+        "A program runs op by op, as its functions could not be compiled%s: %s. MOAI_COMPILE=wait shows the error.",
+        f" on {host}" if host else "",
         reason,
     )

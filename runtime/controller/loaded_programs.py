@@ -120,12 +120,15 @@ class LoadedPrograms:
             self._reasons.add(reason)
             compile_log.not_captured(reason)
 
-    def _adopted(self, programs: Sequence[int], functions: int, seconds: float, runs: int, failed: str) -> None:
-        if failed:
-            self._set(programs, CompileState.FAILED)
-            compile_log.not_compiled(failed)
-        else:
+    def _adopted(
+        self, host: str, programs: Sequence[int], functions: int, seconds: float, runs: int, failed: str
+    ) -> None:
+        if not failed:
             compile_log.compiled(functions, seconds, runs)
+        elif any(self._loaded[program].compilation is not CompileState.FAILED for program in programs):
+            # The first of several workers.
+            self._set(programs, CompileState.FAILED)
+            compile_log.not_compiled(failed, host)
 
     def _placed(self, program: int, sizes: tuple[int, ...]) -> Places:
         """The places of a run at these sizes: strides of splits depend on them."""

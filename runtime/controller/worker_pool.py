@@ -89,8 +89,8 @@ class WorkerPool:
         """Called every second of a wait with the code of each worker's current command, and at its end with []."""
         self.mended: Callable[[Mapping[int, int]], Mapping[int, Command]] = _not_mended
         """Called with the rank of each buffer's latest value; returns commands that copy it to the other replicas."""
-        self.adopted: Callable[[Sequence[int], int, float, int, str], None] = _ignore
-        """Called with the data of an ADOPTED answer."""
+        self.adopted: Callable[[str, Sequence[int], int, float, int, str], None] = _ignore
+        """Called with the worker's host, empty for this one, and the data of an ADOPTED answer."""
         self.not_captured: Callable[[str], None] = _ignore
         """Called with the reason of a NOT_CAPTURED answer."""
         self.advice: Callable[[Shortage], str] | None = None
@@ -307,7 +307,7 @@ class WorkerPool:
             failure = self._raised.setdefault(data[0], self._failed(rank, data[1:]))
             self._unraised = self._unraised or failure
         elif kind == AnswerCode.ADOPTED:
-            self.adopted(*data)
+            self.adopted(self.hosts[rank], *data)
         elif kind == AnswerCode.NOT_CAPTURED:
             self.not_captured(*data)
         elif kind == AnswerCode.HELLO:

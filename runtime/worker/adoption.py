@@ -6,12 +6,16 @@ A step whose forward ran in one way has its backward in the same, and replicas o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from moaic.runtime.comm.transport import Group
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.worker.program import Program
 
 FAILED, DONE = range(2)
+
+ELSEWHERE: Final = "another worker could not compile them"
+"""Why a worker goes on op by op whose own functions are compiled; the other one says more."""
 
 
 def adopt(programs: Sequence[Program], context: WorkerContext) -> str:
@@ -23,7 +27,7 @@ def adopt(programs: Sequence[Program], context: WorkerContext) -> str:
     ranks = Group.of(range(takers[0].mesh.ranks), context.rank)
     alike = ranks.size == 1 or context.transport.agree(ranks, FAILED if error else DONE)
     if error or not alike:
-        return error or "another worker could not compile them"
+        return error or ELSEWHERE
     for program in takers:
         program.adopt()
     return ""

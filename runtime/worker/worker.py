@@ -45,7 +45,7 @@ from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.operation import Operation
 from moaic.runtime.protocol.wire import from_block
 from moaic.runtime.worker import checkpoint_io
-from moaic.runtime.worker.adoption import adopt
+from moaic.runtime.worker.adoption import ELSEWHERE, adopt
 from moaic.runtime.worker.agreement import Agreement
 from moaic.runtime.worker.background import BackgroundCompiler
 from moaic.runtime.worker.eager_op import EagerOp
@@ -360,7 +360,8 @@ class Worker:
     def _adopt(self, command: Adopt) -> None:
         programs = [self._programs[number] for number in command.programs if number in self._programs]
         failed = adopt(programs, self.context)
-        if self.context.rank != 0 or not programs:
+        # Of what is compiled everywhere one worker tells, of what is not each that could not.
+        if not programs or failed == ELSEWHERE or (not failed and self.context.rank != 0):
             return
         if not failed:
             for number in command.programs:

@@ -39,3 +39,11 @@ def test_a_host_divides_the_functions_among_its_workers(cluster: Cluster, when: 
 
 def test_a_host_compiles_the_functions_of_its_stages_alone(cluster: Cluster) -> None:
     assert compiled(cluster, (1, 1), "pp=2", "background") == [(1, 1), (1, 1)]
+
+
+def test_a_host_without_a_compiler_is_named(cluster: Cluster) -> None:
+    hosts = cluster(1, 1)
+    hosts.start_agent(1, CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(hosts.folder / "compiled"))
+    code, out = hosts.finish([PROGRAM, "dp=2", "background"], MOAI_COMPILE="1", MOAI_LOG="info")
+    assert code == 0, out
+    assert out.count("functions could not be compiled on node1: ") == 1, out
