@@ -70,6 +70,10 @@ class Slurm:
         return dict.fromkeys(hosts, new_token())
 
     def start(self, shares: Sequence[HostShare], invitation: Invitation) -> None:
+        # Those whose addresses were found.
+        self._hosts = [share.name for share in shares]
+        if not shares:
+            return
         nodes = len(shares)
         where = [f"--jobid={self._job}", f"--nodes={nodes}", f"--ntasks={nodes}", f"--nodelist={','.join(self._hosts)}"]
         # The program listens already: an agent that finds nobody there has come too late.
