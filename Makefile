@@ -3,8 +3,11 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Tests that watch whole programs live and die: one at a time. All others run two at a time.
-WATCHED := $(wildcard tests/runtime/test_*.py) tests/tools tests/cluster
+# Tests of the runtime and of whole programs run apart from the others, which change PyTorch's own settings: those of
+# parts of the runtime two at a time, as the others do, and those that watch processes live and die one at a time.
+APART := tests/runtime tests/tools tests/cluster
+PARTS := $(filter-out %/controller,$(patsubst %/,%,$(wildcard tests/runtime/[a-z]*/)))
+WATCHED := $(wildcard tests/runtime/test_*.py) tests/runtime/controller tests/tools tests/cluster
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
@@ -37,12 +40,13 @@ tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on al
 	$(BIN)/python tutorial/train_llama2.py
 
 test: $(WHOLE) ## run every test once, but for the long proofs
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(WATCHED:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(APART:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PARTS)
 	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests
-	$(BIN)/python -m pytest tests -m exact --timeout 3600 -n 2 --dist worksteal $(WATCHED:%=--ignore=%) $(LIBRARIES:%=--ignore=%)
-	$(BIN)/python -m pytest $(WATCHED) -m exact --timeout 3600
+	$(BIN)/python -m pytest tests -m exact --timeout 3600 -n 2 --dist worksteal $(APART:%=--ignore=%) $(LIBRARIES:%=--ignore=%)
+	$(BIN)/python -m pytest $(APART) -m exact --timeout 3600
 
 coverage: $(WHOLE) ## say which lines and branches of the device no test enters; an error below 95 %
 	rm -rf $(dir $(MEASURES))
