@@ -7,7 +7,6 @@ receives, and never waits for the worker, so that two that send to each other do
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from moaic.runtime.launch.identity import Credentials, client_context, peer_name, server_context
+from moaic.runtime.launch.time_limit import cut_after, shut
 from moaic.runtime.protocol.peers import Peers
 from moaic.runtime.protocol.tls import TlsStream, tune
 
@@ -94,7 +94,7 @@ class PeerLinks:
         """
         stream = self._out.get(peer) or self._dial(peer)
         head = HEAD.pack(len(words), len(data), at) + b"".join(WORD.pack(*word) for word in words)
-        _send(stream, [memoryview(head), data] if data else [memoryview(head)])
+        stream.send_all([memoryview(head), data] if data else [memoryview(head)])
         self.sent += len(head) + len(data)
 
     def write_all(self, words: Sequence[tuple[int, int]]) -> None:
@@ -108,7 +108,7 @@ class PeerLinks:
     def close(self) -> None:
         """Listen no more, and end the links to others."""
         self._is_closed = True
-        _shut(self._listener)
+        shut(self._listener, socket.SHUT_RDWR)
         for stream in self._out.values():
             stream.close()
 
@@ -127,7 +127,7 @@ class PeerLinks:
                 self._strangers.append(sock)
                 # One that belongs here takes milliseconds, so it is not among the oldest.
                 for oldest in self._strangers[:-PENDING]:
-                    _shut(oldest)
+                    shut(oldest, socket.SHUT_RDWR)
             arguments = (TlsStream(sock, context, is_server=True), sock, place, store)
             threading.Thread(target=self._welcome, args=arguments, name="link", daemon=True).start()
         self._listener.close()
@@ -149,7 +149,7 @@ class PeerLinks:
         if peer_name(stream) != to.name:
             stream.close()
             raise Unreachable(f"{to.address}:{to.port} is not worker {peer}: its certificate says {peer_name(stream)}")
-        _send(stream, [memoryview(GREETING.pack(MAGIC, self.rank, peer))])
+        stream.send_all([memoryview(GREETING.pack(MAGIC, self.rank, peer))])
         self._out[peer] = stream
         return stream
 
@@ -164,18 +164,16 @@ class PeerLinks:
 
     def _welcome(self, stream: TlsStream, sock: socket.socket, place: Place, store: Store) -> None:
         """Receive over a link from its first byte to its end."""
-        cut = threading.Timer(HANDSHAKE_SECONDS, _shut, [sock])
-        cut.start()
         try:
-            tune(sock)
-            stream.shake_hands()
-            sender = self._sender(stream)
+            with cut_after(sock, HANDSHAKE_SECONDS, socket.SHUT_RDWR):
+                tune(sock)
+                stream.shake_hands()
+                sender = self._sender(stream)
         except (OSError, BadLink):
             # Whoever it is does not belong here, and learns no more.
             stream.close()
             return
         finally:
-            cut.cancel()
             with self._lock:
                 self._strangers.remove(sock)
         try:
@@ -190,7 +188,7 @@ class PeerLinks:
     def _sender(self, stream: TlsStream) -> int:
         """The rank of the worker at the other end. Raises BadLink for one that is not who it says."""
         greeting = bytearray(GREETING.size)
-        _fill(stream, memoryview(greeting))
+        stream.fill(memoryview(greeting))
         magic, sender, receiver = GREETING.unpack(greeting)
         is_known = magic == MAGIC and receiver == self.rank and sender in self.far
         if not is_known or peer_name(stream) != self._peers.addresses[sender].name:
@@ -201,13 +199,8 @@ class PeerLinks:
             self._in.add(sender)
         if len(self._in) == len(self.far):
             # This ends `accept`: nobody else may come.
-            _shut(self._listener)
+            shut(self._listener, socket.SHUT_RDWR)
         return sender
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _receive(stream: TlsStream, sender: int, place: Place, store: Store) -> bool:
@@ -220,24 +213,9 @@ def _receive(stream: TlsStream, sender: int, place: Place, store: Store) -> bool
     if not 1 <= count <= MOST_WORDS:
         raise BadLink(f"a message of {count} words")
     packed = bytearray(count * WORD.size)
-    _fill(stream, memoryview(packed))
+    stream.fill(memoryview(packed))
     words = list(WORD.iter_unpack(packed))
     if nbytes:
-        _fill(stream, place(sender, at, nbytes))
+        stream.fill(place(sender, at, nbytes))
     store(sender, words)
     return True
-
-
-def _fill(stream: TlsStream, memory: memoryview) -> None:
-    if stream.recvmsg_into([memory])[0] < len(memory):
-        raise BadLink("it ended within a message")
-
-
-def _send(stream: TlsStream, pieces: list[memoryview]) -> None:
-    """Send all; the socket waits."""
-    while pieces:
-        sent = stream.sendmsg(pieces)
-        while pieces and sent >= len(pieces[0]):
-            sent -= len(pieces.pop(0))
-        if sent:
-            pieces[0] = pieces[0][sent:]

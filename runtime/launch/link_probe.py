@@ -132,31 +132,20 @@ def _measured(stream: TlsStream) -> MeasuredLink:
 def _seconds(stream: TlsStream, size: int) -> float:
     """Time from the first byte of a message until it is confirmed."""
     begin = time.perf_counter()
-    _send(stream, SIZE.pack(size))
+    stream.send_all([memoryview(SIZE.pack(size))])
     data = bytes(min(size, CHUNK))
     for start in range(0, size, CHUNK):
-        _send(stream, memoryview(data)[: size - start])
-    _fill(stream, bytearray(len(CONFIRMED)))
+        stream.send_all([memoryview(data)[: size - start]])
+    stream.fill(memoryview(bytearray(len(CONFIRMED))))
     return time.perf_counter() - begin
 
 
 def _confirm_all(stream: TlsStream) -> None:
     """Receive and confirm messages until the stream ends, which raises ConnectionError."""
-    data, head = memoryview(bytearray(CHUNK)), bytearray(SIZE.size)
+    data, head = memoryview(bytearray(CHUNK)), memoryview(bytearray(SIZE.size))
     while True:
-        _fill(stream, head)
+        stream.fill(head)
         (size,) = SIZE.unpack(head)
         for start in range(0, size, CHUNK):
-            _fill(stream, data[: size - start])
-        _send(stream, CONFIRMED)
-
-
-def _send(stream: TlsStream, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[stream.sendmsg([left]) :]
-
-
-def _fill(stream: TlsStream, target: bytearray | memoryview) -> None:
-    if stream.recvmsg_into([memoryview(target)])[0] < len(target):
-        raise ConnectionError("it ended within a message")
+            stream.fill(data[: size - start])
+        stream.send_all([memoryview(CONFIRMED)])

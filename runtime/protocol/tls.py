@@ -129,6 +129,21 @@ class TlsStream:
                 at, filled = at + count, filled + count
         return filled, None
 
+    def send_all(self, pieces: Sequence[memoryview]) -> None:
+        """Send all of the bytes; the socket waits."""
+        left = list(pieces)
+        while left:
+            sent = self.sendmsg(left)
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    def fill(self, target: memoryview) -> None:
+        """Receive as many bytes as the target has; the socket waits. Raises ConnectionError for an end before them."""
+        if self.recvmsg_into([target])[0] < len(target):
+            raise ConnectionError("it ended within a message")
+
     def close(self) -> None:
         self._socket.close()
 

@@ -95,12 +95,16 @@ class Network:
         """Take a host off the network: nothing says that it is gone."""
         ip("link", "set", f"mo{self.number}-{host}", "down")
 
+    def processes(self, host: int) -> set[int]:
+        """The processes in a host's namespace."""
+        found = subprocess.run(["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False)
+        return set(map(int, found.stdout.split()))
+
     def kill_all(self, host: int) -> None:
         """Kill all that runs in a host's namespace."""
-        found = subprocess.run(["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=True)
-        for pid in found.stdout.split():
+        for process in self.processes(host):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
         """The command on a host, which has one core: the number of threads of a worker changes last bits."""

@@ -37,7 +37,7 @@ class SlurmCluster:
     network: Network
     folder: Path
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
-    idle: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    idle: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """The processes of each node without a job."""
 
     def start(self) -> None:
@@ -54,7 +54,7 @@ class SlurmCluster:
         for node in range(self.network.count):
             self._daemon(self.on(node, ["slurmd", "-D"]))
         wait_until(lambda: self.ask("sinfo", "-h", "-o", "%t:%D") == f"idle:{self.network.count}", "the start of Slurm")
-        self.idle = {node: self.processes(node) for node in range(self.network.count)}
+        self.idle = {node: self.network.processes(node) for node in range(self.network.count)}
 
     def close(self) -> None:
         """End Slurm, and what a failed test has left on its nodes."""
@@ -117,14 +117,11 @@ class SlurmCluster:
             **more,
         }
 
-    def processes(self, node: int) -> set[str]:
-        """The processes of a node."""
-        command = ["ip", "netns", "pids", self.network.name(node)]
-        return set(subprocess.run(command, check=False, capture_output=True, text=True).stdout.split())
-
     def wait_until_idle(self, *nodes: int) -> None:
         """Wait until no process of a job is left on nodes."""
-        wait_until(lambda: all(self.processes(node) <= self.idle[node] for node in nodes), "the end of all processes")
+        wait_until(
+            lambda: all(self.network.processes(node) <= self.idle[node] for node in nodes), "the end of all processes"
+        )
 
     @property
     def _socket(self) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,9 +61,7 @@ def processes_of(hosts: Hosts) -> list[str]:
     """Command lines with a part of moaic, on both hosts."""
     found: list[str] = []
     for host in range(2):
-        name = hosts.network.name(host)
-        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-        for pid in pids.split():
+        for pid in hosts.network.processes(host):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
