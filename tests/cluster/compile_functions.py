@@ -58,6 +58,8 @@ def main(mesh: str, when: str) -> None:
         device.synchronize()
         time.sleep(0.02)
     run(device, program, op_by_op=False)
+    # What the last of the workers says, beside its results, is read and logged.
+    device.synchronize()
 
 
 if __name__ == "__main__":
