@@ -111,7 +111,7 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def _selected(step: Module, case: Case, pool: ProcessPool, folder: Path) -> Selection:
-    return search_cached(step, case.machine, Request(), pool=pool, folder=folder)
+    return search_cached(step, case.machine, Request(), pool=pool, folder=folder, runs=False)
 
 
 def _shares(prediction: Prediction) -> Mapping[str, str]:

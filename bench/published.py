@@ -106,7 +106,7 @@ class Step:
         if config.pp > 1 or self.row.layers <= LAYERS:
             return [(self.whole.partitioned(config), 0)]
         (stack,) = self.shallow.stacks
-        base = self.shallow.shallow([stack.units - 1])
+        base = self.shallow.without([(stack, 1)])
         assert base is not None
         lacking = self.row.layers - LAYERS + 1
         return [(base.partitioned(config), 0), (self.shallow.partitioned(config), lacking)]

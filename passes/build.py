@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from moaic.ir.errors import Diagnostic
@@ -15,6 +15,7 @@ from moaic.passes.pass_options import Pass
 from moaic.passes.pipeline.assign_stages import AssignStages
 from moaic.passes.pipeline.shares import Share, shares
 from moaic.passes.pipeline.split_backward import SplitBackward
+from moaic.passes.pipeline.stage_runs import runs_of
 from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.context_parallel import ContextParallel
 from moaic.passes.sharding.data_parallel import DataParallel, MicroBatches
@@ -55,15 +56,21 @@ class Builder:
         """What the stages of a pipeline have of the step; raises Diagnostic where it cannot be cut into so many."""
         return shares(self._outlined, stacks, stages)
 
-    def shallow(self, units: Sequence[int]) -> Builder | None:
-        """The builder for the step with so many units of each of its stacks; None where it has no such form."""
+    def runs(self, stages: int) -> list[list[Stack]]:
+        """By stack of the step, its runs of units that a pipeline has whole in one of so many stages.
+
+        Raises Diagnostic where it cannot be cut into so many.
+        """
+        return runs_of(self._outlined, self.stacks, stages)
+
+    def without(self, units: Iterable[tuple[Stack, int]]) -> Builder | None:
+        """The builder for the step without so many units of each of these runs; None where it has no such form."""
         module = self._outlined
-        for stack, count in zip(self.stacks, units, strict=True):
-            if count < stack.units:
-                less = shallow(module, stack, count)
-                if less is None:
-                    return None
-                module = less
+        for run, count in units:
+            less = shallow(module, run, run.units - count)
+            if less is None:
+                return None
+            module = less
         return Builder(module, self._coefficients, is_sketch=True)
 
     def build(self, config: Config) -> Plan:

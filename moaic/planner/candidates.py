@@ -111,9 +111,15 @@ class CandidateSpace:
         """A mesh with every number of micro-batches that divides the batch on it, in every order."""
         facts, request = self.facts, self.request
         for micro_batches in _micro_batches(facts.rows, request):
-            if _divides(mesh.dp * micro_batches, facts.rows):
+            if _divides(mesh.dp * micro_batches, facts.rows) and not self._could_split_rows(mesh, micro_batches):
                 for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
                     yield replace(mesh, micro_batches=micro_batches, schedule=schedule)
+
+    def _could_split_rows(self, mesh: Config, micro_batches: int) -> bool:
+        """Whether ranks that share the sequences of some rows could have as many whole rows each, and less to send."""
+        facts, request = self.facts, self.request
+        asked = (request.cp, request.dp) != (None, None)
+        return mesh.cp > 1 and not asked and facts.rows > 0 and _divides(2 * mesh.dp * micro_batches, facts.rows)
 
     def cheapest_levels(self, plan: Config) -> list[Config]:
         """A plan with each sharding of parameters that may take least: `use` gathers no less often than `step`."""

@@ -45,6 +45,15 @@ NOT_NEEDED = "it would save memory that is not short"
 RUNNERS_UP = 2
 """Possible plans beside the selected one that users want to see, wherever there are as many."""
 
+MANY = 4096
+"""Candidates beyond which plans that split the sequence come last, and only if they may be faster by CLEARLY.
+
+They are most of the candidates, and need the most time to be priced.
+"""
+
+CLEARLY = 0.05
+"""Relative difference that exceeds what predictions of plans of one step err by."""
+
 ROUND = 4
 """Most candidates that are compiled before others are left out because of them."""
 
@@ -99,10 +108,16 @@ class Evaluation:
         self.bounds = self._bounds() if space.total > 1 else Bounds({}, machine)
         if machine.made or space.total == 1:
             pool.begin(step, machine)
-        self.waiting = [self._whole(mesh) for mesh in space.meshes]
+        self.splits_last = space.total > MANY and any(mesh.cp == 1 for mesh in space.meshes)
+        """Whether plans that split the sequence wait until all others have their outcome."""
+        whole = [self._whole(mesh) for mesh in space.meshes]
+        self.waiting = [each for each in whole if not self._comes_last(each)]
+        self.last = [each for each in whole if self._comes_last(each)]
 
     def run(self) -> list[Candidate]:
         """Every candidate with its outcome; those on a mesh that was dropped as a whole are told by the simplest."""
+        self._settle()
+        self.waiting, self.last = self.last, []
         self._settle()
         if self.best == math.inf:
             self._evaluate(self._smallest())
@@ -178,7 +193,7 @@ class Evaluation:
                 self._drop(each, f"needs at least {per_worker(each.nbytes, self.machine)}")
             elif self.impossible and (reason := self.impossible.get(least(each.config))):
                 self._drop(each, reason)
-            elif each.seconds > self.best * (1 + TIE):
+            elif each.seconds > self.best * (1 + TIE) or self._is_hardly_faster(each):
                 self.slower.append(each)
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and another plan takes {_ms(self.best)}")
             elif self._is_no_better(each):
@@ -189,6 +204,13 @@ class Evaluation:
             else:
                 kept.append(each)
         self.waiting = kept
+
+    def _comes_last(self, each: _Waiting) -> bool:
+        return self.splits_last and each.config.cp > 1
+
+    def _is_hardly_faster(self, each: _Waiting) -> bool:
+        """Whether a candidate that comes last is not clearly faster than the best plan."""
+        return self._comes_last(each) and each.seconds * (1 + CLEARLY) > self.best
 
     def _drop(self, each: _Waiting, reason: str) -> None:
         self.found[each.config] = Candidate(each.config, dropped=reason, others=each.others)
@@ -253,7 +275,7 @@ class Evaluation:
     def _unknown_meshes(self, promising: Sequence[_Waiting]) -> list[Config]:
         """The plans that bound all on the meshes of these and are not known yet.
 
-        First those that bound the most, then those that only bound the mesh of a candidate.
+        First those that bound the most, then those that only bound the mesh of a candidate, where these are impossible.
         """
         if self.best == math.inf:
             return []
@@ -261,7 +283,10 @@ class Evaluation:
         if unknown := dict.fromkeys(self._least(each.config) for each in promising).keys() - known:
             others = {self._least(each.config) for each in self.waiting} - known
             return sorted({coarsest(mesh, others) for mesh in unknown}, key=simplicity)
-        whole = dict.fromkeys(least(each.config) for each in promising if each.is_whole)
+        # With dp in place of stages the work is the same, unless there is no such plan.
+        whole = dict.fromkeys(
+            least(each.config) for each in promising if each.is_whole and self._least(each.config) in self.impossible
+        )
         return [mesh for mesh in whole if mesh not in known]
 
     def _unknown_stages(self, promising: Sequence[_Waiting]) -> list[_Waiting]:

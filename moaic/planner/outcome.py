@@ -57,7 +57,7 @@ class SearchResult:
     candidates: tuple[Candidate, ...]
     selected: Config
     apart: int = 0
-    """Peak bytes per worker of the selected plan if forward and backward run as two programs."""
+    """Peak bytes per worker of the selected plan if forward and backward run as two programs; 0 where it is unknown."""
     held: int = 0
     """Peak bytes per worker if they run as one program while the user holds all outputs."""
     steps: int = EXPECTED_STEPS

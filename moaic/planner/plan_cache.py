@@ -37,6 +37,7 @@ def search_cached(
     steps: int = EXPECTED_STEPS,
     measure: MeasureKernels | None = None,
     autotune: Autotune | None = None,
+    runs: bool = True,
 ) -> Selection:
     """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
     tried = "" if autotune is None else f"{autotune.count} {autotune.mode}"
@@ -45,7 +46,7 @@ def search_cached(
     if known is not None:
         log.found_again()
         return again(step, where, known)
-    found = search(step, where, request, pool=pool, steps=steps, measure=measure, autotune=autotune)
+    found = search(step, where, request, pool=pool, steps=steps, measure=measure, autotune=autotune, runs=runs)
     # A candidate that crashed is dropped because of a bug, and may succeed next time.
     has_crashed = any(candidate.crash for candidate in found.search_result.candidates)
     if path is not None and found.search_result.is_final and not has_crashed:

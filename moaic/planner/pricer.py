@@ -18,10 +18,10 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.pipeline.shares import Share
 from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.solver.costs import coefficients_of
-from moaic.passes.transforms.shallow import shallow
+from moaic.passes.transforms.shallow import Stack, shallow
 
 WORTH = 2
-"""A step is priced from sketches if it has as many times the units of all sketches together."""
+"""A step is priced from sketches if it has as many times the units of all of these; a pipeline, if it has more."""
 
 
 class Pricer:
@@ -32,21 +32,33 @@ class Pricer:
         self._builder = Builder(step, coefficients_of(machine))
         self._fused = fused_functions()
         self._seconds = function_seconds(machine, self._fused)
-        self._sketches = self._sketched(worth)
+        self._worth = worth
+        self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
+        self._unverified = self._builder.without([]) or self._builder
+        self._in_stages: dict[int, Sequence[tuple[Builder, int]]] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
         self._shares: dict[int, list[Share]] = {}
 
     def price(self, config: Config) -> tuple[Memory, Prediction]:
         """Memory and time of the plan for `config`; raises Diagnostic with the reason where there is none."""
-        # Where stages are cut depends on the depth.
-        found = self._from_sketches(config) if config.pp == 1 else None
+        found = self._from_sketches(config) if config.pp == 1 else self._from_staged(config)
         return found or self._whole(config)
 
     def _whole(self, config: Config) -> tuple[Memory, Prediction]:
-        found = extrapolated(self._priced(self._builder.partitioned(config), config), [])
+        # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
+        builder = self._unverified if self._sketches else self._builder
+        found = extrapolated(self._priced(builder.partitioned(config), config), [])
         assert found is not None, "a whole step has all instructions of itself"
         return found
+
+    def _from_staged(self, config: Config) -> tuple[Memory, Prediction] | None:
+        """The price of a pipeline from sketches with as many units less in each stage; None where it has no such."""
+        stages = schedule_of(config.schedule, config.pp, config.micro_batches).stages
+        if not (sketched := self._staged(stages)):
+            return None
+        base, *deeper = [Deeper(self._priced(each.partitioned(config), config), lack) for each, lack in sketched]
+        return extrapolated(base.sketch, deeper)
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
         found = self._sketches_of(config)
@@ -97,18 +109,41 @@ class Pricer:
         stack = next(stack for stack in self._builder.stacks if stack.units > UNITS)
         return shallow(module, replace(stack, units=UNITS + 1), UNITS)
 
-    def _sketched(self, worth: float) -> Sequence[tuple[Builder, int]]:
-        """Builders of the base and of each deeper step, with the units that the base lacks; none if not worth it."""
-        stacks = self._builder.stacks
-        base = [min(stack.units, UNITS) for stack in stacks]
-        lacking = {at: stack.units - UNITS for at, stack in enumerate(stacks) if stack.units > UNITS}
-        sketched = (1 + len(lacking)) * sum(base) + len(lacking)
-        if not lacking or worth * sketched > sum(stack.units for stack in stacks):
+    def _staged(self, stages: int) -> Sequence[tuple[Builder, int]]:
+        """The builders of `_sketched` for a pipeline, each stage of which lacks as many units; kept.
+
+        None where the stages have units of several stacks: what they take would not grow by the same.
+        """
+        if stages not in self._in_stages:
+            try:
+                runs = [of_stack for of_stack in self._builder.runs(stages) if of_stack]
+            except Diagnostic:
+                runs = []
+            alike = len(runs) == 1 and len(runs[0]) == stages
+            self._in_stages[stages] = self._sketched(runs, min(1.0, self._worth)) if alike else ()
+        return self._in_stages[stages]
+
+    def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> Sequence[tuple[Builder, int]]:
+        """Builders of the base and of each deeper step, and how many units the base lacks in each run of a stack.
+
+        None if they are not worth it.
+        """
+        least = [min((run.units for run in of_stack), default=0) for of_stack in runs]
+        lacking = {at: units - UNITS for at, units in enumerate(least) if units > UNITS}
+        units = sum(stack.units for stack in self._builder.stacks)
+        base = units - sum(lack * len(runs[at]) for at, lack in lacking.items())
+        sketched = (1 + len(lacking)) * base + sum(len(runs[at]) for at in lacking)
+        if not lacking or worth * sketched > units:
             return ()
-        first = self._builder.shallow(base)
-        deeper = [self._builder.shallow([units + (at == more) for at, units in enumerate(base)]) for more in lacking]
-        found = [(each, lack) for each, lack in zip((first, *deeper), (0, *lacking.values()), strict=True) if each]
-        return found if len(found) == 1 + len(deeper) else ()
+        found = [
+            (
+                self._builder.without((run, less - (at == more)) for at, less in lacking.items() for run in runs[at]),
+                lack,
+            )
+            for more, lack in ((None, 0), *lacking.items())
+        ]
+        made = [(builder, lack) for builder, lack in found if builder is not None]
+        return made if len(made) == len(found) else ()
 
     def _priced(self, module: Module, config: Config) -> Sketch:
         return sketch(module, config, self._machine, self._fused, self._seconds)

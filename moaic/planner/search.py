@@ -7,8 +7,9 @@ not change between runs.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -40,13 +41,18 @@ class NoPlanFits(Diagnostic):
         self.request = request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """The selected plan, and the outcome of all candidates."""
 
-    plan: Plan
     search_result: SearchResult
     machine: Machine
+    make_plan: Callable[[], Plan]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The selected plan; unless it was built to be checked, it is on first use."""
+        return self.make_plan()
 
 
 def search(
@@ -58,13 +64,14 @@ def search(
     steps: int = EXPECTED_STEPS,
     measure: MeasureKernels | None = None,
     autotune: Autotune | None = None,
+    runs: bool = True,
 ) -> Selection:
     """The best plan for `steps` runs of `step` on `machine` that keeps to `request`.
 
     Candidates are compiled for the sizes of the example, in a third of the time that open sizes take; these only the
     selected plan gets. `measure` measures kernels of the best ones, instead of what `machine` knows of them, and
-    `autotune` runs the best of all. Raises Diagnostic where the request is impossible and where no candidate can be
-    compiled, NoPlanFits where none fits.
+    `autotune` runs the best of all. Unless the selected plan `runs`, it is neither built nor checked here. Raises
+    Diagnostic where the request is impossible and where no candidate can be compiled, NoPlanFits where none fits.
     """
     measure = measure or kernels_of(machine)
     # Bounds are made of rates.
@@ -88,6 +95,8 @@ def search(
         search_result = replace(_select(remeasured.candidates, steps), is_final=remeasured.is_final)
         if autotune is not None:
             search_result = autotune(example, search_result, machine)
+        if not runs:
+            return again(step, remeasured.machine, search_result)
         plan = _well_formed(step, search_result.selected, machine)
         if isinstance(plan, Plan):
             candidates = (*search_result.candidates, *rejected.values())
@@ -131,14 +140,13 @@ def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: P
     fused = fused_functions()
     usual = plan.in_example()
     found = replace(search_result, apart=split_peak(usual, fused), held=held_peak(usual, fused))
-    return _logged(step, Selection(plan, found, machine))
+    return _logged(step, Selection(found, machine, lambda: plan))
 
 
 def again(step: Module, machine: Machine, search_result: SearchResult) -> Selection:
-    """The selection of an earlier search, with its plan built again; logs it."""
-    return _logged(
-        step, Selection(build(step, search_result.selected, coefficients_of(machine)), search_result, machine)
-    )
+    """The selection of an earlier search, whose plan is built again on first use; logs it."""
+    make_plan = partial(build, step, search_result.selected, coefficients_of(machine))
+    return _logged(step, Selection(search_result, machine, make_plan))
 
 
 def _logged(step: Module, selection: Selection) -> Selection:

@@ -120,10 +120,10 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
 def _selected(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> Selection:
     """The best plan; with kernels, those of the best plan are compiled until it stays the best."""
     if question.kernels is None:
-        return search(step, machine, question.request, pool=pool)
+        return search(step, machine, question.request, pool=pool, runs=False)
     while True:
         known = replace(machine, made=question.kernels.known)
-        selection = search(step, known, question.request, pool=pool)
+        selection = search(step, known, question.request, pool=pool, runs=False)
         if not question.kernels.make(selection.plan.programs.joint):
             return selection
 

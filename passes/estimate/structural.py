@@ -117,6 +117,9 @@ def _memory(worker: int, base: Sketch, deeper: Sequence[Deeper]) -> Memory | Non
     def nbytes(value: Callable[[Held], int]) -> int:
         return round(_grown(base, deeper, lambda each: value(each.held[worker])))
 
+    if len(deeper) == 1:
+        # The instruction at the peak may have no match. A maximum of what grows evenly grows ever faster.
+        peaks.append(nbytes(lambda held: max((live for _, live in held.profile), default=0)))
     return Memory(
         nbytes(lambda held: held.parameters),
         nbytes(lambda held: held.gradients),

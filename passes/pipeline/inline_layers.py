@@ -53,10 +53,10 @@ def with_layers_inlined(module: Module, stages: int) -> Module:
 
 
 def cost_of(module: Module, op: Op) -> float:
-    """The cost of an op in the balance between stages, in FLOPs."""
+    """The cost of an op in the balance between stages, in FLOPs; a call has that of all calls that it stands for."""
     ops = module.function(op.callee).ops if op.name == "call" else (op,)
     light = sum(result.type.nbytes() for inner in ops for result in inner.results if kind_of(inner) is Kind.LIGHT)
-    return flops_in(module, op) + FLOPS_PER_BYTE * light
+    return flops_in(module, op) + FLOPS_PER_BYTE * op.times * light
 
 
 def _in_layer(op: Op, call: Op) -> Op:

@@ -19,6 +19,7 @@ from moaic.passes.config import Config, Distribute, Request
 from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, sharded_otherwise, unstaged, work_of
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
+from moaic.passes.estimate.structural import Sketch, sketch
 from moaic.passes.perf.machine import Machine
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner.candidates import candidate_space, candidates
@@ -80,6 +81,12 @@ def deep_step() -> Module:
     return captured_step(ModelSource("llama", {**MODELS["llama"], "num_hidden_layers": 16}), Sample(32, 64))
 
 
+@cache
+def deeper_step() -> Module:
+    """A step whose pipelines of four stages are priced from sketches, too."""
+    return captured_step(ModelSource("llama", {**MODELS["llama"], "num_hidden_layers": 20}), Sample(32, 64))
+
+
 def gpus(*, overlaps: bool, count: int = 8) -> Machine:
     return replace(named_cluster("h100").machine(count), overlaps=overlaps, memory=1 << 60)
 
@@ -133,6 +140,48 @@ def test_a_plan_costs_what_its_written_out_program_costs(model: str, count: int,
         for kept in ("parameters", "gradients", "optimizer"):
             assert getattr(told_memory, kept) == getattr(memory, kept), config
     assert compared > count // 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(dp=2, pp=2, tp=2, micro_batches=4, schedule="interleaved"),
+        *(
+            pytest.param(each, marks=pytest.mark.exact)
+            for each in (
+                Config(dp=4, pp=2, micro_batches=8, distribute_param="optimizer"),
+                Config(dp=4, pp=2, micro_batches=4, recompute="full", schedule="zero-bubble"),
+                Config(dp=2, pp=4, micro_batches=8, distribute_param="step"),
+                Config(dp=2, pp=2, tp=2, micro_batches=8, schedule="zero-bubble", distribute_param="use"),
+                Config(pp=2, cp=2, dp=2, micro_batches=4, schedule="interleaved", distribute_param="step"),
+                Config(pp=2, tp=4, micro_batches=8, schedule="interleaved", loss_chunks=2),
+            )
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "overlaps", [pytest.param(False, marks=pytest.mark.exact), True], ids=["in turn", "overlapping"]
+)
+def test_a_pipeline_is_priced_from_few_layers_in_each_stage(
+    config: Config, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, where, calls = deeper_step(), gpus(overlaps=overlaps), list[int]()
+
+    def priced(module: Module, *others: Any) -> Sketch:
+        calls.append(sum(op.name == "call" for op in module.main.ops))
+        return sketch(module, *others)
+
+    monkeypatch.setattr("moaic.planner.pricer.sketch", priced)
+    builder = Builder(step, coefficients_of(where))
+    memory, prediction = WrittenOut(builder, where).price(config)
+    told_memory, told = Pricer(step, where, worth=0).price(config)
+    assert len(calls) == 2
+    assert max(calls) < sum(op.name == "call" for op in builder.partitioned(config).main.ops)
+    assert told.seconds.value == pytest.approx(prediction.seconds.value, rel=AMID)
+    assert told_memory.peak == pytest.approx(memory.peak, rel=AMID)
+    for kept in ("parameters", "gradients", "optimizer"):
+        assert getattr(told_memory, kept) == getattr(memory, kept)
 
 
 def _outcome(prices: Pricer | WrittenOut, config: Config) -> Priced | str:
