@@ -18,6 +18,7 @@ from moaic.capture.fx.program import FxProgram
 from moaic.capture.pieces import piece_of
 from moaic.compile.planning import (
     Planning,
+    TriedPlan,
     autotune,
     check_float8,
     check_options,
@@ -42,6 +43,7 @@ from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major, whole
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.host.env_flags import CompileMode, GraphMode
+from moaic.runtime.protocol.shortage import Shortage
 from moaic.support import progress
 from moaic.support.report import Report
 
@@ -149,6 +151,20 @@ class GraphEngine:
     def _ran(self, seconds: float) -> None:
         self._planning.ran(seconds, is_compiled=self._compiling is not CompileMode.NEVER)
 
+    def move_on(self, tried: TriedPlan, shortage: Shortage, forgive: Callable[[], bool]) -> bool:
+        """Whether another plan takes the place of one that ran out of memory.
+
+        In all steps, as each moves the parameters to the layouts of its own plan.
+        """
+        if not self._planning.move_on(tried, shortage, forgive):
+            return False
+        for step in self._steps.values():
+            step.forget_plans()
+        return True
+
+    def fitted(self) -> None:
+        self._planning.fitted()
+
     def _step(self, captured: Captured, accelerator: Accelerator) -> Step:
         if captured not in self._steps:
             for before in list(self._steps)[-1:]:
@@ -164,6 +180,7 @@ class GraphEngine:
                 symbols=captured.symbols,
                 elsewhere=lambda sizes: self._step(self._program.instantiate(sizes).captured, accelerator),
                 clock=None if captured.symbols.example else StepClock(self._ran),
+                alternatives=self,
             )
         return self._steps[captured]
 

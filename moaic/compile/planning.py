@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
-from functools import cache, partial
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +18,14 @@ from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.compile.plan_runner import PlanRunner
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.ir.specialize import in_example, symbols_of
+from moaic.ir.specialize import in_example, specialized, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import HALF
 from moaic.options import AUTOTUNE, COMPILE, CUDA_GRAPHS, EXPECTED_STEPS, NO_DECISIONS, check_backend_options
 from moaic.passes.build import build
 from moaic.passes.config import Config, Request
 from moaic.passes.estimate import step_time
-from moaic.passes.estimate.memory import fused_functions, localized_functions, memory_of
+from moaic.passes.estimate.memory import fused_functions, localized_functions, memory_of, split_peak
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.fusion import op_by_op
 from moaic.passes.perf.machine import Machine
@@ -37,11 +37,11 @@ from moaic.planner.candidates import candidates, check_request, check_workers, f
 from moaic.planner.dump import dump
 from moaic.planner.measured import SHORT
 from moaic.planner.memory_fit import Sized
-from moaic.planner.plan_cache import search_cached
+from moaic.planner.plan_cache import remember, search_cached
 from moaic.planner.processes import ProcessPool
 from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request, request_from
-from moaic.planner.search import NoPlanFits, Selection
+from moaic.planner.search import NoPlanFits, Selection, search
 from moaic.runtime.controller import session
 from moaic.runtime.controller.calibrate import memory_per_worker
 from moaic.runtime.controller.errors import EarlierFailure
@@ -62,6 +62,9 @@ from moaic.text.units import mib
 
 CAUTION = 0.7
 """Share of a worker's memory that advice counts on after a plan ran out of memory although it was predicted to fit."""
+
+SAVED: Final = 0.05
+"""Share of the memory of a plan that ran out of it which another plan must save at least."""
 
 FAR: Final = 1.3
 """Ratio of measured and predicted seconds from which on the machine is measured anew, if that was long ago."""
@@ -195,6 +198,11 @@ class Planning:
         self._autotune = autotune
         self._piece = piece
         self._config: Config | None = None
+        self._limit: int | None = None
+        """Bytes that plans may need, where one ran out of memory although it was predicted to fit."""
+        self._ran_short: set[tuple[Config, int]] = set()
+        """Plans that ran out of memory, and the bytes that they were predicted to need."""
+        self._to_remember: Callable[[], None] | None = None
         self._predicted: float | None = None
         """Seconds of a step without its optimizer."""
 
@@ -214,7 +222,7 @@ class Planning:
         self._config = self._config or plan.config
         self._piece.model.is_planned = True
         if symbols is not None:
-            symbols.check(_Fits(plan))
+            symbols.check(_Fits(plan, self._machine().memory))
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
@@ -232,6 +240,64 @@ class Planning:
         if is_compiled and is_far and self._predicted > SHORT and forget_old_measurements():
             log.measured_anew()
 
+    def move_on(self, tried: TriedPlan, shortage: Shortage, forgive: Callable[[], bool]) -> bool:
+        """Whether another plan takes the place of one under which a worker ran out of memory; warns of it.
+
+        Plans that are predicted to need as much are left out, and so are those that need more than the worker had.
+        `forgive` says whether the failed run may be sent again.
+        """
+        failed = tried.plan.config, tried.peak
+        if failed in self._ran_short:
+            return False
+        self._ran_short.add(failed)
+        if self._limit is not None and self._limit < tried.peak and self._config != tried.plan.config:
+            # Another step of the model has moved on already.
+            return forgive()
+        found = self._next(tried, tried.limit(shortage))
+        if found is None or not forgive():
+            self._to_remember = None
+            return False
+        selection, request, self._limit = found
+        self._config = selection.plan.config
+        self._take(tried.step, selection, request)
+        log.moved_on(tried.plan.config, tried.peak, str(shortage), self._config, _need(selection, apart=tried.apart))
+        # If the worker had what was predicted, the next program would run out of memory, too.
+        is_wrong = self._to_remember is not None or shortage.held + shortage.free >= tried.peak
+        self._to_remember = partial(self._remember, tried.step, selection, request) if is_wrong else None
+        return True
+
+    def fitted(self) -> None:
+        """Takes note that a run has fitted in memory: if it is the first of another plan, that goes to the cache."""
+        if self._to_remember is not None:
+            self._to_remember()
+            self._to_remember = None
+
+    def _next(self, tried: TriedPlan, limit: int) -> tuple[Selection, Request, int] | None:
+        """The best plan for a run that may need `limit` bytes, the request that it follows, and the memory it is for.
+
+        None if there is none. Nothing is measured for it: the device is in the middle of a step.
+        """
+        pool, memory = _pool(), self._machine().memory
+        memory = memory if tried.apart else min(memory, limit)
+        with pool.turn, log.silent(), session.SESSION.phase("planning"):
+            try:
+                while True:
+                    machine = replace(this_machine(), memory=memory)
+                    selection, request = self._selected(tried.example, machine, measures=False)
+                    if _need(selection, apart=tried.apart) <= limit:
+                        return selection, request, memory
+                    # Plans are selected by what they need in one program, and this one needs too much in two.
+                    memory = int((1 - SAVED) * _need(selection, apart=False))
+            except Diagnostic:
+                return None
+            finally:
+                pool.rest()
+
+    def _machine(self) -> Machine:
+        """This machine, with the memory that plans may use."""
+        machine = this_machine()
+        return machine if self._limit is None else replace(machine, memory=self._limit)
+
     def _first(self, step: Module) -> Plan:
         """Searches for a plan; threads take turns, as they share the planner's processes."""
         with _pool().turn:
@@ -245,7 +311,10 @@ class Planning:
         except Diagnostic:
             return self._first(step)
         symbols = symbols_of(step)
-        return plan if symbols is None or _Fits(plan)(symbols.example_numbers()) else self._first(step)
+        if symbols is None and self._limit is None:
+            return plan
+        numbers = {} if symbols is None else symbols.example_numbers()
+        return plan if _Fits(plan, self._machine().memory)(numbers) else self._first(step)
 
     def _warn_of_precision(self, step: Module) -> None:
         """Warns once of each 16-bit type in which this machine multiplies more slowly than in float32."""
@@ -261,7 +330,7 @@ class Planning:
         try:
             with session.SESSION.phase("planning"), progress.shown("Planning") as line:
                 _pool().progress = None if line is None else line.show
-                selection, request = self._selected(step, this_machine())
+                selection, request = self._selected(step, self._machine())
         except NoPlanFits as error:
             sized = [(each.config, each.memory) for each in error.candidates if each.memory is not None]
             hint = _advice(step, error.request, sized, whole=self._piece.is_whole)
@@ -272,41 +341,59 @@ class Planning:
         if folder := os.environ.get("MOAI_DUMP"):
             dump(Path(folder), step, selection)
         _pool().rest()
+        self._take(step, selection, request)
+        return selection.plan
+
+    def _take(self, step: Module, selection: Selection, request: Request) -> None:
+        """Takes note of the selected plan, for advice and comparison."""
         chosen = selection.search_result.of(selection.search_result.selected)
         assert chosen.memory is not None
         assert chosen.prediction is not None
         self._predicted = chosen.prediction.seconds.value - chosen.prediction.of("optimizer")
         sized = [(chosen.config, chosen.memory)]
         session.accelerator().explain_shortage(partial(_after_all, step, request, sized, self._piece.is_whole))
-        return selection.plan
 
-    def _selected(self, step: Module, machine: Machine) -> tuple[Selection, Request]:
+    def _remember(self, step: Module, selection: Selection, request: Request) -> None:
+        """Has the next program take the plan from the cache."""
+        remember(
+            step,
+            this_machine(),
+            request,
+            selection.search_result,
+            folder=cache_folder(os.environ),
+            steps=self._steps,
+            autotune=self._autotune if step.main.gradients else None,
+        )
+
+    def _selected(self, step: Module, machine: Machine, *, measures: bool = True) -> tuple[Selection, Request]:
         """The best plan and the request that it follows: the user's, relaxed where the step cannot follow it."""
         if self._piece.is_strict:
-            return self._asked_for(step, machine), self.request
+            return self._asked_for(step, machine, measures=measures), self.request
         check_request(step, machine.workers, self.request)
         try:
             candidates(step, machine.workers, self.request)
-            return self._asked_for(step, machine), self.request
+            return self._asked_for(step, machine, measures=measures), self.request
         except NoPlanFits:
             raise
         except Diagnostic as reason:
             kept = relax(step, machine, self.request)
             if kept == self.request:
                 raise
-            selection = self._cached(step, machine, kept)
+            selection = self._cached(step, machine, kept, measures=measures)
             self._log_relaxed(
                 step, dropped_decisions(self.request, kept), selection.search_result.selected, reason.message
             )
             return selection, kept
 
-    def _asked_for(self, step: Module, machine: Machine) -> Selection:
-        selection = self._cached(step, machine, self.request)
+    def _asked_for(self, step: Module, machine: Machine, *, measures: bool) -> Selection:
+        selection = self._cached(step, machine, self.request, measures=measures)
         # An evaluation drops decisions about the batch by itself, which does not show whether training can follow them.
         self._piece.model.has_followed |= relaxed(step, self.request) == self.request
         return selection
 
-    def _cached(self, step: Module, machine: Machine, request: Request) -> Selection:
+    def _cached(self, step: Module, machine: Machine, request: Request, *, measures: bool) -> Selection:
+        if not measures:
+            return search(step, machine, request, pool=_pool(), steps=self._steps)
         folder = cache_folder(os.environ)
         # Only the step that trains runs often enough for it to pay.
         autotune = self._autotune if step.main.gradients else None
@@ -346,18 +433,59 @@ def fits_op_by_op(plan: Plan, symbols: Symbols, sizes: tuple[int, ...] = ()) -> 
 class _Fits:
     """Whether a plan for open sizes is predicted to fit in memory with the sizes of a call."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memory: int) -> None:
         self._plan = plan
+        self._memory = memory
         self._fitting: list[Numbers] = []
         """Numbers with which it fits, and so with all that are not larger."""
 
     def __call__(self, numbers: Numbers) -> bool:
         if any(all(number <= known[name] for name, number in numbers.items()) for known in self._fitting):
             return True
-        fits = memory_of(self._plan.at(numbers), fused_functions()).peak <= this_machine().memory
+        fits = _peak(self._plan, numbers) <= self._memory
         if fits:
             self._fitting.append(numbers)
         return fits
+
+
+@dataclass(frozen=True)
+class TriedPlan:
+    """The plan of a step under which a worker ran out of memory, and the numbers that the symbols had."""
+
+    step: Module
+    plan: Plan
+    numbers: Numbers
+    apart: bool
+    """Whether forward and backward were two programs."""
+
+    @property
+    def example(self) -> Module:
+        """The step at the sizes of the run."""
+        return specialized(self.step, self.numbers) if self.numbers else self.step
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes that the run was predicted to need per worker."""
+        if not self.apart:
+            return _peak(self.plan, self.numbers)
+        return split_peak(self.plan.at(self.numbers) if self.numbers else self.plan, fused_functions())
+
+    def limit(self, shortage: Shortage) -> int:
+        """The most that another plan may be predicted to need: what lacked is saved, and what there was suffices."""
+        lacking = max(shortage.asked - shortage.free, self.peak - shortage.held - shortage.free)
+        return self.peak - max(lacking, int(SAVED * self.peak))
+
+
+def _need(selection: Selection, *, apart: bool) -> int:
+    """Bytes that the selected plan is predicted to need per worker, with forward and backward `apart` or as one."""
+    result = selection.search_result
+    memory = result.of(result.selected).memory
+    assert memory is not None
+    return result.apart if apart else memory.peak
+
+
+def _peak(plan: Plan, numbers: Numbers) -> int:
+    return memory_of(plan.at(numbers) if numbers else plan, fused_functions()).peak
 
 
 def _place(step: Module) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, partial
+from typing import Final, Protocol
 
-from moaic.compile.planning import OpenSizesError, fits_op_by_op
+from moaic.compile.memory_watch import MemoryUse, MemoryWatch
+from moaic.compile.planning import OpenSizesError, TriedPlan, fits_op_by_op
 from moaic.compile.step_clock import StepClock
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
@@ -27,11 +28,13 @@ from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Programs, lower, usually_unread
 from moaic.passes.sharding.from_inputs import partition_as_inputs
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
+from moaic.planner import log
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.buffer import Buffer, row_major
 from moaic.runtime.controller.deferred_forward import DeferredForward
 from moaic.runtime.host.env_flags import CompileMode, GraphMode
 from moaic.runtime.protocol.placement import Placement
+from moaic.runtime.protocol.shortage import Shortage
 
 HALVES: Final = ("forward", "backward")
 
@@ -45,6 +48,21 @@ Planner = Callable[[Module], Plan]
 """Returns the plan of a step. Variants of one step, which differ in known zeros, get the same configuration."""
 
 
+class Alternatives(Protocol):
+    """The plans after one that ran out of memory."""
+
+    def move_on(self, tried: TriedPlan, shortage: Shortage, forgive: Callable[[], bool]) -> bool:
+        """Whether another plan takes the place of one under which a worker ran out of memory; steps then forget that.
+
+        `forgive` says whether the run may be sent again; it is called once there is another plan.
+        """
+        ...
+
+    def fitted(self) -> None:
+        """Takes note of a run that was waited for and has fitted."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Variant:
     """The lowered step without known zeros and unread outputs, and the numbers of its loaded programs."""
@@ -56,12 +74,19 @@ class Variant:
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
     fits_op_by_op: Callable[[tuple[int, ...]], bool] = lambda sizes: True
     """Whether a call of these sizes is predicted to fit in memory without fused kernels."""
+    planned: tuple[Module, Plan] | None = None
+    """The step and its plan; None for one that runs in the layouts of its operands."""
+    watches: dict[str, MemoryWatch] = field(default_factory=dict[str, MemoryWatch])
+    """By program the runs that have fitted."""
 
-    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> None:
-        """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there."""
+    def run(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], call: StepCall) -> int:
+        """Runs a program for `call`; parameters are resharded to the layouts of a training program and stay there.
+
+        Returns the number of the run's command.
+        """
         has_key = any(role.kind == "key" for role in self.program(name).main.param_roles)
         promise = call.promise if call.promise is not None and not call.promise.done else None
-        self.accelerator.run(
+        return self.accelerator.run(
             self.load(name),
             inputs,
             outputs,
@@ -149,6 +174,15 @@ class StepCall:
         return self.outputs[position]()
 
 
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A run of a program of a variant, which may have failed for want of memory."""
+
+    variant: Variant
+    program: str
+    run: int
+
+
 class Step:
     """A step function and the programs that its calls have used so far."""
 
@@ -163,10 +197,11 @@ class Step:
         symbols: Symbols | None = None,
         elsewhere: Callable[[tuple[int, ...]], Step] | None = None,
         clock: StepClock | None = None,
+        alternatives: Alternatives | None = None,
     ) -> None:
         """`symbols` are those of open sizes; `elsewhere` returns another step, for sizes that they do not hold for.
 
-        `clock` times the runs of the joint program.
+        `clock` times the runs of the joint program. Without `alternatives` a plan that runs out of memory is an error.
         """
         self.module = Module((function,))
         self.function = function
@@ -177,8 +212,9 @@ class Step:
         self._symbols = symbols or Symbols()
         self._elsewhere = elsewhere
         self._clock = clock
+        self._alternatives = alternatives
         self._at = lru_cache(SIZES_KEPT)(self._specializer)
-        self._plans: dict[frozenset[int], Plan] = {}
+        self._plans: dict[frozenset[int], tuple[Module, Plan]] = {}
         self._variants: dict[tuple[frozenset[int], frozenset[int] | None], Variant] = {}
         roles = [function.param_role(i).kind for i in range(len(function.params))]
         self.tangents = [i for i, kind in enumerate(roles) if kind == "tangent"]
@@ -208,9 +244,7 @@ class Step:
         outputs = [self._new_buffer(self.function.results[i].type, sizes) for i in self.outputs]
         call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
         if not self.grads:
-            variant = self._at_rest(inputs) or self._right_variant(call, frozenset(), ("forward",))
-            call.op_by_op = not variant.is_compiled(("forward",), sizes)
-            variant.run("forward", self._arguments(call, {}, variant.programs.forward_params), outputs, call)
+            self._until_it_fits(call, lambda: self._try_inference(call, outputs))
             return outputs, call
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
         self._check_planned(sizes)
@@ -218,6 +252,52 @@ class Step:
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
         return outputs, call
+
+    def _until_it_fits(self, call: StepCall, attempt: Callable[[], Try]) -> None:
+        """Runs a program, and again under another plan for as long as workers run out of memory in it.
+
+        A run changes none of its operands and the key is that of the call, so nothing tells a later run from a first.
+        Where there is no other plan, reading a result raises the error.
+        """
+        while self._ran_short(call, attempt()):
+            pass
+
+    def _ran_short(self, call: StepCall, tried: Try) -> bool:
+        """Whether a worker ran out of memory in a run that another is to replace."""
+        variant = tried.variant
+        if self._alternatives is None or variant.planned is None:
+            return False
+        use = MemoryUse(call.op_by_op, call.sizes, self.accelerator.living)
+        watch = variant.watches.setdefault(tried.program, MemoryWatch())
+        if not watch.is_due(use):
+            return False
+        shortage = self.accelerator.shortage_in(tried.run)
+        if shortage is None:
+            watch.fitted(use)
+            self._alternatives.fitted()
+            return False
+        forgive = partial(self.accelerator.forgive, tried.run)
+        if call.op_by_op and variant.fits_op_by_op(call.sizes):
+            # Compiled functions, for which memory is predicted, need less.
+            variant.fits_op_by_op = _does_not_fit
+            if is_forgiven := forgive():
+                log.not_op_by_op(str(shortage))
+            return is_forgiven
+        step, plan = variant.planned
+        symbols = symbols_of(step)
+        numbers = {} if symbols is None else symbols.numbers(call.sizes)
+        return self._alternatives.move_on(TriedPlan(step, plan, numbers, tried.program != "joint"), shortage, forgive)
+
+    def forget_plans(self) -> None:
+        """Have later calls planned anew."""
+        self._plans.clear()
+        self._variants.clear()
+
+    def _try_inference(self, call: StepCall, outputs: Sequence[Buffer]) -> Try:
+        variant = self._at_rest(call.inputs) or self._right_variant(call, frozenset(), ("forward",))
+        call.op_by_op = not variant.is_compiled(("forward",), call.sizes)
+        inputs = self._arguments(call, {}, variant.programs.forward_params)
+        return Try(variant, "forward", variant.run("forward", inputs, outputs, call))
 
     def _new_buffer(self, type_: TensorType, sizes: tuple[int, ...]) -> Buffer:
         shape = self._at(sizes).type(type_).shape if sizes else type_.shape
@@ -264,31 +344,46 @@ class Step:
         assert promise is not None
         if any(buffer is not None and buffer.promise is promise for buffer in given.values()):
             promise.force()
-        if not promise.done:
-            return self._run_joint(call, zeros, given)
+        grads = list[Buffer]()
+        attempt = self._try_halves if promise.done else self._try_joint
+        self._until_it_fits(call, lambda: attempt(call, zeros, given, grads))
+        promise.fulfilled()
+        return grads
+
+    def _try_halves(
+        self, call: StepCall, zeros: frozenset[int], tangents: dict[int, Buffer | None], grads: list[Buffer]
+    ) -> Try:
+        """Run the backward alone, after the forward if that did not run under the same variant; sets `grads`."""
         if call.saved is None or call.variant is not self._right_variant(call, zeros, HALVES):
             if not zeros >= self._assumed_zero:
                 self._assumed_zero = zeros
             self._run_forward(call, zeros)
-        return self._run_backward(call, given)
+        return self._try_backward(call, tangents, grads)
 
-    def _run_joint(self, call: StepCall, zeros: frozenset[int], tangents: dict[int, Buffer | None]) -> list[Buffer]:
+    def _try_joint(
+        self, call: StepCall, zeros: frozenset[int], tangents: dict[int, Buffer | None], grads: list[Buffer]
+    ) -> Try:
+        """Run forward and backward as one program; sets `grads`."""
         handles = {position: call.alive(i) for i, position in enumerate(self.outputs)}
         results = {position: buffer for position, buffer in handles.items() if buffer is not None}
         variant = self._right_variant(call, zeros, ("joint",), frozenset(handles.keys() - results.keys()))
-        grads = {i: self._new_buffer(self.function.results[i].type, call.sizes) for i in self.grads}
-        order = [i for i in range(len(self.function.results)) if i in results or i in grads]
-        promise = call.promise
-        assert promise is not None
-        made = [results[i] if i in results else grads[i] for i in order]
+        grads[:] = self._new_gradients(call)
+        results.update(zip(self.grads, grads, strict=True))
+        made = [results[i] for i in sorted(results)]
         call.op_by_op = not variant.is_compiled(("joint",), call.sizes)
         self._count(call, variant, ("joint",))
-        variant.run("joint", self._arguments(call, tangents, variant.programs.joint_params), made, call)
-        promise.fulfilled()
-        return [grads[i] for i in self.grads]
+        inputs = self._arguments(call, tangents, variant.programs.joint_params)
+        return Try(variant, "joint", variant.run("joint", inputs, made, call))
+
+    def _new_gradients(self, call: StepCall) -> list[Buffer]:
+        return [self._new_buffer(self.function.results[i].type, call.sizes) for i in self.grads]
 
     def _run_forward(self, call: StepCall, zeros: frozenset[int]) -> None:
-        """Run the forward alone, without outputs that exist already or that have no handle any more."""
+        """Run the forward alone."""
+        self._until_it_fits(call, lambda: self._try_forward(call, zeros))
+
+    def _try_forward(self, call: StepCall, zeros: frozenset[int]) -> Try:
+        """Run the forward without outputs that exist already or that have no handle any more."""
         call.variant = self._right_variant(call, zeros, HALVES)
         call.op_by_op = not call.variant.is_compiled(HALVES, call.sizes)
         self._count(call, call.variant, HALVES)
@@ -297,7 +392,7 @@ class Step:
         saved = call.variant.result_types("forward", len(outputs))
         call.saved = [self._new_buffer(type_, call.sizes) for type_ in saved]
         inputs = self._arguments(call, {}, call.variant.programs.forward_params)
-        call.variant.run("forward", inputs, [*outputs, *call.saved], call)
+        return Try(call.variant, "forward", call.variant.run("forward", inputs, [*outputs, *call.saved], call))
 
     def _count(self, call: StepCall, variant: Variant, names: Sequence[str]) -> None:
         """Tells the clock of a run of these programs, if it is compiled."""
@@ -305,13 +400,12 @@ class Step:
             present = [name for name in names if name != "backward" or variant.programs.backward is not None]
             self._clock.about_to_run(self.accelerator, [variant.load(name) for name in present])
 
-    def _run_backward(self, call: StepCall, tangents: dict[int, Buffer | None]) -> list[Buffer]:
+    def _try_backward(self, call: StepCall, tangents: dict[int, Buffer | None], grads: list[Buffer]) -> Try:
         assert call.variant is not None
         assert call.saved is not None
         inputs = self._arguments(call, tangents, call.variant.programs.backward_params)
-        grads = [self._new_buffer(self.function.results[i].type, call.sizes) for i in self.grads]
-        call.variant.run("backward", [*call.saved, *inputs], grads, call)
-        return grads
+        grads[:] = self._new_gradients(call)
+        return Try(call.variant, "backward", call.variant.run("backward", [*call.saved, *inputs], grads, call))
 
     def _arguments(self, call: StepCall, tangents: dict[int, Buffer | None], positions: Sequence[int]) -> list[Buffer]:
         """Buffers for the step's parameters at `positions`, the key left out."""
@@ -361,7 +455,7 @@ class Step:
         return self._variants[zeros, unread]
 
     def _new_variant(self, zeros: frozenset[int], unread: frozenset[int] | None) -> Variant:
-        plan = self._planned(zeros)
+        step, plan = self._planned(zeros)
         if unread == usually_unread(plan.module.main):
             return self._variant(zeros)
         programs = plan.programs if unread is None else lower(plan.module, unread)
@@ -372,12 +466,18 @@ class Step:
 
         waits = self.compiling is CompileMode.BACKGROUND and not fits(())
         compiling = CompileMode.BEFOREHAND if waits else self.compiling
-        return Variant(programs, self.accelerator, compiling, self.graphs, fits_op_by_op=fits)
+        return Variant(programs, self.accelerator, compiling, self.graphs, fits_op_by_op=fits, planned=(step, plan))
 
-    def _planned(self, zeros: frozenset[int]) -> Plan:
+    def _planned(self, zeros: frozenset[int]) -> tuple[Module, Plan]:
+        """The step without known zeros, and its plan."""
         if zeros not in self._plans:
-            self._plans[zeros] = self._plan(drop_zeros(self.module, zeros))
+            step = drop_zeros(self.module, zeros)
+            self._plans[zeros] = step, self._plan(step)
         return self._plans[zeros]
+
+
+def _does_not_fit(sizes: tuple[int, ...]) -> bool:
+    return False
 
 
 def _is_zero(buffer: Buffer) -> bool:

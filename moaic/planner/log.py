@@ -81,6 +81,8 @@ SMALL: Final = 0.03
 
 _PHASES: ContextVar[int] = ContextVar("level of the phases of planning", default=logging.INFO)
 
+_SELECTIONS: ContextVar[int] = ContextVar("highest level of what is said of a selection", default=logging.WARNING)
+
 
 @contextmanager
 def brief() -> Generator[None]:
@@ -90,6 +92,21 @@ def brief() -> Generator[None]:
         yield
     finally:
         _PHASES.reset(before)
+
+
+@contextmanager
+def silent() -> Generator[None]:
+    """Log what is planned in this block at level debug."""
+    before = _SELECTIONS.set(logging.DEBUG)
+    try:
+        with brief():
+            yield
+    finally:
+        _SELECTIONS.reset(before)
+
+
+def _selection(level: int, text: str, *numbers: object) -> None:
+    LOGGER.log(min(level, _SELECTIONS.get()), text, *numbers)
 
 
 def _phase(text: str, *numbers: object) -> None:
@@ -162,12 +179,14 @@ def found_again() -> None:
 
 def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
     if _PHASES.get() == logging.DEBUG:
-        LOGGER.info("Another graph of this model (train: %s) is planned: %s", _train(step), configuration(step, config))
+        said = "Another graph of this model (train: %s) is planned: %s"
+        _selection(logging.INFO, said, _train(step), configuration(step, config))
     _phase("Configuration for parallelism is selected.")
     _phase("%s", configuration(step, config))
     _phase("train: %s", _train(step))
     LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
-    LOGGER.info(
+    _selection(
+        logging.INFO,
         "Predicted for a step: %s [ms], %s [MiB] per worker (%s).",
         _short(1000 * prediction.seconds.value),
         _short(memory.peak / MIB),
@@ -238,8 +257,28 @@ def _seconds(prediction: Prediction, part: str) -> float:
     return prediction.parts[part].value if part in prediction.parts else 0.0
 
 
-def split_does_not_fit(nbytes: int, limit: int) -> None:
+def moved_on(config: Config, peak: int, shortage: str, other: Config, others_peak: int) -> None:
+    """A worker ran out of memory, and the step runs again under another plan."""
     LOGGER.warning(
+        "The plan %s ran out of memory on a worker: %s. It was predicted to need %d [MiB] per worker. This step runs "
+        "again under %s, predicted to need %d [MiB], and so do all later ones.",
+        config,
+        shortage,
+        peak / MIB,
+        other,
+        others_peak / MIB,
+    )
+
+
+def not_op_by_op(shortage: str) -> None:
+    LOGGER.warning(
+        "A worker ran out of memory while functions are not compiled: %s. This step runs again once they are.", shortage
+    )
+
+
+def split_does_not_fit(nbytes: int, limit: int) -> None:
+    _selection(
+        logging.WARNING,
         "The selected plan fits while forward and backward run as one. Reading the loss before backward() would need "
         "%d [MiB] per worker, and there are %d.",
         nbytes / MIB,
@@ -248,7 +287,8 @@ def split_does_not_fit(nbytes: int, limit: int) -> None:
 
 
 def outputs_do_not_fit(nbytes: int, limit: int) -> None:
-    LOGGER.warning(
+    _selection(
+        logging.WARNING,
         "The selected plan fits if of a model's outputs only the loss is still held when backward() comes. Holding all "
         "of them would need %d [MiB] per worker, and there are %d.",
         nbytes / MIB,
@@ -257,7 +297,8 @@ def outputs_do_not_fit(nbytes: int, limit: int) -> None:
 
 
 def batch_split_otherwise(step: Module) -> None:
-    LOGGER.warning(
+    _selection(
+        logging.WARNING,
         "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
     )
@@ -282,7 +323,8 @@ def without_rule(step: Module) -> None:
         if op.name not in OPS:
             unknown.setdefault(op.name, []).append(sum(value.type.nbytes() for value in (*op.inputs(), *op.results)))
     for name, sizes in unknown.items():
-        LOGGER.warning(
+        _selection(
+            logging.WARNING,
             "`%s` has no sharding rule: every worker runs it whole (%d uses, %d [MiB] read and written per step).",
             name,
             len(sizes),

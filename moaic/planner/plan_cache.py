@@ -40,18 +40,43 @@ def search_cached(
     runs: bool = True,
 ) -> Selection:
     """`search`, with its result read from `folder` if nothing that it depends on has changed; None is no cache."""
-    tried = "" if autotune is None else f"{autotune.count} {autotune.mode}"
-    path = None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps, tried)}.json"
+    path = _path(step, where, request, folder, steps, autotune)
     known = None if path is None else _read(path)
     if known is not None:
         log.found_again()
         return again(step, where, known)
     found = search(step, where, request, pool=pool, steps=steps, measure=measure, autotune=autotune, runs=runs)
-    # A candidate that crashed is dropped because of a bug, and may succeed next time.
-    has_crashed = any(candidate.crash for candidate in found.search_result.candidates)
-    if path is not None and found.search_result.is_final and not has_crashed:
-        _write(path, to_text(found.search_result))
+    _keep(path, found.search_result)
     return found
+
+
+def remember(
+    step: Module,
+    where: Machine,
+    request: Request,
+    result: SearchResult,
+    *,
+    folder: Path | None,
+    steps: int = EXPECTED_STEPS,
+    autotune: Autotune | None = None,
+) -> None:
+    """Has `search_cached` return another result from now on: the plan of the one that it has did not fit in memory."""
+    _keep(_path(step, where, request, folder, steps, autotune), result)
+
+
+def _path(
+    step: Module, where: Machine, request: Request, folder: Path | None, steps: int, autotune: Autotune | None
+) -> Path | None:
+    """The file of a result; None without a cache."""
+    tried = "" if autotune is None else f"{autotune.count} {autotune.mode}"
+    return None if folder is None else folder / f"plan-{fingerprint(step, where, request, steps, tried)}.json"
+
+
+def _keep(path: Path | None, result: SearchResult) -> None:
+    # A candidate that crashed is dropped because of a bug, and may succeed next time.
+    has_crashed = any(candidate.crash for candidate in result.candidates)
+    if path is not None and result.is_final and not has_crashed:
+        _write(path, to_text(result))
 
 
 def fingerprint(step: Module, where: Machine, request: Request, steps: int = EXPECTED_STEPS, tried: str = "") -> str:

@@ -218,8 +218,8 @@ class Accelerator:
         op_by_op: bool = False,
         rest: Collection[Buffer] = (),
         fulfils: DeferredForward | None = None,
-    ) -> None:
-        """Queue a run of a program and send the queue.
+    ) -> int:
+        """Queue a run of a program and send the queue; return the number of the command.
 
         `inputs` are the main function's parameters except its random key. `outputs` are its results, None for an
         unwanted one. An input whose placement differs from the parameter's type is resharded: for this run into a
@@ -231,7 +231,22 @@ class Accelerator:
             self._pool.check()
             self._programs.check(program, inputs, outputs, key)
             self._deferral.clear_the_way(inputs, outputs, fulfils)
-            self._programs.run(program, inputs, outputs, key, rest, sizes, op_by_op=op_by_op)
+            return self._programs.run(program, inputs, outputs, key, rest, sizes, op_by_op=op_by_op)
+
+    def shortage_in(self, run: int) -> Shortage | None:
+        """The shortage by which a run failed, after waiting for it; None if it did not. Raises no failure of an op."""
+        with self._lock:
+            return self._pool.shortage_in(run)
+
+    def forgive(self, run: int) -> bool:
+        """Whether a failed run may be sent again: it has changed no value, and no later command has been affected."""
+        with self._lock:
+            return self._pool.forgive(run)
+
+    @property
+    def living(self) -> int:
+        """Number of buffers that are referenced."""
+        return self._buffers.living
 
     # Deferred forwards.
 

@@ -46,6 +46,11 @@ class Buffers:
         self._living[buffer.id] = reference(buffer, self._dead.append)
         return buffer
 
+    @property
+    def living(self) -> int:
+        """Number of buffers that have not been freed."""
+        return len(self._living)
+
     def new_id(self) -> int:
         self._last_id += 1
         return self._last_id

@@ -167,8 +167,8 @@ class LoadedPrograms:
         sizes: tuple[int, ...] = (),
         *,
         op_by_op: bool = False,
-    ) -> None:
-        """Queue a run and send the queue; `sizes` are the numbers of the program's symbols."""
+    ) -> int:
+        """Queue a run and send the queue; return the command's number. `sizes` are those of the program's symbols."""
         places = self._placed(program, sizes)
         # Dead buffers are freed before the run, whose gradients may then use the same memory.
         self._buffers.free_dead()
@@ -179,12 +179,14 @@ class LoadedPrograms:
         for index, copy in zip(moved, copies, strict=True):
             ids[index] = copy.id
         names = [None if buffer is None else buffer.id for buffer in outputs]
-        self._buffers.pool.push(Run(self._buffers.lines.here(), program, ids, names, key, sizes, op_by_op))
+        run = Run(self._buffers.lines.here(), program, ids, names, key, sizes, op_by_op)
+        number = self._buffers.pool.push(run)
         for buffer, place in zip(outputs, places.outputs, strict=True):
             if buffer is not None:
                 buffer.place, buffer.host, buffer.fill = place, None, None
         del copies
         self._buffers.flush()
+        return number
 
     def _settle(self, buffer: Buffer, place: Placement, persistent: Collection[Buffer]) -> bool:
         """Whether a buffer has the placement, once it has been sent or resharded if it may be; else it needs a copy."""

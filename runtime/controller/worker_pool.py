@@ -17,7 +17,16 @@ from moaic.runtime.controller.source_lines import SourceLines
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.status import IDLE
 from moaic.runtime.launch.channel import Channel, Workers
-from moaic.runtime.protocol.commands import AnswerCode, Command, ListWithheld, Put, Request, ResumeWrites, to_wire
+from moaic.runtime.protocol.commands import (
+    AnswerCode,
+    Command,
+    ListWithheld,
+    Put,
+    Request,
+    ResumeWrites,
+    Synchronize,
+    to_wire,
+)
 from moaic.runtime.protocol.frames import Arrivals, Message, encode, push_all, readable
 from moaic.runtime.protocol.shortage import Shortage
 from moaic.runtime.protocol.wire import from_block
@@ -133,11 +142,13 @@ class WorkerPool:
         if self.closed:
             raise WorkerError("the accelerator has been closed")
 
-    def push(self, command: Command) -> None:
-        """Queue a command."""
+    def push(self, command: Command) -> int:
+        """Queue a command; return its number."""
+        number = self._sequence + len(self._queue)
         self._queue.append(command)
         if len(self._queue) >= LONG_QUEUE:
             self.flush()
+        return number
 
     def put(self, command: Put, parts: Sequence[Tensor | None]) -> None:
         """Queue a command with a block for each worker."""
@@ -175,14 +186,39 @@ class WorkerPool:
 
     def _raise_failed(self, root: int) -> NoReturn:
         """Raise the exception of a failed command, after telling the workers to accept writes again."""
-        answers = self._asked(ListWithheld(-1), range(self.size))
-        furthest = furthest_replicas({rank: unpacked(answer) for rank, answer in answers.items()})
+        furthest = furthest_replicas(self._withheld())
         mended = self.mended({buffer_id: rank for buffer_id, rank in furthest.items() if rank is not None})
         self.push(ResumeWrites(-1, root, [buffer_id for buffer_id in furthest if buffer_id not in mended]))
         for command in mended.values():
             self.push(command)
         self._unraised = None
         raise self._op_error(self._raised[root])
+
+    def _withheld(self) -> dict[int, Any]:
+        """What each worker withholds, holds, and has poisoned."""
+        answers = self._asked(ListWithheld(-1), range(self.size))
+        return {rank: unpacked(answer) for rank, answer in answers.items()}
+
+    def shortage_in(self, number: int) -> Shortage | None:
+        """The shortage by which command `number` failed, after waiting for all commands; None if it did not."""
+        # Workers report a failure before they answer; the answers may stand for failures of other commands.
+        self._asked(Synchronize(-1), range(self.size))
+        failure = self._raised.get(number)
+        return None if failure is None else failure.shortage
+
+    def forgive(self, number: int) -> bool:
+        """Whether failed command `number` has cost nothing but its own new results, and is no longer to be raised.
+
+        Not after the failure of an earlier command, nor once a write has been withheld, which would be lost.
+        """
+        failure = self._raised.get(number)
+        if failure is None or failure is not self._unraised:
+            return False
+        if any(withheld for withheld, _, _ in self._withheld().values()):
+            return False
+        self.push(ResumeWrites(-1, number, []))
+        self._unraised = None
+        return True
 
     @property
     def unraised(self) -> str:

@@ -18,9 +18,15 @@ UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIGNS: Final = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
 """Texts of out-of-memory errors of PyTorch and its libraries on a CPU."""
 
+NO_PRIMITIVE: Final = "could not create a primitive"
+"""The whole text of oneDNN's error without memory for scratch or code; for an impossible primitive it says more."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
+    text = str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or text == NO_PRIMITIVE:
+        return True
+    return any(sign in text for sign in SIGNS)
 
 
 def shortage_of(error: BaseException, backend: DeviceBackend, idle: int) -> Shortage | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def test_an_outcome_is_found_again(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert render(second.plan.module) == render(first.plan.module)
     assert "planned before" in caplog.text
     assert "num_stages : 1" in caplog.text
+
+
+def test_another_outcome_can_take_its_place(tmp_path: Path) -> None:
+    step, where = dense(), machine()
+    first = plan_cache.search_cached(step, where, SMALL, pool=InProcessPool(), folder=tmp_path).search_result
+    other = replace(first, selected=first.ranked[1].config)
+    plan_cache.remember(step, where, SMALL, other, folder=tmp_path)
+    found = plan_cache.search_cached(step, where, SMALL, pool=Scripted({}), folder=tmp_path)
+    assert found.plan.config == other.selected != first.selected
 
 
 def test_everything_that_matters_is_in_the_fingerprint() -> None:

@@ -35,7 +35,7 @@ class Loss(nn.Module):
 
 host, model = Loss(host), Loss(model)
 modes = []
-for name in ("_run_joint", "_run_forward", "_run_backward"):
+for name in ("_try_joint", "_try_forward", "_try_backward"):
     def ran(self, call, *rest, name=name, run=getattr(Step, name)):
         result = run(self, call, *rest)
         modes.append((name, call.op_by_op))
@@ -60,7 +60,7 @@ while step < last + 4 and time.monotonic() < until:
     if any(op_by_op for _, op_by_op in modes[-2:]):
         last = step
     step += 1
-halves = [mode for name, mode in modes if name != "_run_joint"]
+halves = [mode for name, mode in modes if name != "_try_joint"]
 assert halves[::2] == halves[1::2], modes
 print("op by op" if modes[0][1] else "compiled", "then", "op by op" if modes[-1][1] else "compiled")
 """

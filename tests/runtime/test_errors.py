@@ -92,6 +92,41 @@ func @main(%x: i64[4{dp}] input "x") -> (i64[4{dp}]) {
 """
 
 
+FAILING = """// moai 1
+mesh [dp=2]
+func @divided(%x: i64[4{dp}], %y: i64[4{dp}]) -> (i64[4{dp}]) {
+  %0 = aten.remainder.Tensor %x, %y : i64[4{dp}]
+  return %0
+}
+func @main(%x: i64[4{dp}] input "x", %y: i64[4{dp}] input "y") -> (i64[4{dp}]) {
+  %0 = call @divided %x, %y : i64[4{dp}]
+  return %0
+}
+"""
+
+
+@CANCELABLE
+def test_a_run_that_failed_can_be_sent_again(two: Accelerator) -> None:
+    """It has written nothing, until something later is withheld."""
+    x, y = up(two, torch.ones(4, dtype=torch.int64)), up(two, torch.tensor([1, 1, 1, 0]))
+    program, out = two.load(FAILING, compiled=False), two.buffer("i64", (4,))
+    run = two.run(program, [x, y], [out])
+    assert two.shortage_in(run) is None
+    assert two.forgive(run)
+    two.upload(y, torch.full((4,), 3))
+    assert not two.forgive(two.run(program, [x, y], [out]))
+    assert two.download(whole(out)).tolist() == [1] * 4
+    two.synchronize()
+    two.upload(y, torch.zeros(4, dtype=torch.int64))
+    late = two.run(program, [x, y], [two.buffer("i64", (4,))])
+    two.launch("aten.add_.Scalar", (whole(x), 1), {}, ())
+    two.shortage_in(late)
+    assert not two.forgive(late)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        two.synchronize()
+    assert two.download(whole(x)).tolist() == [1] * 4
+
+
 def failing_on_one_worker(device: Accelerator) -> Buffer:
     """The remainder of split values, of which one part divides by zero."""
     values, divisors = up(device, torch.ones(4, dtype=torch.int64)), up(device, torch.tensor([1, 1, 1, 0]))
