@@ -34,7 +34,9 @@ class Pricer:
         self._seconds = function_seconds(machine, self._fused)
         self._worth = worth
         self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
-        self._unverified = self._builder.without([]) or self._builder
+        # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
+        unverified = self._builder.without([]) if self._sketches else None
+        self._of_whole = unverified or self._builder
         self._in_stages: dict[int, Sequence[tuple[Builder, int]]] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
@@ -46,14 +48,12 @@ class Pricer:
         return found or self._whole(config)
 
     def _whole(self, config: Config) -> tuple[Memory, Prediction]:
-        # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
-        builder = self._unverified if self._sketches else self._builder
-        found = extrapolated(self._priced(builder.partitioned(config), config), [])
+        found = extrapolated(self._priced(self._of_whole.partitioned(config), config), [])
         assert found is not None, "a whole step has all instructions of itself"
         return found
 
     def _from_staged(self, config: Config) -> tuple[Memory, Prediction] | None:
-        """The price of a pipeline from sketches with as many units less in each stage; None where it has no such."""
+        """The price of a pipeline from sketches with fewer units in each stage; None where it has no such."""
         stages = schedule_of(config.schedule, config.pp, config.micro_batches).stages
         if not (sketched := self._staged(stages)):
             return None
@@ -110,9 +110,9 @@ class Pricer:
         return shallow(module, replace(stack, units=UNITS + 1), UNITS)
 
     def _staged(self, stages: int) -> Sequence[tuple[Builder, int]]:
-        """The builders of `_sketched` for a pipeline, each stage of which lacks as many units; kept.
+        """The builders of `_sketched` for a pipeline, all stages of which lack equally many units; kept.
 
-        None where the stages have units of several stacks: what they take would not grow by the same.
+        Empty where the stages have units of several stacks: what they take would not grow by the same.
         """
         if stages not in self._in_stages:
             try:
@@ -126,7 +126,7 @@ class Pricer:
     def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> Sequence[tuple[Builder, int]]:
         """Builders of the base and of each deeper step, and how many units the base lacks in each run of a stack.
 
-        None if they are not worth it.
+        Empty if they are not worth it, or if there is no such step.
         """
         least = [min((run.units for run in of_stack), default=0) for of_stack in runs]
         lacking = {at: units - UNITS for at, units in enumerate(least) if units > UNITS}

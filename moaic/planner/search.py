@@ -144,7 +144,7 @@ def _finish(step: Module, machine: Machine, search_result: SearchResult, plan: P
 
 
 def again(step: Module, machine: Machine, search_result: SearchResult) -> Selection:
-    """The selection of an earlier search, whose plan is built again on first use; logs it."""
+    """The selection of a search, or of an earlier one, whose plan is built on first use; logs it."""
     make_plan = partial(build, step, search_result.selected, coefficients_of(machine))
     return _logged(step, Selection(search_result, machine, make_plan))
 
