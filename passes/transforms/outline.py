@@ -15,6 +15,12 @@ from typing import ClassVar
 from moaic.ir.graph import Function, Location, Module, Op, Operand, Value
 from moaic.ir.topological_sort import sort_ops
 
+_Place = tuple[str, int, str]
+"""A container of layers, the number of one of them, and a side of it."""
+
+_KEPT = frozenset({"param", "buffer"})
+"""Roles of what layers have themselves."""
+
 _LAYER = re.compile(r"^(?P<container>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<index>\d+)(?:\.|$)")
 
 
@@ -86,23 +92,50 @@ def layer_of(path: str) -> tuple[str, int] | None:
 
 
 def regions(function: Function) -> list[Region]:
-    """Ops by layer and side. Ops without a module path go with the latest op that they read."""
-    keys: list[tuple[str, int, str] | None] = []
+    """Ops by layer and side. Ops without a module path go with the latest op that they read, or with their readers."""
+    keys: list[_Place | None] = []
     made_by = {result: i for i, op in enumerate(function.ops) for result in op.results}
-    members: dict[tuple[str, int, str], list[int]] = defaultdict(list)
-    for i, op in enumerate(function.ops):
+    reads = [[made_by[value] for value in op.inputs() if value in made_by] for op in function.ops]
+    for op, read in zip(function.ops, reads, strict=True):
         place = layer_of(op.loc.module)
-        key: tuple[str, int, str] | None = None
+        key: _Place | None = None
         if place is not None:
             key = (*place, op.loc.side)
-        elif not op.loc.module:
-            latest = max((made_by[v] for v in op.inputs() if v in made_by), default=None)
-            key = keys[latest] if latest is not None else None
+        elif not op.loc.module and read:
+            key = keys[max(read)]
             key = None if key is not None and key[2] != op.loc.side else key
         keys.append(key)
+    _go_with_readers(function, keys, reads)
+    members: dict[_Place, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
         if key is not None:
             members[key].append(i)
     return [Region(*key, tuple(ops)) for key, ops in members.items()]
+
+
+def _go_with_readers(function: Function, keys: list[_Place | None], reads: Sequence[Sequence[int]]) -> None:
+    """Places ops without a module path that are made of values of one layer, and read on one side of it alone.
+
+    In the backward of `x /= y`, which has lost its path, `x / y` is made anew from values of the layer's forward.
+    """
+    unplaced = [key is None and not op.loc.module for key, op in zip(keys, function.ops, strict=True)]
+    others = {value for i, value in enumerate(function.params) if function.param_role(i).kind not in _KEPT}
+    sources: list[set[tuple[str, int] | None]] = []
+    readers: dict[int, set[_Place | None]] = defaultdict(set)
+    for i, op in enumerate(function.ops):
+        of_op: set[tuple[str, int] | None] = set() if reads[i] and others.isdisjoint(op.inputs()) else {None}
+        for read in reads[i]:
+            key = keys[read]
+            of_op |= sources[read] if unplaced[read] else {None if key is None else key[:2]}
+        sources.append(of_op)
+    results = {*function.results}
+    for i in reversed(range(len(keys))):
+        op = function.ops[i]
+        if unplaced[i] and len(readers[i]) == 1 and results.isdisjoint(op.results):
+            (key,) = readers[i]
+            keys[i] = key if key is not None and sources[i] == {key[:2]} and key[2] == op.loc.side else None
+        for read in reads[i]:
+            readers[read].add(keys[i])
 
 
 def _isomorphic(function: Function, layers: Sequence[Region]) -> list[list[tuple[Region, LayerShape]]]:
