@@ -2,7 +2,8 @@
 
 Bounds come from the step on one device, from plans that do no more work (`lower_bound`), and from candidates that have
 been compiled. A candidate is left out where it would not fit, where it is slower than another, where it is neither
-faster than the best nor simpler than another that is as fast, and where it would save memory that is not short.
+faster than the best nor simpler than another that is as fast, and where it would save memory that is not short. The
+more have been looked into, the more another has to promise, so that no search is endless.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from moaic.passes.estimate.lower_bound import (
     least,
     parts,
     replicated,
+    sharded_bytes,
     sharded_otherwise,
     unstaged,
     work_of,
@@ -53,6 +55,15 @@ They are most of the candidates, and need the most time to be priced.
 
 CLEARLY = 0.05
 """Relative difference that exceeds what predictions of plans of one step err by."""
+
+ENOUGH = 64
+"""Prices and bounds of plans after which a plan has to promise more and more to be looked into."""
+
+MORE = 0.005
+"""Relative difference by which it has to promise to be faster, for each price and bound beyond."""
+
+IN_A_ROW = 8
+"""Bounds after which pipelines are priced whose bounds are known, even if others might be faster yet."""
 
 ROUND = 4
 """Most candidates that are compiled before others are left out because of them."""
@@ -103,6 +114,10 @@ class Evaluation:
         """Price of the best plan so far, in seconds."""
         self.simplest: Config | None = None
         """The plan that would be selected now."""
+        self.known = 0
+        """Prices and bounds so far: they take about as long each, and their number is the same in every run."""
+        self.known_before = 0
+        """Prices and bounds before the last candidates were priced."""
         self.compiling = self.costing = 0.0
         """Seconds spent on compiling and on costing."""
         self.bounds = self._bounds() if space.total > 1 else Bounds({}, machine)
@@ -125,6 +140,16 @@ class Evaluation:
             self._evaluate(self._runners_up())
             self._settle()
         return sorted(self.found.values(), key=lambda each: simplicity(each.config))
+
+    @property
+    def promising(self) -> list[float]:
+        """By candidate that was left out although it may be faster than the best plan, by how much at most."""
+        return [
+            self.best / each.seconds - 1
+            for each in self.slower
+            for _ in range(1 + each.others)
+            if each.seconds * (1 + TIE) < self.best
+        ]
 
     def _settle(self) -> None:
         """Finds the outcome of every candidate that waits."""
@@ -193,9 +218,9 @@ class Evaluation:
                 self._drop(each, f"needs at least {per_worker(each.nbytes, self.machine)}")
             elif self.impossible and (reason := self.impossible.get(least(each.config))):
                 self._drop(each, reason)
-            elif each.seconds > self.best * (1 + TIE) or self._is_hardly_faster(each):
+            elif self._is_slower(each):
                 self.slower.append(each)
-                self._drop(each, f"takes at least {_ms(each.seconds)}, and another plan takes {_ms(self.best)}")
+                self._drop(each, self._why_slower(each))
             elif self._is_no_better(each):
                 self.no_better.append(each)
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and a simpler plan takes about as long")
@@ -208,9 +233,16 @@ class Evaluation:
     def _comes_last(self, each: _Waiting) -> bool:
         return self.splits_last and each.config.cp > 1
 
-    def _is_hardly_faster(self, each: _Waiting) -> bool:
-        """Whether a candidate that comes last is not clearly faster than the best plan."""
-        return self._comes_last(each) and each.seconds * (1 + CLEARLY) > self.best
+    def _is_slower(self, each: _Waiting) -> bool:
+        """Whether a candidate is slower than the best plan, or does not promise to be as much faster as it has to."""
+        wanted = max(CLEARLY if self._comes_last(each) else -TIE, MORE * (self.known - ENOUGH))
+        return each.seconds * (1 + wanted) > self.best if wanted > 0 else each.seconds > self.best * (1 + TIE)
+
+    def _why_slower(self, each: _Waiting) -> str:
+        least, best = f"takes at least {_ms(each.seconds)}", f"another plan takes {_ms(self.best)}"
+        if each.seconds > self.best * (1 + TIE):
+            return f"{least}, and {best}"
+        return f"{least}, but {best}, and {self.known} plans had been looked into"
 
     def _drop(self, each: _Waiting, reason: str) -> None:
         self.found[each.config] = Candidate(each.config, dropped=reason, others=each.others)
@@ -232,7 +264,7 @@ class Evaluation:
     def _reconsider(self) -> bool:
         """Whether candidates wait again that were no better than a plan which would not be selected any more."""
         self._wait_again(
-            [each for each in self.no_better if each.seconds <= self.best * (1 + TIE) and not self._is_no_better(each)]
+            [each for each in self.no_better if not self._is_slower(each) and not self._is_no_better(each)]
         )
         return bool(self.waiting)
 
@@ -260,6 +292,8 @@ class Evaluation:
             ready = [each for each in ready if each.seconds <= lowest * (1 + TIE)]
         elif known := [each for each in ready if self._is_cheap(each) and each.seconds * (1 + TIE) < self.best]:
             ready = known
+        elif self.known - self.known_before >= IN_A_ROW:
+            ready = [each for each in ready if each.stages is not None and not self._is_slower(each)] or ready
         ready.sort(key=lambda each: (each.seconds, parts(each.config)))
         return _one_of_each_sharding(ready)[:ROUND]
 
@@ -302,6 +336,7 @@ class Evaluation:
 
     def _bound_by_stages(self, pipelines: Sequence[_Waiting]) -> None:
         """Better bounds for these pipelines."""
+        self.known += len({unstaged(each.config) for each in pipelines})
         for each, found in zip(pipelines, self.pool.stage_bounds([each.config for each in pipelines]), strict=True):
             each.stages = found
             each.seconds, each.nbytes = max(each.seconds, found.seconds), max(each.nbytes, found.nbytes)
@@ -317,6 +352,7 @@ class Evaluation:
 
     def _bound(self, plans: Sequence[Config]) -> None:
         """Better bounds for all candidates that do the work of one of these plans."""
+        self.known += len(plans)
         gathers = {plan for plan in plans if plan.distribute_param == "use"}
         levels = {plan: [plan] if plan in gathers else self.space.cheapest_levels(plan) for plan in plans}
         made = self._compiled([each for configs in levels.values() for each in configs])
@@ -348,6 +384,8 @@ class Evaluation:
 
     def _evaluate(self, configs: Sequence[Config]) -> None:
         """Compiles these candidates and predicts those that fit."""
+        self.known += len(configs)
+        self.known_before = self.known
         made = {
             config: compiled_candidate(config, result, self.machine)
             for config, result in self._compiled(configs).items()
@@ -359,14 +397,18 @@ class Evaluation:
         self.simplest = simplest_of_equals(self.found.values(), self.steps)
         larger = {later: config for config in made for later in self.relatives.with_more_parts(config)}
         alike = {replicated(config): cost for config, cost in costs.items() if config.distribute_param not in GATHERING}
+        sized = {replicated(config): (config, each.memory) for config, each in made.items() if each.memory is not None}
         self.waiting = [each for each in self.waiting if each.config not in self.found]
         for each in self.waiting:
             memory = made[larger[each.config]].memory if each.config in larger else None
             if memory is not None:
                 more = each.config.micro_batches / larger[each.config].micro_batches
                 each.nbytes = max(each.nbytes, fewer_bytes(memory, more))
-            prediction = alike.get(replicated(each.config))
-            if prediction is not None and not each.is_whole:
+            if each.is_whole:
+                continue
+            if (otherwise := sized.get(replicated(each.config))) is not None:
+                each.nbytes = max(each.nbytes, sharded_bytes(*otherwise, each.config))
+            if (prediction := alike.get(replicated(each.config))) is not None:
                 each.seconds = max(each.seconds, sharded_otherwise(prediction, self.machine))
 
     def _compiled(self, configs: Sequence[Config]) -> dict[Config, Compiled]:

@@ -131,6 +131,11 @@ def compiled(seconds: float, possible: int) -> None:
     _phase("The number of possible candidates is %d.", possible)
 
 
+def ended_early(count: int, faster: float) -> None:
+    text = "%d candidates were not priced, which may be faster than the best plan by %.0f %% at most."
+    _phase(text, count, 100 * faster)
+
+
 def dropped(told: str, reason: str) -> None:
     LOGGER.debug("dropped %s: %s", told, reason)
 

@@ -127,6 +127,8 @@ def _evaluated(
     work = Evaluation(step, space, pool, machine, steps)
     found = work.run()
     log.compiled(work.compiling, sum(not candidate.dropped for candidate in found))
+    if promising := work.promising:
+        log.ended_early(len(promising), max(promising))
     _log_crashes(found)
     for candidate in found:
         if candidate.dropped:

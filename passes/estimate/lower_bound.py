@@ -30,6 +30,9 @@ Layouts are chosen by an estimate of their time, so that those of more parts may
 MOST_SUMS = 1.5
 """Most times that what sums of gradients cost is sent where parameters are sharded: scattered once, gathered twice."""
 
+ALIKE = 0.97
+"""Share of what is left of a peak, other parameters sharded, that there is at least: layouts may differ."""
+
 PARAMETER_PASSES = 4
 """Most times that a step reads each parameter, and that it reads or writes each gradient."""
 
@@ -344,6 +347,26 @@ def fewer_bytes(memory: Memory, more: float) -> int:
     """
     stays = memory.parameters + memory.optimizer
     return max(memory.step, stays + int((memory.joint - stays) / more))
+
+
+def sharded_bytes(known: Config, memory: Memory, config: Config) -> int:
+    """Lower bound on the peak of `config`, which shards other parameters than the plan `known` that needs `memory`."""
+    if known.distribute_param == "use":
+        return 0  # What it gathers for each use may be most of its peak.
+    parameters = memory.parameters * (known.dp if known.distribute_param in GATHERING else 1)
+    parts = 1 if known.distribute_param == "none" else known.dp
+    optimizer, gradients = memory.optimizer * parts, memory.gradients * parts
+    before = persistent(known, parameters, optimizer) + gathered(known, parameters, 0.0)
+    after = persistent(config, parameters, optimizer)
+    if config.micro_batches > 1:
+        # A single micro-batch lets each parameter go that it has read; of several, the last one does.
+        after += gathered(config, parameters - parameters / config.dp, 0.0)
+    # Whether a gradient is whole at the peak, a share, or both is not known; two of the levels do the same with them.
+    share = gradients / known.dp
+    spared = share if config.distribute_param == "none" else gradients - share
+    if {known.distribute_param, config.distribute_param} == {"optimizer", "step"}:
+        spared = 0.0
+    return int(ALIKE * (memory.joint - before + after - spared))
 
 
 def alone(config: Config) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from moaic.passes.estimate.stages import StageBound
 from moaic.passes.estimate.step_time import EXPECTED_STEPS
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.sharding.solver.costs import CostCoefficients
+from moaic.planner import evaluation as evaluation_module
 from moaic.planner import plan_cache, search
 from moaic.planner.candidates import candidates
 from moaic.planner.outcome import TIE
@@ -223,3 +225,25 @@ def test_the_plan_is_that_of_pricing_every_candidate(
     found = search.search(step, replace(where, memory=most), Request(), pool=InProcessPool()).search_result
     assert found.selected == min(equal, key=simplicity)
     assert sum(1 + each.others for each in found.candidates) == len(every)
+
+
+@pytest.mark.parametrize("enough", [0, 8])
+def test_a_long_search_ends_with_what_it_may_have_missed(
+    enough: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, where = dense(64, 2048, 8192), machine(workers=8)
+    patient = search.search(step, where, Request(), pool=InProcessPool()).search_result
+    monkeypatch.setattr(evaluation_module, "ENOUGH", enough)
+    monkeypatch.setattr(evaluation_module, "MORE", 0.02)
+    with caplog.at_level(logging.INFO, logger="moaic"):
+        hasty = search.search(step, where, Request(), pool=InProcessPool()).search_result
+    told = re.search(r"(\d+) candidates were not priced, .* by (\d+) % at most", caplog.text)
+    assert told is not None
+    reason = re.compile(r"but another plan takes .*, and \d+ plans had been looked into")
+    left = [each for each in hasty.candidates if reason.search(each.dropped)]
+    assert 0 < int(told[1]) <= sum(1 + each.others for each in left)
+    best, known = (found.of(found.selected).price(EXPECTED_STEPS) for found in (patient, hasty))
+    assert known <= best * (1 + TIE) * (1.01 + int(told[2]) / 100)
+    assert sum(each.memory is not None for each in hasty.candidates) < sum(
+        each.memory is not None for each in patient.candidates
+    )

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
+from itertools import permutations
+from statistics import median
 
 import pytest
 
@@ -9,8 +12,8 @@ from moaic.ir.graph import Module
 from moaic.ir.verify import load
 from moaic.passes.build import Builder
 from moaic.passes.config import Config, Request
-from moaic.passes.estimate.lower_bound import Alone, Bounds
-from moaic.passes.estimate.memory import FusedFunctions, fused_functions, memory_of
+from moaic.passes.estimate.lower_bound import Alone, Bounds, sharded_bytes
+from moaic.passes.estimate.memory import FusedFunctions, Memory, fused_functions, memory_of
 from moaic.passes.estimate.step_time import function_seconds, predict
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.perf.machine import Machine
@@ -53,6 +56,30 @@ def test_no_plan_takes_less_than_its_bound(sizes: tuple[int, int, int], workers:
         assert bounds.seconds(config) <= found.seconds * (1.0001 if config.pp == 1 else 1.15), config
         assert bounds.nbytes(config) <= found.memory.peak, config
     assert compared > 20
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_what_shards_other_parameters_needs_no_less_than_its_bound(schedule: str) -> None:
+    """A bound that is taken from the memory of a plan that differs only in the parameters that it shards."""
+    prices = Prices(dense(64, 256, 256), machine(workers=4))
+    near: list[float] = []
+    for mesh in (Config(dp=2, pp=2, schedule=schedule), Config(dp=4), Config(dp=2, tp=2)):
+        for parts in (1, 4):
+            plans = [
+                replace(mesh, micro_batches=parts, distribute_param=level)
+                for level in ("none", "optimizer", "step", "use")
+            ]
+            found: dict[Config, Memory] = {}
+            for each in plans:
+                with suppress(Diagnostic):
+                    found[each] = prices.of(each).memory
+            for known, other in permutations(found, 2):
+                bound = sharded_bytes(known, found[known], other)
+                assert bound <= found[other].peak, (known, other)
+                if bound > 0:
+                    near.append(bound / found[other].peak)
+    assert len(near) > 40
+    assert median(near) > 0.7
 
 
 def test_micro_batches_without_gradients_are_not_kept() -> None:
