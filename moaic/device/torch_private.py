@@ -378,6 +378,13 @@ def read_tables_of_functions() -> None:
         table()
 
 
+def values_in(arguments: object) -> list[Any]:
+    """The values in nested lists, dictionaries and what else is registered as a container."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(arguments)
+
+
 def call_of(module: torch.nn.Module) -> Callable[..., Any]:
     """The module's call without the compiled one, hooks included."""
     ours: Any = module

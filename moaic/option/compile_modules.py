@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
@@ -77,12 +77,13 @@ class CompiledCall:
         self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
         self._is_plain = False
         """Whether Dynamo could not trace a call that runs: the module is not compiled."""
+        self._has_told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
-            if self._is_plain:
+            if self._is_plain or self._may_be_differentiated_twice(args, kwargs):
                 return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
@@ -93,6 +94,38 @@ class CompiledCall:
         self._is_plain = True
         LOGGER.warning("%s runs op by op from now on, without a plan: %s", type(self._module).__name__, reason)
         return result
+
+    def _may_be_differentiated_twice(self, *arguments: object) -> bool:
+        """Whether a gradient of an input is wanted, as in gradient penalties and differential equations.
+
+        That is most often differentiated again, which no compiled graph can be.
+        """
+        found = torch.is_grad_enabled() and wants_gradient_of_inputs(torch_private.values_in(arguments))
+        if found and not self._has_told:
+            self._has_told = True
+            name = type(self._module).__name__
+            LOGGER.info(
+                "%s runs op by op where the gradient of an input is wanted: it may be differentiated again", name
+            )
+        return found
+
+
+def wants_gradient_of_inputs(values: Iterable[object]) -> bool:
+    """Whether tensors among these depend on one that requires a gradient and is no parameter."""
+    tensors = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+    if any(tensor.is_leaf and not isinstance(tensor, nn.Parameter) for tensor in tensors):
+        return True
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not isinstance(leaf, nn.Parameter):
+            return True
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def _top_frame(module: nn.Module) -> Callable[..., Any]:
