@@ -1,14 +1,15 @@
 """Simulate a program instruction by instruction; each worker of a pipeline has its own clock.
 
 A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time;
-the receiver waits for the value alone. Asynchronous instructions run one after the other on a second clock, each no
-earlier than the instructions before it; they slow down what runs beside them, which counts when they begin.
+the receiver waits for the value alone. Asynchronous instructions of one stream run one after the other on a clock of
+their own, each no earlier than the instructions before it; they slow down what runs beside them, which counts when they
+begin.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moaic.ir.graph import Module, Op, Value
@@ -35,21 +36,24 @@ class Simulated:
 
 
 def simulate(
-    program: Module, seconds: Mapping[Op, float], beside: Set[Op] = frozenset(), contention: float = 0.0
+    program: Module, seconds: Mapping[Op, float], streams: Mapping[Op, str] | None = None, contention: float = 0.0
 ) -> Simulated:
-    """The program with these durations on the workers along `pp`; ops in `beside` are asynchronous.
+    """The program with these durations on the workers along `pp`; ops that have a stream are asynchronous.
 
     `contention` are the seconds that each second of these costs the worker.
     """
     workers = range(program.mesh.size("pp"))
-    clocks = _Clocks(workers, contention)
+    clocks, streams = _Clocks(workers, contention), streams or {}
     for op in program.main.ops:
         if op.name == SEND:
             clocks.send(op, seconds[op])
             continue
         owner = op.results[0].type.layout.owner_on("pp")
         for worker in workers if owner is None else [owner]:
-            (clocks.begin if op in beside else clocks.run)(op, worker, seconds[op])
+            if op in streams:
+                clocks.begin(op, worker, seconds[op], streams[op])
+            else:
+                clocks.run(op, worker, seconds[op])
     return clocks.ended()
 
 
@@ -60,19 +64,19 @@ class _Clocks:
         self.contention = contention
         self.clock = dict.fromkeys(workers, 0.0)
         self.busy = dict.fromkeys(workers, 0.0)
-        self.asynchronous = dict.fromkeys(workers, 0.0)
-        """The clock of a worker's asynchronous instructions."""
+        self.asynchronous: dict[tuple[int, str], float] = defaultdict(float)
+        """The clocks of a worker's asynchronous instructions, by stream."""
         self.exposed = dict.fromkeys(workers, 0.0)
         self.done: dict[int, list[Op]] = {worker: [] for worker in workers}
         # A value without an owner is computed by every worker, so it has a time per worker.
         self.ready: dict[tuple[Value, int], float] = defaultdict(float)
         self.made_asynchronously: set[tuple[Value, int]] = set()
 
-    def begin(self, op: Op, worker: int, duration: float) -> None:
+    def begin(self, op: Op, worker: int, duration: float, stream: str) -> None:
         """Run an asynchronous instruction, no earlier than what the worker has run so far."""
         operands = (self.ready[value, worker] for value in op.inputs())
-        end = max([self.asynchronous[worker], self.clock[worker], *operands]) + duration
-        self.asynchronous[worker] = end
+        end = max([self.asynchronous[worker, stream], self.clock[worker], *operands]) + duration
+        self.asynchronous[worker, stream] = end
         self.clock[worker] += self.contention * duration
         self.exposed[worker] += self.contention * duration
         self.ready.update(((result, worker), end) for result in op.results)
@@ -101,7 +105,7 @@ class _Clocks:
 
     def ended(self) -> Simulated:
         """The simulation, once every worker has waited for its asynchronous instructions."""
-        for worker, end in self.asynchronous.items():
+        for (worker, _), end in self.asynchronous.items():
             self.exposed[worker] += max(0.0, end - self.clock[worker])
             self.clock[worker] = max(self.clock[worker], end)
         return Simulated(self.done, self.busy, self.clock, self.exposed)

@@ -10,7 +10,7 @@ from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
 from moaic.passes.estimate.per_rank import ends_of
 from moaic.passes.estimate.sequence import WHOLE, Instruction, Instructions
-from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds
+from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds, runs_beside
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import MeasureSource, Number, total
 
@@ -37,8 +37,8 @@ def spent_by(
     module = step.excerpt.joint
     functions = {function.name: function for function in module.functions}
     prices = [op_seconds(op, module.mesh, functions, machine, seconds) for op in step.ops]
-    beside = [machine.overlaps and op.name in COMMUNICATING for op in step.ops]
-    clocks = _Times(step, [total(price.values()).value for price in prices], beside, machine.contention)
+    beside = [runs_beside(op, machine) for op in step.ops]
+    clocks = _Times(step, [total(price.values()).value for price in prices], beside, machine)
     clocks.run(order)
     runs = Counter(index for index, _ in order)
     return [_spent(worker, step, prices, beside, runs, clocks) for worker in range(step.mesh.size("pp"))]
@@ -76,14 +76,17 @@ def _spent(
 class _Times:
     """The times of workers and values: the rules of `simulate`."""
 
-    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool], contention: float) -> None:
+    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool], machine: Machine) -> None:
         self.step = step
         self.seconds = seconds
         self.beside = beside
-        self.contention = contention
+        self.contention = machine.contention
+        self.streams = [
+            machine.stream(str(op.attrs["axis"])) if one else "" for op, one in zip(step.ops, beside, strict=True)
+        ]
         workers = range(step.mesh.size("pp"))
         self.clock = [0.0 for _ in workers]
-        self.asynchronous = [0.0 for _ in workers]
+        self.asynchronous: dict[tuple[int, str], float] = defaultdict(float)
         self.exposed = [0.0 for _ in workers]
         self.ready: dict[tuple[Instruction, int], float] = {}
         """When the result of a send or of an asynchronous instruction exists on a worker."""
@@ -101,14 +104,15 @@ class _Times:
                 continue
             for worker in self.step.workers[index]:
                 (self._begin if self.beside[index] else self._run)(index, part, worker, self.seconds[index])
-        for worker, end in enumerate(self.asynchronous):
+        for (worker, _), end in self.asynchronous.items():
             self.exposed[worker] += max(0.0, end - self.clock[worker])
             self.clock[worker] = max(self.clock[worker], end)
 
     def _begin(self, index: int, part: int, worker: int, duration: float) -> None:
         times = [self.ready.get((self.step.maker(read, part), worker), 0.0) for read in self.waited[index]]
-        self.asynchronous[worker] = max([self.asynchronous[worker], self.clock[worker], *times]) + duration
-        self.ready[(index, part), worker] = self.asynchronous[worker]
+        stream = worker, self.streams[index]
+        self.asynchronous[stream] = max([self.asynchronous[stream], self.clock[worker], *times]) + duration
+        self.ready[(index, part), worker] = self.asynchronous[stream]
         self.clock[worker] += self.contention * duration
         self.exposed[worker] += self.contention * duration
 

@@ -105,9 +105,9 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     """Seconds of the worker that ends last, by part; `bubble` is its wait for other workers."""
     functions = {function.name: function for function in program.functions}
     prices = {op: op_seconds(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
-    beside = {op for op in prices if machine.overlaps and op.name in COMMUNICATING}
+    streams = {op: machine.stream(str(op.attrs["axis"])) for op in prices if runs_beside(op, machine)}
     run = simulate(
-        program, {op: total(parts.values()).value for op, parts in prices.items()}, beside, machine.contention
+        program, {op: total(parts.values()).value for op, parts in prices.items()}, streams, machine.contention
     )
     spent: dict[str, list[Number]] = defaultdict(list)
     for op in run.done[run.last]:
@@ -115,11 +115,16 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
             spent[part].append(Number(number.value / 2, number.source) if op.name == SEND else number)
     exposed = run.exposed[run.last]
     if exposed > 0:
-        spent["collective"].append(Number(exposed, max(prices[op]["collective"].source for op in beside)))
+        spent["collective"].append(Number(exposed, max(prices[op]["collective"].source for op in streams)))
     waited = run.ends[run.last] - run.busy[run.last] - exposed
     if waited > ROUNDING * run.ends[run.last]:
         spent["bubble"].append(Number(waited, max(number.source for numbers in spent.values() for number in numbers)))
     return {part: total(numbers) for part, numbers in spent.items()}
+
+
+def runs_beside(op: Op, machine: Machine) -> bool:
+    """Whether the worker computes while the instruction runs."""
+    return machine.overlaps and op.name in COMMUNICATING
 
 
 def op_seconds(

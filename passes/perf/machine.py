@@ -70,6 +70,8 @@ class Machine:
     """Whether a worker computes while a collective runs, as GPUs do."""
     contention: float = 0.0
     """Seconds of computing that each second of a collective beside it costs: both use the memory, and cores."""
+    stream_per_axis: bool = False
+    """Whether collectives over different axes run at once; moaic's own follow each other on one stream."""
     adds_traffic: bool = False
     """Whether arithmetic and traffic of a heavy kernel add up, as on GPUs, whose tiles load before they multiply."""
     causal_block: int = 0
@@ -110,6 +112,10 @@ class Machine:
     def seconds_to_move(self, nbytes: float) -> Number:
         """Seconds to read or write `nbytes` once."""
         return Number(nbytes / self.bandwidth.value, self.bandwidth.source)
+
+    def stream(self, axis: str) -> str:
+        """The name of the stream of collectives over an axis."""
+        return axis if self.stream_per_axis else ""
 
     def collective(self, kind: str, nbytes: float, group: RankGroup) -> Number:
         """Seconds of one collective over a group of ranks; `nbytes` is what a rank holds of the larger side."""

@@ -201,8 +201,8 @@ func @step(%x: f32[4] +dp) -> (f32[4], f32[4]) {
     one, first, two, second, read = module.main.ops
     calls = {one: 3.0, two: 3.0, read: 1.0}
 
-    def ends(summing: float, contention: float = 0.0) -> tuple[float, float, float]:
-        run = simulate(module, {**calls, first: summing, second: summing}, {first, second}, contention)
+    def ends(summing: float, contention: float = 0.0, other: str = "") -> tuple[float, float, float]:
+        run = simulate(module, {**calls, first: summing, second: summing}, {first: "", second: other}, contention)
         return run.ends[0], run.busy[0], run.exposed[0]
 
     assert ends(0.5) == (7.0, 7.0, 0.0)
@@ -211,6 +211,8 @@ func @step(%x: f32[4] +dp) -> (f32[4], f32[4]) {
     assert ends(5.0) == (13.0, 7.0, 6.0)
     # Half of what each sum takes is lost to the functions beside it.
     assert ends(0.5, contention=0.5) == (7.5, 7.0, 0.5)
+    # On a stream of its own, the second begins at 6.
+    assert ends(5.0, other="tp") == (11.0, 7.0, 4.0)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=8), st.data())
