@@ -54,11 +54,17 @@ class Pricer:
 
     def _from_staged(self, config: Config) -> tuple[Memory, Prediction] | None:
         """The price of a pipeline from sketches with fewer units in each stage; None where it has no such."""
-        stages = schedule_of(config.schedule, config.pp, config.micro_batches).stages
-        if not (sketched := self._staged(stages)):
-            return None
-        base, *deeper = [Deeper(self._priced(each.partitioned(config), config), lack) for each, lack in sketched]
+        base, *deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in self.staged(config)]
         return extrapolated(base.sketch, deeper)
+
+    def staged(self, config: Config) -> list[tuple[Module, int]]:
+        """The modules of a pipeline from which its price follows, each with the units that the base lacks.
+
+        Raises Diagnostic with the reason where there is no such plan.
+        """
+        stages = schedule_of(config.schedule, config.pp, config.micro_batches).stages
+        builders = self._staged(stages) or [(self._of_whole, 0)]
+        return [(builder.partitioned(config), lacking) for builder, lacking in builders]
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
         found = self._sketches_of(config)
