@@ -299,11 +299,14 @@ CURRENT_ACCELERATOR: Final = PatchPoint(_C, "_accelerator_getAccelerator")
 """Called by `torch.accelerator.current_accelerator()` and, in newer PyTorch, by `torch.get_device_module()`."""
 
 
-def tracing_error() -> type[Exception]:
-    """What Dynamo raises where an op does not take the operands that it is traced with."""
+def is_tracing_error(error: Exception) -> bool:
+    """Whether Dynamo could not trace what may run: an op does not take the operands that it is traced with, most often.
+
+    Or a guard fails at once: Dynamo computes on symbols what it then compares, and rounds otherwise than Python.
+    """
     from torch._dynamo.exc import TorchRuntimeError
 
-    return TorchRuntimeError
+    return isinstance(error, TorchRuntimeError) or str(error).startswith("Guard failed on the same frame")
 
 
 CALL_COMPILED: Final = PatchPoint(torch.nn.Module, "_compiled_call_impl")
@@ -358,9 +361,29 @@ def is_cuda_in_graphs() -> PatchPoint:
     return PatchPoint(importlib.import_module("torch._dynamo.variables").TensorVariable, "method_attr_is_cuda")
 
 
+def symbol_as_tensor() -> PatchPoint:
+    """The tensor in which Dynamo returns a float from a graph that computes it."""
+    return PatchPoint(importlib.import_module("torch._dynamo.variables").SymNodeVariable, "as_tensor")
+
+
 def traced_constant(translator: Any, value: object) -> Any:
     """A constant as Dynamo represents it, for the translator that traces."""
     return importlib.import_module("torch._dynamo.variables.base").VariableTracker.build(translator, value)
+
+
+_SCALAR_TENSOR: Final = torch.scalar_tensor
+"""PyTorch's own function, also while it is patched for the program."""
+
+
+def as_tensor_in_graphs(symbol: Any, translator: Any, dtype: torch.dtype) -> Any:
+    """`SymNodeVariable.as_tensor` while `torch.scalar_tensor` is patched by a function of Python.
+
+    Dynamo calls it after the last instruction, when it traces into no such function any more: None would be returned.
+    """
+    if symbol._tensor_var is None:
+        function, named = traced_constant(translator, _SCALAR_TENSOR), {"dtype": traced_constant(translator, dtype)}
+        symbol._tensor_var = function.call_function(translator, [symbol], named)
+    return symbol._tensor_var
 
 
 def read_tables_of_functions() -> None:

@@ -110,6 +110,9 @@ def _queries() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "is_cuda", "True on the accelerator", _is_cuda)
     point = torch_private.is_cuda_in_graphs()
     yield Mapping("TensorVariable.method_attr_is_cuda of Dynamo", "True on the accelerator", point, _is_cuda_in_graphs)
+    point = torch_private.symbol_as_tensor()
+    meaning = "calls PyTorch's own `torch.scalar_tensor`"
+    yield Mapping("SymNodeVariable.as_tensor of Dynamo", meaning, point, always(torch_private.as_tensor_in_graphs))
 
 
 def _mixed_precision() -> Iterator[Mapping]:

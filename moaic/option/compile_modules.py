@@ -87,7 +87,9 @@ class CompiledCall:
                 return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
-            except torch_private.tracing_error() as error:
+            except Exception as error:
+                if not torch_private.is_tracing_error(error):
+                    raise
                 reason = str(error).partition("\n")[0]
             # An op refuses its operands, most often: called plainly, it says so at its line, without Dynamo's frames.
             result = torch_private.call_of(self._module)(*args, **kwargs)

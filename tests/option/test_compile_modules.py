@@ -138,6 +138,39 @@ def test_broken_graphs_run_right() -> None:
     torch.testing.assert_close(found.cpu(), half)
 
 
+class Annealed(nn.Module):
+    """Each call changes a number of Python that the next one computes with."""
+
+    def __init__(self, change: Callable[[float], float]) -> None:
+        super().__init__()
+        self.linear, self.change, self.weight = nn.Linear(8, 4), change, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight = self.change(self.weight)
+        return self.linear(x) + self.weight
+
+
+def bounded(weight: float) -> float:
+    return min(0.12, weight + 0.05)
+
+
+def scaled(weight: float) -> float:
+    return (weight + 0.1) * 0.9
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("change", [bounded, scaled])
+def test_a_number_that_each_call_changes(change: Callable[[float], float], caplog: pytest.LogCaptureFixture) -> None:
+    torch.compiler.reset()
+    plain = Annealed(change)
+    model = copy.deepcopy(plain).cuda()
+    for _ in range(4):
+        torch.testing.assert_close(model(torch.ones(2, 8, device="cuda")).cpu(), plain(torch.ones(2, 8)))
+        assert model.weight == plain.weight
+    # On symbols PyTorch rounds the second otherwise than Python does, and then its own guard fails.
+    assert ("runs op by op from now on" in caplog.text) == (change is scaled)
+
+
 def test_mixed_precision_is_autocast_around_the_forward() -> None:
     enable_advanced_parallelization(compile=False, mixed_precision=True)
     model = small().cuda()
