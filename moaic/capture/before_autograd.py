@@ -1,4 +1,7 @@
-"""Calls replaced in Dynamo's graph before autograd sees them, so that their gradients have rules and fixed sizes."""
+"""Dynamo's graph before autograd sees it.
+
+Calls are replaced, so that their gradients have rules and fixed sizes; assignments of `.data` are found.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import fx
 
 from moaic.capture.masked_writes import assign
+from moaic.capture.provenance import location
 from moaic.capture.value_checks import DEFAULT_MESSAGE
 from moaic.capture.windows import as_strided
 
@@ -34,6 +38,19 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
 
 COPIES = frozenset({as_strided})
 """Replacements that return a copy where PyTorch returns a view: used only if nothing is written through either."""
+
+
+REPLACES_MEMORY = frozenset({torch.Tensor.set_, "set_"})
+"""What an assignment of `.data` becomes. AOTAutograd refuses it on an argument, whose memory a program only writes."""
+
+
+def assignment_of_data(graph_module: fx.GraphModule) -> str | None:
+    """File and line where the `.data` of an argument is assigned; None if it is nowhere."""
+    for node in graph_module.graph.nodes:
+        if node.target in REPLACES_MEMORY and node.args[0].op == "placeholder":
+            origin = location(node.meta)
+            return f"{origin.file}:{origin.line}"
+    return None
 
 
 def replace_calls(graph_module: fx.GraphModule) -> None:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
+from moaic.capture.before_autograd import assignment_of_data
 from moaic.capture.compile_hooks import checks_options
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
@@ -91,6 +92,8 @@ class _Recorder:
 def _record(
     graph_module: Any, examples: Sequence[Any], *, options: Mapping[str, object] | None = None, **others: object
 ) -> Callable[..., Any]:
+    if place := assignment_of_data(graph_module):
+        raise Diagnostic(f"{place} assigns the `.data` of a tensor", hint="write in place: `tensor.copy_(value)`")
     if recipe := float8_recipe((options or {}).get(PRECISION)):
         in_float8(graph_module, recipe)
     return capture_backend(graph_module, examples, _Recorder)

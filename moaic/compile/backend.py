@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import SkipFrame
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
+from moaic.capture.before_autograd import assignment_of_data
 from moaic.capture.compile_hooks import checks_options
 from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
@@ -72,6 +74,10 @@ def moai(
 
     Raises Diagnostic if no plan can meet the options.
     """
+    if place := assignment_of_data(graph_module):
+        log.data_assigned(place)
+        # Dynamo goes on to the functions and modules that this one calls.
+        raise SkipFrame(place)
     given = options or {}
     request, when, graphs = request_of(given), when_to_compile(given), graph_mode(given, mode)
     piece, steps = piece_of(graph_module), expected_steps(given)

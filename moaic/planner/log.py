@@ -41,6 +41,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Final
 
 from moaic.ir.graph import Module
@@ -347,6 +348,16 @@ def narrow_is_slower(dtype: str, factor: float) -> None:
 
 def op_by_op(reason: str) -> None:
     LOGGER.warning("A graph of this model runs op by op, without a plan: %s.", reason)
+
+
+@cache
+def data_assigned(place: str) -> None:
+    """Once for each place: every function that leads there is captured first."""
+    LOGGER.warning(
+        "%s assigns the `.data` of a tensor: the function runs op by op, without a plan; modules that it calls have"
+        " their own. For one plan write in place: `tensor.copy_(value)` under `torch.no_grad()`.",
+        place,
+    )
 
 
 def configuration(step: Module, config: Config) -> str:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch._dynamo import graph_break
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from moaic.capture.trace_only import take_call
+from moaic.ir.errors import Diagnostic
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
 
 
@@ -198,3 +201,45 @@ def test_autocast_holds_once() -> None:
     (our_grad,) = torch.autograd.grad(ours.float().sum(), layer.weight)
     (their_grad,) = torch.autograd.grad(theirs.float().sum(), layer.weight)
     torch.testing.assert_close(our_grad, their_grad, atol=2e-2, rtol=2e-2)
+
+
+class Momentum(nn.Module):
+    """One encoder follows another, in memory that each step replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.slow = deepcopy(self.fast).requires_grad_(requires_grad=False)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for fast, slow in zip(self.fast.parameters(), self.slow.parameters(), strict=True):
+            slow.data = slow.data * 0.5 + fast.data * 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.update()
+        with torch.no_grad():
+            target = self.slow(x)
+        return (self.fast(x) - 2 * target).square().sum()
+
+
+def test_memory_that_a_call_replaces_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    theirs = Momentum()
+    ours = deepcopy(theirs).to("moai")
+    run = compiled(ours)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        found, expected = run(x.to("moai")), theirs(x)
+        torch.testing.assert_close(found.cpu(), expected)
+        for model, loss in (ours, found), (theirs, expected):
+            loss.backward()
+            torch.optim.SGD(model.fast.parameters(), lr=0.1).step()
+    torch.testing.assert_close(dict(ours.cpu().state_dict()), dict(theirs.state_dict()))
+    (warning,) = [line for line in caplog.messages if "assigns the `.data` of a tensor" in line]
+    assert warning.startswith("test_op_by_op.py:")
+
+
+def test_a_model_whose_call_replaces_memory_is_not_taken_in_parts() -> None:
+    with pytest.raises(Diagnostic, match=r"test_op_by_op.py:\d+ assigns the `.data` of a tensor"):
+        take_call(Momentum(), {"x": torch.ones(3, 4)})

@@ -171,6 +171,25 @@ def test_a_number_that_each_call_changes(change: Callable[[float], float], caplo
     assert ("runs op by op from now on" in caplog.text) == (change is scaled)
 
 
+def test_memory_that_a_call_replaces() -> None:
+    class Momentum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fast, self.slow = small(), small().requires_grad_(requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for fast, slow in zip(self.fast.parameters(), self.slow.parameters(), strict=True):
+                    slow.data = slow.data * 0.5 + fast.data
+                target = self.slow(x)
+            return self.fast(x) * target
+
+    plain = Momentum()
+    model = copy.deepcopy(plain).cuda()
+    assert losses(model, "cuda") == pytest.approx(losses(plain, "cpu"), rel=1e-5)
+    torch.testing.assert_close(dict(model.cpu().state_dict()), dict(plain.state_dict()))
+
+
 def test_mixed_precision_is_autocast_around_the_forward() -> None:
     enable_advanced_parallelization(compile=False, mixed_precision=True)
     model = small().cuda()
