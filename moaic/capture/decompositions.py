@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from moaic.capture.foreach import per_tensor
+from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.torch_private import overload_of
 
 aten = torch.ops.aten
 
@@ -34,6 +36,7 @@ def decompositions() -> Table:
         table.pop(kept, None)
     table.update(cast("Table", get_decompositions(_BY_PYTORCH)))
     table.update(per_tensor())
+    table.update((overload_of(name), cell) for name, cell in RECURRENT.items())
     table.update(_OURS)
     return table
 

@@ -7,6 +7,7 @@
   transformers loop or sort depending on values; all of them compute the same.
 * Where a second shape opens a size of an input, its first dim, mostly of the batch, is opened with it, and so are first
   dims of the same size: the smaller last batch of an epoch needs no capture of its own.
+* The shapes of an LSTM cell without biases are found: PyTorch's check of them asks for the device of each bias.
 * After a graph break, the functions of the runtime and of `torch.moai` are skipped: Dynamo would look for graphs in
   them.
 
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from torch._dynamo import assume_constant_result, config, trace_rules, utils  # pyright: ignore[reportUnknownVariableType]
@@ -54,6 +56,7 @@ def _patch(*started: Any) -> None:
     """Patch what is not patched yet; runs before each compilation, as a reset of Dynamo drops some patches."""
     _leave_out_log_calls()
     _open_batches()
+    _take_cells_without_bias()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
     if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
         _install_hooks_during_tracing(recording)
@@ -67,6 +70,22 @@ def _leave_out_log_calls() -> None:
     own = {getattr(logging.Logger, name) for name in _LOG_CALLS}
     added = {method for method in vars(logging.Logger).values() if callable(method) and method.__module__ != "logging"}
     config.ignore_logging_functions |= own | added
+
+
+def _take_cells_without_bias() -> None:
+    shapes: Any = import_module("torch._meta_registrations")
+    check = shapes.rnn_cell_checkSizes
+    if hasattr(check, _MARK):
+        return
+
+    @wraps(check)
+    def check_with_bias(gates: Any, hidden_gates: Any, bias: Any, hidden_bias: Any, *rest: Any) -> None:
+        if bias is None and hidden_bias is None:
+            bias = hidden_bias = gates.new_empty(gates.shape[1:2])
+        check(gates, hidden_gates, bias, hidden_bias, *rest)
+
+    setattr(check_with_bias, _MARK, True)
+    shapes.rnn_cell_checkSizes = check_with_bias
 
 
 def _open_batches() -> None:

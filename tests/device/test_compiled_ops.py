@@ -39,6 +39,36 @@ def test_gradients_that_are_zero_or_complex(function: Callable[[Tensor], Tensor]
     torch.testing.assert_close(gradient(compiled(function), x.to("moai")), gradient(function, x))
 
 
+class Steps(nn.Module):
+    """A cell of a recurrent network, called for each row of a sequence."""
+
+    def __init__(self, kind: type[nn.LSTMCell | nn.GRUCell], size: int, bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.cell = kind(3, size, bias)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        state: Any = None
+        rows: list[Tensor] = []
+        for row in sequence:
+            state = self.cell(row, state)
+            rows.append(state[0] if isinstance(self.cell, nn.LSTMCell) else state)
+        return torch.stack(rows)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize(("size", "bias"), [(5, False), (256, True)])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_cells_of_recurrent_networks(kind: type[nn.LSTMCell | nn.GRUCell], size: int, bias: bool) -> None:
+    sequence = torch.arange(24.0).reshape(2, 4, 3).sin()
+    expected, ours = Steps(kind, size, bias), Steps(kind, size, bias).to("moai")
+    given = gradient(compiled(ours), sequence.to("moai"))
+    torch.testing.assert_close(given, gradient(expected, sequence), atol=1e-4, rtol=1e-5)
+    for found, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.cpu(), wanted.grad, atol=1e-4, rtol=1e-5)
+
+
 def test_products_of_eight_bit_floats_in_eight_bits() -> None:
     left, right = torch.eye(16), torch.arange(256.0).reshape(16, 16).remainder(7)
     operands = [left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t(), torch.tensor(2.0), torch.tensor(1.0)]
