@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from moaic.capture.determinants import DECOMPOSITIONS as DETERMINANTS
 from moaic.capture.foreach import per_tensor
 from moaic.device.recurrent import KERNELS as RECURRENT
 from moaic.device.torch_private import overload_of
@@ -37,6 +38,7 @@ def decompositions() -> Table:
     table.update(cast("Table", get_decompositions(_BY_PYTORCH)))
     table.update(per_tensor())
     table.update((overload_of(name), cell) for name, cell in RECURRENT.items())
+    table.update(DETERMINANTS)
     table.update(_OURS)
     return table
 

@@ -10,6 +10,7 @@ import torch
 from moaic.device import memory_overlap, torch_private
 from moaic.device.batch_norm import KERNELS as BATCH_NORM
 from moaic.device.call_packing import check_placement
+from moaic.device.determinants import KERNELS as DETERMINANTS
 from moaic.device.generic_kernels import meta_of, writing
 from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
 from moaic.device.recurrent import KERNELS as RECURRENT
@@ -323,6 +324,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::is_set_to": same_storage,
     "aten::_nested_tensor_from_mask_left_aligned": always_false,
     **BATCH_NORM,
+    **DETERMINANTS,
     **RECURRENT,
     **VIEWS,
 }

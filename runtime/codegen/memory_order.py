@@ -1,4 +1,4 @@
-"""CPU kernels of PyTorch that assume one memory order of their operands without a check.
+"""Kernels of PyTorch that assume one memory order of their operands without a check, or whose results depend on it.
 
 PyTorch lays the operands out before it calls them. Here the op is called directly: a worker's tensor may have another
 memory order than the controller assumes, and the IR has no strides at all.
@@ -21,6 +21,9 @@ ORDERED: Final = frozenset(
         aten.native_group_norm_backward.default,
         aten._pdist_forward.default,
         aten._pdist_backward.default,
+        # They factor the transpose of a row-major matrix.
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
     }
 )
 
