@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from itertools import count
@@ -35,6 +36,9 @@ _ROOT: Final = _Root()
 
 WRAPPERS: Final[tuple[type[nn.Module], ...]] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """Modules that run a model on several devices."""
+
+MOST_OPS: Final = 1000
+"""Ops before a call that are looked at for what it depends on: a cell in a loop has those of all steps before it."""
 
 
 @contextmanager
@@ -113,19 +117,19 @@ class CompiledCall:
 
 
 def wants_gradient_of_inputs(values: Iterable[object]) -> bool:
-    """Whether tensors among these depend on one that requires a gradient and is no parameter."""
+    """Whether tensors among these are made in few ops from one that requires a gradient and is no parameter."""
     tensors = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
     if any(tensor.is_leaf and not isinstance(tensor, nn.Parameter) for tensor in tensors):
         return True
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    found: dict[Any, None] = dict.fromkeys(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+    waiting = deque(found)
+    while waiting and len(found) < MOST_OPS:
+        node = waiting.popleft()
         leaf = getattr(node, "variable", None)
         if leaf is not None and not isinstance(leaf, nn.Parameter):
             return True
-        new = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= new
+        new = [each for each, _ in node.next_functions if each is not None and each not in found]
+        found.update(dict.fromkeys(new))
         waiting += new
     return False
 

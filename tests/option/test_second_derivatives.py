@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moaic.option.compile_modules import wants_gradient_of_inputs
+from moaic.option.compile_modules import MOST_OPS, wants_gradient_of_inputs
 
 pytestmark = pytest.mark.usefixtures("mode")
 
@@ -61,7 +61,11 @@ def test_only_gradients_of_inputs_are_in_the_way() -> None:
     assert not wants_gradient_of_inputs([x, 1, None, *first.parameters()])
     assert not wants_gradient_of_inputs([first(x), second(first(x))])
     assert wants_gradient_of_inputs([first(x), x.clone().requires_grad_()])
-    assert wants_gradient_of_inputs([second(first(x.clone().requires_grad_()))])
+    far = x.clone().requires_grad_()
+    assert wants_gradient_of_inputs([second(first(far))])
+    for _ in range(MOST_OPS):
+        far = far + 1
+    assert not wants_gradient_of_inputs([far])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
