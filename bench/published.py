@@ -8,23 +8,15 @@ software stacks add is in `published_stacks`.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import correlation, median, quantiles
-from typing import Final
 
 from published_fit import constants, kind_of, left_out
 from published_pricing import Finding, finding
-from published_rows import NAMED, Row, Skipped, is_accepted, row_of, source_of, tables
-
-from moaic.ir.errors import Diagnostic
-
-ROWS: Final = Path(__file__).parent / "published.csv"
+from published_rows import NAMED, Row, Skipped, command_line, is_accepted, row_of, wanted_rows
 
 
 def report(findings: Iterable[Finding | Skipped]) -> Iterator[str]:
@@ -113,16 +105,8 @@ def _groups(found: Iterable[tuple[Finding, float]]) -> Iterator[tuple[str, list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="ROW", help="rows, or sources such as LF; all of them without any")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="a file with the columns of bench/published.csv")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    try:
-        table = tables(chosen.rows)
-    except Diagnostic as error:
-        sys.exit(str(error))
-    wanted = [each for each in table if not chosen.names or {each["id"], source_of(each["id"])} & set(chosen.names)]
+    chosen = command_line(__doc__).parse_args()
+    wanted = wanted_rows(chosen)
     accepted = [row_of(each) for each in wanted if is_accepted(each)]
     if lesser := len(wanted) - len(accepted):
         print(f"{lesser} of {len(wanted)} rows are left out: their quality is neither A nor A-.\n")

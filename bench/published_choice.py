@@ -8,17 +8,13 @@ fastest relative to its time.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from published import ROWS
 from published_pricing import Step
-from published_rows import NAMED, Cells, Row, Skipped, is_accepted, row_of, source_of, tables
+from published_rows import NAMED, Cells, Row, Skipped, command_line, is_accepted, row_of, wanted_rows
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config
@@ -98,23 +94,14 @@ def _line(found: Standing) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="ROW", help="rows, or sources such as NT; all of them without any")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="a file with the columns of bench/published.csv")
+    parser = command_line(__doc__)
     parser.add_argument("--most", type=int, default=256, metavar="GPUS", help="rows on more GPUs are left out")
-    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    try:
-        table = tables(chosen.rows)
-    except Diagnostic as error:
-        sys.exit(str(error))
     print("| row | GPUs | published plan | plans that fit | predicted faster | best | its time relative |")
     print("| --- | ---: | --- | ---: | ---: | --- | ---: |")
     found: list[Standing] = []
-    for cells in table:
-        if _is_swept(cells, chosen.most) and (
-            not chosen.names or {cells["id"], source_of(cells["id"])} & {*chosen.names}
-        ):
+    for cells in wanted_rows(chosen):
+        if _is_swept(cells, chosen.most):
             each = standing(row_of(cells))
             if isinstance(each, Skipped):
                 print(f"{each.name} cannot be simulated: {each.reason}", flush=True)

@@ -6,8 +6,10 @@ prediction is that of the fastest plan that fits. A row that cannot be simulated
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +24,8 @@ from moaic.predict.cluster_file import Cluster, read_cluster
 from moaic.predict.named_clusters import FOLDER
 
 Cells = Mapping[str, str]
+
+ROWS: Final = Path(__file__).parent / "published.csv"
 
 OWN_CLUSTERS: Final = Path(__file__).parent / "clusters"
 """Machines that only published rows are about."""
@@ -157,6 +161,25 @@ def tables(path: Path) -> list[Cells]:
             return [{key: (cells[key] or "").strip() for key in COLUMNS} for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Diagnostic(f"cannot read {path}: {error}") from None
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of a command over rows."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("names", nargs="*", metavar="ROW", help="rows, or sources such as LF; all of them without any")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="a file with the columns of bench/published.csv")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def wanted_rows(arguments: argparse.Namespace) -> list[Cells]:
+    """The rows that a command is asked for; ends the program with a message where there is no such file."""
+    try:
+        table = tables(arguments.rows)
+    except Diagnostic as error:
+        sys.exit(str(error))
+    names = set(arguments.names)
+    return [each for each in table if not names or {each["id"], source_of(each["id"])} & names]
 
 
 def is_accepted(cells: Cells) -> bool:
