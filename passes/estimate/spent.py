@@ -10,7 +10,7 @@ from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
 from moaic.passes.estimate.per_rank import ends_of
 from moaic.passes.estimate.sequence import WHOLE, Instruction, Instructions
-from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds, runs_beside
+from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds, stream_of
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import MeasureSource, Number, total
 
@@ -37,18 +37,17 @@ def spent_by(
     module = step.excerpt.joint
     functions = {function.name: function for function in module.functions}
     prices = [op_seconds(op, module.mesh, functions, machine, seconds) for op in step.ops]
-    beside = [runs_beside(op, machine) for op in step.ops]
-    clocks = _Times(step, [total(price.values()).value for price in prices], beside, machine)
+    streams = [stream_of(op, machine) for op in step.ops]
+    clocks = _Times(step, [total(price.values()).value for price in prices], streams, machine.contention)
     clocks.run(order)
     runs = Counter(index for index, _ in order)
-    return [_spent(worker, step, prices, beside, runs, clocks) for worker in range(step.mesh.size("pp"))]
+    return [_spent(worker, step, prices, runs, clocks) for worker in range(step.mesh.size("pp"))]
 
 
 def _spent(
     worker: int,
     step: Instructions,
     prices: Sequence[Mapping[str, Number]],
-    beside: Sequence[bool],
     runs: Mapping[int, int],
     clocks: _Times,
 ) -> Spent:
@@ -58,16 +57,17 @@ def _spent(
         if worker not in step.workers[index]:
             continue
         if step.parts[index] == WHOLE:
-            slowed = clocks.contention if beside[index] else 0.0
+            slowed = 0.0 if clocks.streams[index] is None else clocks.contention
             once += (1 + slowed) * total(price.values()).value
         if step.ops[index].name in COMMUNICATING and step.ops[index].attrs["axis"] == "dp":
             over_dp += runs[index] * total(price.values()).value
-        if beside[index]:
+        if clocks.streams[index] is not None:
             continue
         share = 0.5 if step.ops[index].name == SEND else 1
         for part, number in price.items():
             parts[part].append(Number(runs[index] * share * number.value, number.source))
-    waits = [prices[index]["collective"].source for index, is_beside in enumerate(beside) if is_beside]
+    pairs = zip(prices, clocks.streams, strict=True)
+    waits = [price["collective"].source for price, stream in pairs if stream is not None]
     exposed = Number(clocks.exposed[worker], max(waits, default=MeasureSource.MEASURED))
     totals = {part: total(numbers) for part, numbers in parts.items()}
     return Spent(totals, clocks.clock[worker], exposed, over_dp, once)
@@ -76,14 +76,14 @@ def _spent(
 class _Times:
     """The times of workers and values: the rules of `simulate`."""
 
-    def __init__(self, step: Instructions, seconds: Sequence[float], beside: Sequence[bool], machine: Machine) -> None:
+    def __init__(
+        self, step: Instructions, seconds: Sequence[float], streams: Sequence[str | None], contention: float
+    ) -> None:
         self.step = step
         self.seconds = seconds
-        self.beside = beside
-        self.contention = machine.contention
-        self.streams = [
-            machine.stream(str(op.attrs["axis"])) if one else "" for op, one in zip(step.ops, beside, strict=True)
-        ]
+        self.streams = streams
+        """By position, the stream of an asynchronous instruction."""
+        self.contention = contention
         workers = range(step.mesh.size("pp"))
         self.clock = [0.0 for _ in workers]
         self.asynchronous: dict[tuple[int, str], float] = defaultdict(float)
@@ -94,7 +94,7 @@ class _Times:
         """By position, the operands that a worker may have to wait for."""
 
     def _is_waited_for(self, index: int) -> bool:
-        return self.beside[index] or self.step.ops[index].name == SEND
+        return self.streams[index] is not None or self.step.ops[index].name == SEND
 
     def run(self, order: Sequence[Instruction]) -> None:
         sends = [op.name == SEND for op in self.step.ops]
@@ -102,17 +102,20 @@ class _Times:
             if sends[index]:
                 self._send(index, part)
                 continue
+            stream, duration = self.streams[index], self.seconds[index]
             for worker in self.step.workers[index]:
-                (self._begin if self.beside[index] else self._run)(index, part, worker, self.seconds[index])
+                if stream is None:
+                    self._run(index, part, worker, duration)
+                else:
+                    self._begin(index, part, worker, duration, stream)
         for (worker, _), end in self.asynchronous.items():
             self.exposed[worker] += max(0.0, end - self.clock[worker])
             self.clock[worker] = max(self.clock[worker], end)
 
-    def _begin(self, index: int, part: int, worker: int, duration: float) -> None:
+    def _begin(self, index: int, part: int, worker: int, duration: float, stream: str) -> None:
         times = [self.ready.get((self.step.maker(read, part), worker), 0.0) for read in self.waited[index]]
-        stream = worker, self.streams[index]
-        self.asynchronous[stream] = max([self.asynchronous[stream], self.clock[worker], *times]) + duration
-        self.ready[(index, part), worker] = self.asynchronous[stream]
+        end = max([self.asynchronous[worker, stream], self.clock[worker], *times]) + duration
+        self.asynchronous[worker, stream] = self.ready[(index, part), worker] = end
         self.clock[worker] += self.contention * duration
         self.exposed[worker] += self.contention * duration
 
@@ -121,7 +124,7 @@ class _Times:
         for read in self.waited[index]:
             time = self.ready.get((self.step.maker(read, part), worker), 0.0)
             start = max(start, time)
-            if not self.beside[read.made_by]:
+            if self.streams[read.made_by] is None:
                 earliest = max(earliest, time)
         self.exposed[worker] += start - earliest
         self.clock[worker] = start + duration

@@ -105,7 +105,7 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     """Seconds of the worker that ends last, by part; `bubble` is its wait for other workers."""
     functions = {function.name: function for function in program.functions}
     prices = {op: op_seconds(op, program.mesh, functions, machine, seconds) for op in program.main.ops}
-    streams = {op: machine.stream(str(op.attrs["axis"])) for op in prices if runs_beside(op, machine)}
+    streams = {op: stream for op in prices if (stream := stream_of(op, machine)) is not None}
     run = simulate(
         program, {op: total(parts.values()).value for op, parts in prices.items()}, streams, machine.contention
     )
@@ -122,9 +122,9 @@ def program_seconds(program: Module, machine: Machine, seconds: FunctionSeconds)
     return {part: total(numbers) for part, numbers in spent.items()}
 
 
-def runs_beside(op: Op, machine: Machine) -> bool:
-    """Whether the worker computes while the instruction runs."""
-    return machine.overlaps and op.name in COMMUNICATING
+def stream_of(op: Op, machine: Machine) -> str | None:
+    """The stream of an instruction beside which the worker computes; None for one that it waits for."""
+    return machine.stream(str(op.attrs["axis"])) if machine.overlaps and op.name in COMMUNICATING else None
 
 
 def op_seconds(
