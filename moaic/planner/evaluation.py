@@ -114,9 +114,9 @@ class Evaluation:
         """Price of the best plan so far, in seconds."""
         self.simplest: Config | None = None
         """The plan that would be selected now."""
-        self.known = 0
+        self.looked_into = 0
         """Prices and bounds so far: they take about as long each, and their number is the same in every run."""
-        self.known_before = 0
+        self.looked_into_before = 0
         """Prices and bounds before the last candidates were priced."""
         self.compiling = self.costing = 0.0
         """Seconds spent on compiling and on costing."""
@@ -235,14 +235,18 @@ class Evaluation:
 
     def _is_slower(self, each: _Waiting) -> bool:
         """Whether a candidate is slower than the best plan, or does not promise to be as much faster as it has to."""
-        wanted = max(CLEARLY if self._comes_last(each) else -TIE, MORE * (self.known - ENOUGH))
-        return each.seconds * (1 + wanted) > self.best if wanted > 0 else each.seconds > self.best * (1 + TIE)
+        most = self.best * (1 + TIE)
+        if self._comes_last(each):
+            most = min(most, self.best / (1 + CLEARLY))
+        if self.looked_into > ENOUGH:
+            most = min(most, self.best / (1 + MORE * (self.looked_into - ENOUGH)))
+        return each.seconds > most
 
     def _why_slower(self, each: _Waiting) -> str:
         least, best = f"takes at least {_ms(each.seconds)}", f"another plan takes {_ms(self.best)}"
         if each.seconds > self.best * (1 + TIE):
             return f"{least}, and {best}"
-        return f"{least}, but {best}, and {self.known} plans had been looked into"
+        return f"{least}, but {best}, and {self.looked_into} plans had been looked into"
 
     def _drop(self, each: _Waiting, reason: str) -> None:
         self.found[each.config] = Candidate(each.config, dropped=reason, others=each.others)
@@ -292,7 +296,7 @@ class Evaluation:
             ready = [each for each in ready if each.seconds <= lowest * (1 + TIE)]
         elif known := [each for each in ready if self._is_cheap(each) and each.seconds * (1 + TIE) < self.best]:
             ready = known
-        elif self.known - self.known_before >= IN_A_ROW:
+        elif self.looked_into - self.looked_into_before >= IN_A_ROW:
             ready = [each for each in ready if each.stages is not None and not self._is_slower(each)] or ready
         ready.sort(key=lambda each: (each.seconds, parts(each.config)))
         return _one_of_each_sharding(ready)[:ROUND]
@@ -336,7 +340,7 @@ class Evaluation:
 
     def _bound_by_stages(self, pipelines: Sequence[_Waiting]) -> None:
         """Better bounds for these pipelines."""
-        self.known += len({unstaged(each.config) for each in pipelines})
+        self.looked_into += len({unstaged(each.config) for each in pipelines})
         for each, found in zip(pipelines, self.pool.stage_bounds([each.config for each in pipelines]), strict=True):
             each.stages = found
             each.seconds, each.nbytes = max(each.seconds, found.seconds), max(each.nbytes, found.nbytes)
@@ -352,7 +356,7 @@ class Evaluation:
 
     def _bound(self, plans: Sequence[Config]) -> None:
         """Better bounds for all candidates that do the work of one of these plans."""
-        self.known += len(plans)
+        self.looked_into += len(plans)
         gathers = {plan for plan in plans if plan.distribute_param == "use"}
         levels = {plan: [plan] if plan in gathers else self.space.cheapest_levels(plan) for plan in plans}
         made = self._compiled([each for configs in levels.values() for each in configs])
@@ -384,8 +388,8 @@ class Evaluation:
 
     def _evaluate(self, configs: Sequence[Config]) -> None:
         """Compiles these candidates and predicts those that fit."""
-        self.known += len(configs)
-        self.known_before = self.known
+        self.looked_into += len(configs)
+        self.looked_into_before = self.looked_into
         made = {
             config: compiled_candidate(config, result, self.machine)
             for config, result in self._compiled(configs).items()
