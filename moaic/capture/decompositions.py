@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moaic.capture.determinants import DECOMPOSITIONS as DETERMINANTS
 from moaic.capture.foreach import per_tensor
-from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.recurrent_cells import KERNELS as RECURRENT
 from moaic.device.torch_private import overload_of
 
 aten = torch.ops.aten

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.device import torch_private
+from moaic.runtime.codegen.recurrent_layers import MODES
 
 SUPPORTED: Final = (torch.bfloat16, torch.float16)
 
@@ -42,6 +43,7 @@ LOW: Final = (
     "gru_cell",
     "rnn_tanh_cell",
     "rnn_relu_cell",
+    *(f"{mode}.{form}" for mode in MODES for form in ("input", "data")),
     "scaled_dot_product_attention",
 )
 """Ops whose floating operands are cast to the autocast type."""

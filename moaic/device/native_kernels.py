@@ -13,7 +13,7 @@ from moaic.device.call_packing import check_placement
 from moaic.device.determinants import KERNELS as DETERMINANTS
 from moaic.device.generic_kernels import meta_of, writing
 from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
-from moaic.device.recurrent import KERNELS as RECURRENT
+from moaic.device.recurrent_cells import KERNELS as RECURRENT
 from moaic.device.storages import ensure_buffer
 from moaic.device.transfer import overwrite, resolved, to_device, to_host
 from moaic.device.view_copies import KERNELS as VIEWS

@@ -15,6 +15,7 @@ from moaic.device import (
     cpu_fallback,
     generic_kernels,
     native_kernels,
+    recurrent_layers,
     torch_patches,
     torch_private,
 )
@@ -70,6 +71,7 @@ def start() -> None:
     for key in torch_private.SPARSE_KEYS:
         torch_private.Registry("_", key).fall_back(_sparse)
     attention.install()
+    recurrent_layers.install()
     autocast.install()
     torch_patches.install_in_use()
 

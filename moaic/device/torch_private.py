@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, Final
 
@@ -51,6 +51,11 @@ def is_transforming() -> bool:
     return _C._functorch.peek_interpreter_stack() is not None
 
 
+def is_intercepted() -> bool:
+    """Whether a dispatch mode, a tracer's or one of the program, sees each op before the device does."""
+    return _C._len_torch_dispatch_stack() > 0
+
+
 def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
     overload: Any = torch.ops.aten.set_.source_Storage_storage_offset
@@ -81,6 +86,11 @@ def metadata_kernel(overload: Any) -> Callable[..., Any]:
         return call(CPU_KEYS, *args, **kwargs)
 
     return kernel
+
+
+def composite_kernel(overload: Any) -> Callable[..., Any]:
+    """The kernel of PyTorch that calls other ops; `decompose` would prefer what was written for tracers."""
+    return partial(overload._op_dk, _C.DispatchKey.CompositeImplicitAutograd)
 
 
 def compiled_for_accelerators() -> bool:
