@@ -35,6 +35,10 @@ SDPA_BACKWARD: Final = "moai.sdpa_backward"
 GROUPED_MM: Final = "moai.grouped_mm"
 GROUPED_OUTER: Final = "moai.grouped_outer"
 
+RECURRENT: Final = "moai.recurrent"
+RECURRENT_BACKWARD: Final = "moai.recurrent_backward"
+"""A stack of LSTM, GRU or plain recurrent layers, and its gradients: see `ir/ops/recurrent.py`."""
+
 SCALED_MM: Final = "moai.scaled_mm"
 """A product of eight-bit float matrices: `(left @ right) * left_scale * right_scale`, in the type `dtype`.
 

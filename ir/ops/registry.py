@@ -21,6 +21,7 @@ from moaic.ir.ops import (
     normalization,
     pooling,
     random,
+    recurrent,
     reductions,
     value_checks,
     views,
@@ -55,6 +56,7 @@ DECLARATIONS: Mapping[str, OpDecl] = joined(
     attention.OPS,
     experts.OPS,
     random.OPS,
+    recurrent.OPS,
     value_checks.OPS,
     instructions.OPS,
 )

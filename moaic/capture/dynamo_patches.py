@@ -8,6 +8,7 @@
 * Where a second shape opens a size of an input, its first dim, mostly of the batch, is opened with it, and so are first
   dims of the same size: the smaller last batch of an epoch needs no capture of its own.
 * The shapes of an LSTM cell without biases are found: PyTorch's check of them asks for the device of each bias.
+* Recurrent layers are traced: the device has each stack as one op. Dynamo refuses them, as other devices have many ops.
 * After a graph break, the functions of the runtime and of `torch.moai` are skipped: Dynamo would look for graphs in
   them.
 
@@ -57,6 +58,7 @@ def _patch(*started: Any) -> None:
     _leave_out_log_calls()
     _open_batches()
     _take_cells_without_bias()
+    _take_recurrent_layers()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
     if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
         _install_hooks_during_tracing(recording)
@@ -86,6 +88,22 @@ def _take_cells_without_bias() -> None:
 
     setattr(check_with_bias, _MARK, True)
     shapes.rnn_cell_checkSizes = check_with_bias
+
+
+def _take_recurrent_layers() -> None:
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    wrap = cast("Any", VariableBuilder).wrap_module
+    if hasattr(wrap, _MARK):
+        return
+
+    @wraps(wrap)
+    def wrap_module(self: Any, module: Any) -> Any:
+        with config.patch(allow_rnn=config.allow_rnn or _captures_whole(self.tx)):
+            return wrap(self, module)
+
+    setattr(wrap_module, _MARK, True)
+    cast("Any", VariableBuilder).wrap_module = wrap_module
 
 
 def _open_batches() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moaic.device import torch_private
 from moaic.device.handles import geometry, is_ours, new_tensor, view_of
-from moaic.runtime.codegen.recurrent_layers import MODES, define
+from moaic.runtime.codegen.recurrent_layers import MODES
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
 
@@ -67,11 +67,11 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stack: _Stack, *tensors: Tensor) -> tuple[Tensor, ...]:
-        *results, record = _launch(stack, tensors, is_recorded=True)
+        results, record = _launch(stack, tensors, is_recorded=True)
         ctx.stack = stack
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(record, *tensors)
-        return tuple(results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -84,26 +84,35 @@ class _Layers(torch.autograd.Function):
         return None, *(next(found) if is_wanted else None for is_wanted in wanted)
 
 
-def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> list[Tensor]:
-    """Output, last states and, if asked for, the record."""
+def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Output and last states, and the record if it is asked for and the ops are not traced."""
     x, states, params = stack.split(tensors)
+    if torch_private.is_traced(x):
+        return tuple(torch.ops.moai.recurrent.default(x, states, params, *stack.form)), None
     out = (*x.shape[:-1], stack.directions * states[0].shape[-1])
-    shapes = [out, *(state.shape for state in states), *([(1,)] if is_recorded else [])]
-    results = [new_tensor(geometry(x.dtype, shape, row_major(shape))) for shape in shapes]
-    _send("moai.recurrent", (x, states, params, *stack.form, is_recorded), results)
-    return results
+    results = [_new(x.dtype, shape) for shape in (out, *(state.shape for state in states))]
+    record = [_new(x.dtype, (1,))] if is_recorded else []
+    _send("moai.recurrent", (x, states, params, *stack.form, is_recorded), [*results, *record])
+    return tuple(results), next(iter(record), None)
+
+
+def _new(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    return new_tensor(geometry(dtype, shape, row_major(shape)))
 
 
 def _launch_backward(
     stack: _Stack,
-    record: Tensor,
+    record: Tensor | None,
     tensors: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> Iterator[Tensor]:
-    shapes = [tensor.shape for tensor, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
-    results = [new_tensor(geometry(record.dtype, shape, row_major(shape))) for shape in shapes]
-    _send("moai.recurrent_backward", (record, list(grads), *stack.split(tensors), *stack.form, list(wanted)), results)
+    x, states, params = stack.split(tensors)
+    if torch_private.is_traced(x):
+        backward = torch.ops.moai.recurrent_backward.default
+        return iter(backward(record, grads, x, states, params, *stack.form, wanted))
+    results = [_new(each.dtype, each.shape) for each, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
+    _send("moai.recurrent_backward", (record, list(grads), x, states, params, *stack.form, list(wanted)), results)
     return iter(results)
 
 
@@ -120,7 +129,7 @@ def _sent(arg: Any) -> Any:
 
 def _differentiate_composed(
     stack: _Stack,
-    _: Tensor,
+    _: Tensor | None,
     tensors: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
@@ -144,7 +153,7 @@ def _differentiate_composed(
 def _run(stack: _Stack, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return cast("tuple[Tensor, ...]", _Layers.apply(stack, *tensors))
-    return tuple(_launch(stack, tensors, is_recorded=False))
+    return _launch(stack, tensors, is_recorded=False)[0]
 
 
 def _run_with_dropout(stack: _Stack, tensors: Sequence[Tensor], dropout: float) -> tuple[Tensor, ...]:
@@ -194,12 +203,15 @@ def _at_once(
     *form: Any,
 ) -> tuple[Tensor, ...] | None:
     """The layers by the ops; None where these do not accept the operands, and PyTorch is left to compose or refuse."""
-    if torch_private.is_transforming() or torch_private.is_intercepted():
+    if torch_private.is_transforming():
+        return None
+    # A compiler that traces the device's ops gets the layers as one op, any other mode the ops within.
+    is_traced = torch_private.is_traced(tensors[0])
+    if is_traced != torch_private.is_intercepted() or (is_traced and batch_sizes is not None):
         return None
     dtype = tensors[0].dtype
-    if not dtype.is_floating_point or not all(
-        is_ours(each) and each.dtype == dtype and each.numel() for each in tensors
-    ):
+    are_alike = all(is_ours(each) and each.dtype == dtype and each.numel() for each in tensors)
+    if not dtype.is_floating_point or not are_alike:
         return None
     stack = _Stack(mode, () if batch_sizes is None else tuple(map(int, batch_sizes)), *form)
     if not _fits(stack, tensors):
@@ -263,7 +275,6 @@ def _listed(states: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 
 def install() -> None:
     """Dispatch torch's recurrent layers on the device to the two ops."""
-    define()
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         registry = torch_private.Registry("aten", key)
         for mode in MODES:

@@ -56,6 +56,14 @@ def is_intercepted() -> bool:
     return _C._len_torch_dispatch_stack() > 0
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tracer of graphs passes this tensor from op to op: it has no buffer."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(tensor, FakeTensor | FunctionalTensor)
+
+
 def set_geometry_kernel() -> Callable[..., torch.Tensor]:
     """`set_(keys, tensor, storage, offset, size, strides)`: points a tensor at a storage and reads no element."""
     overload: Any = torch.ops.aten.set_.source_Storage_storage_offset

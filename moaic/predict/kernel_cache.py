@@ -28,6 +28,7 @@ MAKERS = (
     "codegen/lower_float8.py",
     "codegen/lower_random.py",
     "codegen/lower_to_fx.py",
+    "codegen/recurrent_layers.py",
     "protocol/aten_schema.py",
     "dtypes.py",
     "rng.py",

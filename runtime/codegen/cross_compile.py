@@ -23,6 +23,7 @@ from moaic.ir.attention import causal_divisor
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function
 from moaic.ir.types import FLOAT8
+from moaic.runtime.codegen import recurrent_layers
 from moaic.runtime.codegen.device_guard import register_device_guard
 from moaic.runtime.codegen.gpu_answers import check_names, decompositions, gpu_answers, settings
 from moaic.runtime.codegen.lower_to_fx import trace
@@ -62,7 +63,9 @@ ATTENTION: Final = frozenset(
 
 PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"})
 
-HEAVY: Final = PRODUCTS | ATTENTION | {"convolution", "convolution_backward"}
+RECURRENT: Final = frozenset({"recurrent", "recurrent_backward"})
+
+HEAVY: Final = PRODUCTS | ATTENTION | RECURRENT | {"convolution", "convolution_backward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ def _kernel(node: Any, kernels: Mapping[Any, tuple[str, str]]) -> Generated | No
     products = [origin for origin in computed if _packet(origin) in HEAVY] if source is None else []
     # What else such a call is said to come from, its operands were made of by other kernels; and these are said to come
     # from it too.
-    computed = products or [origin for origin in computed if _packet(origin) not in ATTENTION]
+    computed = products or [origin for origin in computed if _packet(origin) not in ATTENTION | RECURRENT]
     return Generated(
         name,
         source,
@@ -197,7 +200,7 @@ def _packet(node: Any) -> str:
 
 def _dtype(node: Any) -> str:
     """The element type of a matrix product's operands."""
-    return DTYPE_NAMES[node.args[0].meta["val"].dtype]
+    return DTYPE_NAMES[next(iter(node.all_input_nodes)).meta["val"].dtype]
 
 
 def _is_causal(node: Any) -> bool:
@@ -221,6 +224,8 @@ def _flops(node: Any) -> float:
         # Each row is multiplied by one matrix. The registry does not know the op.
         left, right = (_example(each) for each in node.args[:2])
         return 2.0 * left.numel() * right.shape[-1]
+    if _packet(node) in RECURRENT:
+        return recurrent_layers.flops(*tree_map(_example, node.args))
     count = flop_registry.get(packet)
     if count is not None:
         given, named = tree_map(_example, (node.args, node.kwargs))

@@ -19,11 +19,23 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from moaic.ir.graph import Function, Op, Operand, Value
-from moaic.ir.op_names import ADD_TO, CHECKED, FOLD_KEY, GROUPED_MM, GROUPED_OUTER, RAND, SCALED_MM, SDPA, SDPA_BACKWARD
+from moaic.ir.op_names import (
+    ADD_TO,
+    CHECKED,
+    FOLD_KEY,
+    GROUPED_MM,
+    GROUPED_OUTER,
+    RAND,
+    RECURRENT,
+    RECURRENT_BACKWARD,
+    SCALED_MM,
+    SDPA,
+    SDPA_BACKWARD,
+)
 from moaic.ir.specialize import Specializer
 from moaic.ir.symbols import Numbers
 from moaic.ir.types import TensorType
-from moaic.runtime.codegen import checked, lower_experts
+from moaic.runtime.codegen import checked, lower_experts, recurrent_layers
 from moaic.runtime.codegen.cpu_gemm import product
 from moaic.runtime.codegen.integer_division import check_divisors
 from moaic.runtime.codegen.lower_attention import sdpa, sdpa_backward
@@ -37,7 +49,7 @@ from moaic.runtime.protocol import aten_schema
 ComputeFunction = Callable[[list[Tensor]], list[Tensor]]
 """A compute function: from its parameters in order to its results in order."""
 
-Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | tuple[Tensor, ...]]
+Lowering = Callable[[Op, Sequence[Any], torch.device], Tensor | Sequence[Tensor]]
 
 CPU: Final = torch.device("cpu")
 
@@ -217,6 +229,8 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     GROUPED_MM: lower_experts.grouped_mm,
     GROUPED_OUTER: lower_experts.grouped_outer,
     SCALED_MM: scaled_mm,
+    RECURRENT: recurrent_layers.recurrent,
+    RECURRENT_BACKWARD: recurrent_layers.recurrent_backward,
     FOLD_KEY: fold_key,
     RAND: rand,
     CHECKED: _checked,

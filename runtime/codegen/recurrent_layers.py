@@ -7,20 +7,24 @@ calls PyTorch's layer, which picks the kernel of the worker's device: oneDNN's, 
     %dx, %dw, … = moai.recurrent_backward(%record, [%dout, _, _], %x, [%h0, %c0], [%w_ih, %w_hh, …], …)
 
 The record is an empty tensor to which the worker's own autograd graph of the layer is attached. Backward differentiates
-that graph; a record that was moved has lost it, and the layer is run again.
+that graph; without a record, or with one that has lost its graph as it was moved, the layer is run again. Programs have
+no records: these would tie the run of one compiled function to that of another.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from math import prod
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from moaic.ir.graph import Op
 from moaic.runtime.codegen.narrow_on_cpu import lacking
 
 MODES: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -30,8 +34,8 @@ _FORM: Final = "str mode, int[] batch_sizes, bool has_biases, int num_layers, bo
 """What is not a tensor. `batch_sizes` are those of a packed sequence; a padded one, `[time, batch, …]`, has none."""
 
 _SCHEMAS: Final = (
-    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, bool is_recorded) -> Tensor[]",
-    "recurrent_backward(Tensor record, Tensor?[] grads, Tensor x, Tensor[] states, Tensor[] params, "
+    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, bool is_recorded=False) -> Tensor[]",
+    "recurrent_backward(Tensor? record, Tensor?[] grads, Tensor x, Tensor[] states, Tensor[] params, "
     f"{_FORM}, bool[] wanted) -> Tensor[]",
 )
 
@@ -47,11 +51,21 @@ class _Recorded:
     results: tuple[Tensor, ...]
 
 
-def _forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) -> list[Tensor]:
+def _forward(
+    x: Tensor,
+    states: list[Tensor],
+    params: list[Tensor],
+    mode: str,
+    batch_sizes: Sequence[int],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    is_recorded: bool = False,
+) -> list[Tensor]:
     """Output and last states, and the record if it is wanted."""
-    *layer, is_recorded = form
+    layer = (mode, batch_sizes, has_biases, num_layers, bidirectional)
     if not is_recorded:
-        return list(_run([x, *states, *params], len(states), *layer))
+        return [result.contiguous() for result in _run([x, *states, *params], len(states), *layer)]
     graph = _record([x, *states, *params], len(states), *layer)
     record = x.new_empty(1)
     setattr(record, _GRAPH, graph)
@@ -59,8 +73,15 @@ def _forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) 
     return [*(result.detach().clone() for result in graph.results), record]
 
 
+def _like_forward(x: Tensor, states: list[Tensor], *rest: Any) -> list[Tensor]:
+    """Results of a layer that is not recorded."""
+    *_, bidirectional = rest[1:6]
+    width = states[0].shape[-1] * (1 + bidirectional)
+    return [x.new_empty((*x.shape[:-1], width)), *(torch.empty_like(state).contiguous() for state in states)]
+
+
 def _backward(
-    record: Tensor,
+    record: Tensor | None,
     grads: Sequence[Tensor | None],
     x: Tensor,
     states: list[Tensor],
@@ -80,14 +101,40 @@ def _backward(
         allow_unused=True,
         materialize_grads=True,
     )
-    return list(found)
+    return [grad.contiguous() for grad in found]
+
+
+def _like_backward(
+    record: Tensor | None,
+    grads: Sequence[Tensor | None],
+    x: Tensor,
+    states: list[Tensor],
+    params: list[Tensor],
+    *form: Any,
+) -> list[Tensor]:
+    pairs = zip((x, *states, *params), form[-1], strict=True)
+    return [each.new_empty(each.shape) for each, is_wanted in pairs if is_wanted]
 
 
 def _record(operands: Sequence[Tensor], states: int, *layer: Any) -> _Recorded:
-    # As `.data`: the program's own autograd has checked by then that nothing was overwritten.
-    leaves = [operand.data.requires_grad_() for operand in operands]
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad(), _autograd_reached():
+        leaves = [_leaf(operand) for operand in operands]
         return _Recorded(leaves, _run(leaves, states, *layer))
+
+
+def _autograd_reached() -> AbstractContextManager[None]:
+    """Ops reach autograd, which the dispatcher has behind it when a dispatch mode calls the kernel of an op."""
+    core: Any = importlib.import_module("torch._C")
+    kinds = (core.DispatchKey.AutogradCPU, core.DispatchKey.ADInplaceOrView)
+    skipped: Any = core._dispatch_tls_local_exclude_set()
+    for kind in kinds:
+        skipped -= core.DispatchKeySet(kind)
+    return core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), skipped)
+
+
+def _leaf(operand: Tensor) -> Tensor:
+    """As by `.data`: the program's own autograd checks by itself that nothing is overwritten."""
+    return (operand.clone() if operand.is_inference() else operand.data).requires_grad_()
 
 
 def _run(operands: Sequence[Tensor], states: int, *layer: Any) -> tuple[Tensor, ...]:
@@ -119,11 +166,35 @@ def _call(
         return layer(operands[0], hidden, *rest, False)
 
 
-@cache
-def define() -> Any:
-    """Define the two ops in this process; the library that is returned keeps them alive."""
+def _define() -> Any:
     library: Any = torch.library.Library("moai", "FRAGMENT")
-    for schema, kernel in zip(_SCHEMAS, (_forward, _backward), strict=True):
+    kernels = ((_forward, _like_forward), (_backward, _like_backward))
+    for schema, (kernel, like) in zip(_SCHEMAS, kernels, strict=True):
+        name = schema.partition("(")[0]
         library.define(schema)
-        library.impl(schema.partition("(")[0], kernel, "CompositeExplicitAutograd")
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"moai::{name}", like, lib=library)
     return library
+
+
+_LIBRARY: Final = _define()
+"""Keeps the two ops alive."""
+
+
+def recurrent(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
+    return torch.ops.moai.recurrent.default(*operands, **op.attrs)
+
+
+def recurrent_backward(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
+    return torch.ops.moai.recurrent_backward.default(*operands, **op.attrs)
+
+
+def flops(*args: Any) -> float:
+    """Operations of either op, from the arguments of its call.
+
+    Each row of each time step meets every matrix, in backward three times: the layers are run again before.
+    """
+    is_forward = not isinstance(args[2], Tensor)
+    x, _, params = args[:3] if is_forward else args[2:5]
+    matrices = sum(param.numel() for param in params if param.dim() == 2)
+    return 2.0 * prod(x.shape[:-1]) * matrices * (1 if is_forward else 3)

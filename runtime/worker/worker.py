@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from moaic.runtime.codegen import recurrent_layers
 from moaic.runtime.comm.bundle import LocalResharding, local_resharding, reshard_all
 from moaic.runtime.comm.peer_links import Unreachable
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
@@ -86,7 +85,6 @@ class Worker:
         report: Callable[[AnswerCode, list[Any]], None],
     ) -> None:
         """`report` sends an answer without a request to the controller."""
-        recurrent_layers.define()
         self.context: Final = context
         self.table: Final[dict[int, Tensor]] = {}
         self.idle_bytes: Final = context.backend.private_bytes()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import graph_break
+from torch.nn.utils import rnn
 
 from moaic.device import torch_module
 
@@ -67,6 +69,42 @@ def test_cells_of_recurrent_networks(kind: type[nn.LSTMCell | nn.GRUCell], size:
     for found, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
         assert found.grad is not None
         torch.testing.assert_close(found.grad.cpu(), wanted.grad, atol=1e-4, rtol=1e-5)
+
+
+class Layers(nn.Module):
+    """Recurrent layers of every kind, the last over a packed sequence if lengths are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.plain = nn.RNN(3, 4, nonlinearity="relu")
+        self.gru = nn.GRU(4, 5, num_layers=2, bidirectional=True)
+        self.lstm = nn.LSTM(10, 6, proj_size=2, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        below, ended = self.gru(self.plain(x)[0])
+        above: Any = below.transpose(0, 1)
+        if lengths is not None:
+            above = rnn.pack_padded_sequence(above, lengths, batch_first=True, enforce_sorted=False)
+        out, (hidden, cell) = self.lstm(above)
+        if lengths is not None:
+            out, _ = rnn.pad_packed_sequence(out, batch_first=True)
+        return out.sum() + hidden.sin().sum() + cell.square().sum() + ended.cos().sum()
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 6, 2])])
+def test_recurrent_layers(lengths: Tensor | None) -> None:
+    """They are ops of the graph; only what packs a sequence breaks it."""
+    torch.compiler.reset()
+    expected, ours = Layers(), Layers().to("moai")
+    run: Any = torch.compile(ours, backend="moai", fullgraph=lengths is None)
+    for time in (6, 7):
+        x = torch.randn(time, 3, 3)
+        given = gradient(partial(run, lengths=lengths), x.to("moai"))
+        torch.testing.assert_close(given, gradient(partial(expected, lengths=lengths), x), atol=1e-5, rtol=1e-5)
+    for found, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.cpu(), wanted.grad, atol=1e-5, rtol=1e-5)
 
 
 def test_products_of_eight_bit_floats_in_eight_bits() -> None:

@@ -14,7 +14,7 @@ from tests.models.zoo import LENGTH, MODELS, VOCABULARY
 CUT = LENGTH - 3
 """Where the future begins."""
 
-BOTH_WAYS = ("bert", "bert_dropout")
+BOTH_WAYS = ("bert", "bert_dropout", "recurrent", "recurrent_dropout")
 SEES_ALL = (*BOTH_WAYS, "vit", "vit_dropout", "resnet")
 PICTURES = ("vit", "vit_dropout", "resnet")
 DOCUMENTS = ("llama_documents", "llama_documents_dropout")

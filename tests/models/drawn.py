@@ -15,6 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 Words = NDArray[np.uint32]
 
+PADDED = 9
+"""Arguments of `torch.lstm` of a sequence that is not packed."""
+
 
 def mixed(words: Words) -> Words:
     """A bijection of 32-bit words, of which NumPy keeps the low bits of products."""
@@ -58,7 +61,33 @@ class Drawn(TorchFunctionMode):
             return self._dropout(*args, **given)
         if func is scaled_dot_product_attention and given.get("dropout_p", 0.0) > 0:
             return self._attention(*args, **given)
+        if func is torch.lstm and len(args) == PADDED and args[5] and args[6]:
+            return self._lstm(*args)
         return func(*args, **given)
+
+    def _lstm(
+        self,
+        x: Tensor,
+        states: Sequence[Tensor],
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        *form: bool,
+    ) -> tuple[Tensor, ...]:
+        """Layer by layer, each but the first after dropout; `form` is train, bidirectional and batch_first."""
+        *_, batch_first = form
+        share, begin = len(params) // num_layers, [state.chunk(num_layers) for state in states]
+        last: list[tuple[Tensor, ...]] = []
+        for index in range(num_layers):
+            if index:
+                by_time = x.transpose(0, 1) if batch_first else x
+                dropped = self._dropout(by_time, dropout)
+                x = dropped.transpose(0, 1) if batch_first else dropped
+            own = list(params[index * share : (index + 1) * share])
+            x, *ended = torch.lstm(x, [state[index] for state in begin], own, has_biases, 1, 0.0, *form)
+            last.append(tuple(ended))
+        return x, *map(torch.cat, zip(*last, strict=True))
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import transformers as hf
-from torch import nn
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutput
 
 from tests.exact.models import Batch, Example
 
@@ -282,6 +283,25 @@ def remote() -> nn.Module:
     return models.from_config(config, trust_remote_code=True)
 
 
+class Recurrent(nn.Module):
+    """A language model of before attention: embeddings, LSTM layers, GRU layers in both directions, and logits."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=LAYERS, dropout=dropout, batch_first=True)
+        self.gru = nn.GRU(WIDTH, WIDER, bidirectional=True)
+        self.logits = nn.Linear(2 * WIDER, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
+        below, _ = self.lstm(self.embedding(input_ids))
+        out, last = self.gru((below * attention_mask.unsqueeze(2)).transpose(0, 1))
+        logits = self.logits(out.transpose(0, 1) + torch.cat(last.unbind(0), 1).unsqueeze(1))
+        output: Any = CausalLMOutput
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        return output(loss=loss, logits=logits)
+
+
 RATE = 0.1
 """What those who published these models dropped."""
 
@@ -295,6 +315,7 @@ def dropping(rate: float) -> dict[str, Example]:
         "t5_dropout": Example(partial(t5, rate), translation),
         "vit_dropout": Example(partial(vit, rate), pictures),
         "bigcode_dropout": Example(partial(bigcode, rate), text),
+        "recurrent_dropout": Example(partial(Recurrent, rate), text),
         "llama_documents_dropout": Example(partial(llama, attention_dropout=rate), documents),
     }
 
@@ -321,6 +342,7 @@ MODELS: Mapping[str, Example] = {
     "remote": Example(remote, text),
     "falcon": Example(falcon, text),
     "deepseek_v3": Example(deepseek_v3, text),
+    "recurrent": Example(Recurrent, text),
     "llama_documents": Example(llama, documents),
     **DROPPING,
 }

@@ -21,6 +21,7 @@ from tests.ir.op_cases import (
     normalization,
     pooling,
     random,
+    recurrent,
     reductions,
     value_checks,
     views,
@@ -54,6 +55,7 @@ CASES: Mapping[str, Make] = joined(
     attention.cases,
     experts.cases,
     random.cases,
+    recurrent.cases,
     value_checks.cases,
     instructions.cases,
 )
