@@ -19,6 +19,7 @@ from torch import Tensor
 from moaic.capture.determinants import DECOMPOSITIONS as DETERMINANTS
 from moaic.capture.foreach import per_tensor
 from moaic.device.recurrent_cells import KERNELS as RECURRENT
+from moaic.device.sparse_gradients import bag_is_sparse, dense_bag
 from moaic.device.torch_private import overload_of
 
 aten = torch.ops.aten
@@ -255,7 +256,12 @@ def _rrelu(
     return x * factors, factors
 
 
+def _embedding_bag_backward(*args: Any) -> Any:
+    return dense_bag(aten._embedding_bag_backward.default)(*args) if bag_is_sparse(args) else NotImplemented
+
+
 _OURS: Table = {
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
     aten.randperm.default: _randperm,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten._efficientzerotensor.default: _zeros,

@@ -52,11 +52,11 @@ def _warn_once(name: str) -> None:
     warnings.warn(
         f"{name} on device moai runs on the host: its operands are fetched and its result is sent back, every time",
         HostWarning,
-        stacklevel=_user_stack_level(),
+        stacklevel=user_stack_level(),
     )
 
 
-def _user_stack_level() -> int:
+def user_stack_level() -> int:
     """Number of stack frames between the warning and the user's line."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("moaic", "torch"):

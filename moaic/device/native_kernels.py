@@ -14,6 +14,7 @@ from moaic.device.determinants import KERNELS as DETERMINANTS
 from moaic.device.generic_kernels import meta_of, writing
 from moaic.device.handles import dtype_name, extent, geometry, is_ours, new_tensor, view_of
 from moaic.device.recurrent_cells import KERNELS as RECURRENT
+from moaic.device.sparse_gradients import KERNELS as SPARSE_GRADIENTS
 from moaic.device.storages import ensure_buffer
 from moaic.device.transfer import overwrite, resolved, to_device, to_host
 from moaic.device.view_copies import KERNELS as VIEWS
@@ -325,6 +326,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::_nested_tensor_from_mask_left_aligned": always_false,
     **BATCH_NORM,
     **DETERMINANTS,
+    **SPARSE_GRADIENTS,
     **RECURRENT,
     **VIEWS,
 }

@@ -16,6 +16,7 @@ from moaic.device import (
     generic_kernels,
     native_kernels,
     recurrent_layers,
+    sparse_gradients,
     torch_patches,
     torch_private,
 )
@@ -73,6 +74,7 @@ def start() -> None:
     attention.install()
     recurrent_layers.install()
     autocast.install()
+    sparse_gradients.install()
     torch_patches.install_in_use()
 
 

@@ -121,7 +121,6 @@ SPARSE: list[Callable[[], Any]] = [
     lambda: repr(TORCH.eye(3).to_sparse_csr().to(MOAI)),
     lambda: TORCH.eye(3, device=MOAI).to_sparse_csr(),
     lambda: TORCH.sparse.mm(TORCH.eye(3).to_sparse(), torch.ones(3, 3, device=MOAI)),
-    lambda: ATEN.embedding_sparse_backward(torch.ones(1, 3, device=MOAI), torch.tensor([1], device=MOAI), 5, -1, False),
 ]
 
 

@@ -24,8 +24,9 @@ def _refuse(call: OpCall) -> Any:
 
 def _refuse_sparse(call: OpCall) -> Any:
     raise Diagnostic(
-        f"`{call.name}` makes a sparse gradient, and device moai holds dense tensors only{described(call.builder.loc)}",
-        hint="leave sparse=True out of nn.Embedding and nn.EmbeddingBag",
+        f"a gradient is sparse, by sparse=True or sparse_grad=True, and a plan holds dense tensors only"
+        f"{described(call.builder.loc)}",
+        hint="leave this argument of nn.Embedding or torch.gather out",
     )
 
 
