@@ -175,7 +175,8 @@ class GraphEngine:
         if captured not in self._steps:
             for before in list(self._steps)[-1:]:
                 sizes = captured.symbols.example
-                log.another_program(sizes, before.symbols.broken(tuple(sizes.values())))
+                with self._planning.logged():
+                    log.another_program(sizes, before.symbols.broken(tuple(sizes.values())))
             self._constants[captured] = [uploaded(accelerator, tensor) for tensor in captured.constants]
             self._steps[captured] = Step(
                 captured.function,

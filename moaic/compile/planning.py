@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -211,7 +211,7 @@ class Planning:
         report = Report.current()
         symbols = symbols_of(step)
         try:
-            with report.timed("planning_s"), log.brief() if self._piece.model.is_planned else nullcontext():
+            with report.timed("planning_s"), self.logged():
                 plan = self._first(step) if self._config is None else self._again(step, self._config)
         except EarlierFailure as failure:
             raise failure.error from None
@@ -226,6 +226,11 @@ class Planning:
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
+
+    def logged(self) -> AbstractContextManager[None]:
+        """A context in which the log says each thing of this model once."""
+        model = self._piece.model
+        return log.of_model(model.said, is_first=not model.is_planned)
 
     def ran(self, seconds: float, *, is_compiled: bool) -> None:
         """Logs what a step took beside what was predicted; far apart, old measurements of the machine are dropped.

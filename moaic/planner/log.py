@@ -32,14 +32,15 @@ The line before the last is that of `configuration`: it adds entries of moaic's 
 reference platform writes "No PP". Two lines of that platform have no counterpart: "Got DBs from backend for auto
 config." and "A newer version of Moreh AI Framework is available. ...".
 
-For a later graph of a model (`brief`) two lines replace all of these, which are still logged at level debug.
+For a later graph of a model (`of_model`) two lines replace all of these, which are still logged at level debug; if they
+were said of another graph, none.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from typing import Final
@@ -85,9 +86,22 @@ _PHASES: ContextVar[int] = ContextVar("level of the phases of planning", default
 _SELECTIONS: ContextVar[int] = ContextVar("highest level of what is said of a selection", default=logging.WARNING)
 
 
+_SAID: ContextVar[set[str] | None] = ContextVar("what was said of the model", default=None)
+
+
 @contextmanager
-def brief() -> Generator[None]:
-    """Log two lines for each step planned in this block, instead of every phase."""
+def of_model(said: set[str], *, is_first: bool) -> Generator[None]:
+    """Log of selections in this block only what is not in `said`, and add it; phases for the first graph only."""
+    before = _SAID.set(said)
+    try:
+        with nullcontext() if is_first else _brief():
+            yield
+    finally:
+        _SAID.reset(before)
+
+
+@contextmanager
+def _brief() -> Generator[None]:
     before = _PHASES.set(logging.DEBUG)
     try:
         yield
@@ -100,7 +114,7 @@ def silent() -> Generator[None]:
     """Log what is planned in this block at level debug."""
     before = _SELECTIONS.set(logging.DEBUG)
     try:
-        with brief():
+        with _brief():
             yield
     finally:
         _SELECTIONS.reset(before)
@@ -108,6 +122,18 @@ def silent() -> Generator[None]:
 
 def _selection(level: int, text: str, *numbers: object) -> None:
     LOGGER.log(min(level, _SELECTIONS.get()), text, *numbers)
+
+
+def _once(level: int, text: str, *numbers: object) -> bool:
+    """Log a line unless it was said of the model before; returns whether it was not."""
+    line, said = text % numbers, _SAID.get()
+    if said is not None and line in said:
+        LOGGER.debug("%s", line)
+        return False
+    if said is not None and level <= _SELECTIONS.get():
+        said.add(line)
+    _selection(level, "%s", line)
+    return True
 
 
 def _phase(text: str, *numbers: object) -> None:
@@ -184,15 +210,16 @@ def found_again() -> None:
 
 
 def selected(step: Module, config: Config, memory: Memory, prediction: Prediction) -> None:
+    is_new = True
     if _PHASES.get() == logging.DEBUG:
         said = "Another graph of this model (train: %s) is planned: %s"
-        _selection(logging.INFO, said, _train(step), configuration(step, config))
+        is_new = _once(logging.INFO, said, _train(step), configuration(step, config))
     _phase("Configuration for parallelism is selected.")
     _phase("%s", configuration(step, config))
     _phase("train: %s", _train(step))
     LOGGER.debug("predicted: %s", ", ".join(f"{part} {number}" for part, number in prediction.parts.items()))
     _selection(
-        logging.INFO,
+        logging.INFO if is_new else logging.DEBUG,
         "Predicted for a step: %s [ms], %s [MiB] per worker (%s).",
         _short(1000 * prediction.seconds.value),
         _short(memory.peak / MIB),
@@ -283,7 +310,7 @@ def not_op_by_op(shortage: str) -> None:
 
 
 def split_does_not_fit(nbytes: int, limit: int) -> None:
-    _selection(
+    _once(
         logging.WARNING,
         "The selected plan fits while forward and backward run as one. Reading the loss before backward() would need "
         "%d [MiB] per worker, and there are %d.",
@@ -293,7 +320,7 @@ def split_does_not_fit(nbytes: int, limit: int) -> None:
 
 
 def outputs_do_not_fit(nbytes: int, limit: int) -> None:
-    _selection(
+    _once(
         logging.WARNING,
         "The selected plan fits if of a model's outputs only the loss is still held when backward() comes. Holding all "
         "of them would need %d [MiB] per worker, and there are %d.",
@@ -303,7 +330,7 @@ def outputs_do_not_fit(nbytes: int, limit: int) -> None:
 
 
 def batch_split_otherwise(step: Module) -> None:
-    _selection(
+    _once(
         logging.WARNING,
         "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
@@ -312,8 +339,12 @@ def batch_split_otherwise(step: Module) -> None:
 
 def another_program(sizes: Mapping[str, int], broken: str) -> None:
     """Logs why sizes need a program of their own: a condition of an earlier one, or that it would not fit."""
-    named = ", ".join(f"{name} = {number}" for name, number in sizes.items())
-    LOGGER.info("Sizes %s get a program of their own: the last one is for sizes where %s.", named, broken or "it fits")
+    names: dict[int, list[str]] = {}
+    for name, number in sizes.items():
+        names.setdefault(number, []).append(name)
+    named = ", ".join(" = ".join((*equal, str(number))) for number, equal in names.items())
+    text = "Sizes %s get a program of their own: the last one is for sizes where %s."
+    _once(logging.INFO, text, named, broken or "it fits")
 
 
 def plan_relaxed(dropped: str, config: Config, reason: str, place: str) -> None:
@@ -329,7 +360,7 @@ def without_rule(step: Module) -> None:
         if op.name not in OPS:
             unknown.setdefault(op.name, []).append(sum(value.type.nbytes() for value in (*op.inputs(), *op.results)))
     for name, sizes in unknown.items():
-        _selection(
+        _once(
             logging.WARNING,
             "`%s` has no sharding rule: every worker runs it whole (%d uses, %d [MiB] read and written per step).",
             name,
