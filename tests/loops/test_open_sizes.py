@@ -90,6 +90,32 @@ def test_the_log_says_why_sizes_need_another_program(
     assert line == "Sizes s0 = 5 get a program of their own: the last one is for sizes where s0 is a multiple of 2."
 
 
+class SquaredError(nn.Module):
+    """The gradient of its mean divides by a number of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.linear(x), x)
+
+
+def test_quotients_of_open_sizes_have_a_rule(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moaic.support.logging_setup.install", print)
+    torch.compiler.reset()
+    host, model = SquaredError(), SquaredError().to("moai")
+    model.load_state_dict(host.state_dict())
+    call = compiled(model, PLANS["dp2"], compile=False)
+    with caplog.at_level(logging.WARNING, "moaic"):
+        for rows, length in ((8, 6), (6, 5), (4, 7)):
+            x = torch.randn(rows, length, 4)
+            host(x=x).backward()
+            call(x=x).backward()
+    assert not [line for line in caplog.messages if "no sharding rule" in line]
+    same(grads(model), grads(host), 1e-4)
+
+
 def train(asked: Asked, shapes: Sequence[tuple[int, int]], *, when: object) -> None:
     torch.compiler.reset()
     data = batches(shapes)

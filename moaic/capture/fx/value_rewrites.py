@@ -123,6 +123,8 @@ VALUE_REWRITES: Final[Mapping[str, Rewrite]] = {
     # A lazy conjugation is a bit of a tensor in PyTorch; a value of the IR has no such bit, so it is computed.
     **each_of("aten._conj aten._conj_physical", _renamed("aten.conj_physical")),
     "aten._neg_view": _renamed("aten.neg"),
+    # PyTorch spells quotients of open sizes so.
+    "aten.true_divide.Tensor": _renamed("aten.div.Tensor"),
     "aten._scaled_mm": _scaled_mm,
     "aten.avg_pool2d_backward": _avg_pool2d_backward,
 }
