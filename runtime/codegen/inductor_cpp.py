@@ -5,15 +5,18 @@ Starting the compiler, reading headers (precompiled ones too) and linking cost s
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._inductor import async_compile, cpu_vec_isa
+from torch._inductor import async_compile, cpp_builder, cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
@@ -135,3 +138,25 @@ def _instruction_sets() -> list[cpu_vec_isa.VecISA]:
 
 
 cpu_vec_isa.valid_vec_isa_list = _instruction_sets
+
+_run_compiler: Final = cpp_builder.run_compile_cmd
+
+
+def _build_whole(command: str, cwd: str) -> None:
+    """Runs a compiler whose output gets its name when it is complete.
+
+    Compilers are killed with the program, and every later program would find the half of a library and fail to load it.
+    """
+    words = shlex.split(command)
+    if "-o" not in words:
+        _run_compiler(command, cwd)
+        return
+    place = words.index("-o") + 1
+    target = Path(cwd, words[place])
+    unfinished = target.with_name(f"{os.getpid()}-{target.name}")
+    words[place] = str(unfinished)
+    _run_compiler(shlex.join(words), cwd)
+    unfinished.replace(target)
+
+
+cpp_builder.run_compile_cmd = _build_whole
