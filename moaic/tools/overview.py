@@ -47,7 +47,9 @@ class JobView:
     command: str
     plan: str
     state: str
-    """What it does: `starting`, `capturing`, `measuring`, `planning`, `compiling`, `training`, `running`, `idle` …"""
+    """What it does: `starting`, `capturing`, `measuring`, `planning`, `compiling`, `training`, `running`, `idle` …
+
+    `not used yet` while it has workers that were started in advance."""
     workers: tuple[WorkerView, ...]
 
     @property

@@ -18,7 +18,7 @@ from moaic.runtime.controller.launch import launch_flavor
 from moaic.runtime.host.flavors import Flavor, asked_for
 from moaic.runtime.host.gpu_specs import target_of
 from moaic.runtime.host.gpus import usable
-from moaic.runtime.host.jobs import Job, begin, jobs
+from moaic.runtime.host.jobs import UNUSED, Job, begin, jobs
 from moaic.runtime.host.selection import current, current_flavor
 from moaic.runtime.host.worker_kinds import emulated_target
 
@@ -35,6 +35,7 @@ class Session:
         self._flavor: Flavor | None = None
         self._job: Job | None = None
         self._is_forked = False
+        self._is_watched = False
         self._phase = ""
         self._early = EarlyWorkers()
 
@@ -56,11 +57,36 @@ class Session:
         with self._lock, suppress(Diagnostic):
             if self._accelerator is None and not self.flavor().hosts:
                 self._early.start(self.flavor())
+                if self._early.is_started():
+                    self._show_unused()
 
     def expect_nothing(self) -> None:
         """End the workers that `expect` started and nobody has used."""
         with self._lock:
             self._early.discard()
+            self._end_unused()
+
+    def _show_unused(self) -> None:
+        """List this program in moai-smi, because it has workers."""
+        self._watch()
+        number, flavor = current(os.environ), self.flavor()
+        if self._job is None or not self._job.is_of(number, flavor):
+            self._end_unused()
+            # The first use tells why it cannot be listed.
+            with suppress(OSError):
+                self._job = begin(os.environ, number, flavor)
+            self._publish_phase()
+
+    def _end_unused(self) -> None:
+        if self._job is not None and self._accelerator is None:
+            self._job.close()
+            self._job = None
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            atexit.register(self._end_unused)
+            os.register_at_fork(after_in_child=self._forked)
 
     def is_running(self) -> bool:
         return self._accelerator is not None
@@ -99,7 +125,7 @@ class Session:
 
     def _publish_phase(self) -> None:
         if self._job is not None:
-            self._job.entered(self._phase)
+            self._job.entered(self._phase or (UNUSED if self._accelerator is None else ""))
 
     def close(self) -> None:
         """End the workers, if there are any; tensors of the device are lost."""
@@ -115,12 +141,13 @@ class Session:
         flavor = self._flavor = self.flavor()
         if (target := emulated_target(flavor.device)) is not None:
             startup_log.interpreted(target_of(target).device, target)
-        self._job = _begun(flavor)
+        self._job = _begun(flavor, self._job)
         workers = self._early.take(flavor) or launch_flavor(flavor)
         startup_log.initializing()
         accelerator = self._accelerator = Accelerator(workers)
+        self._publish_phase()
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forked)
+        self._watch()
         startup_log.follow(accelerator, self._job.number if self._job else None, self._ready)
 
     def _ready(self, pids: list[int]) -> None:
@@ -129,20 +156,26 @@ class Session:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
-        if self._accelerator is not None:
-            self._is_forked = True
-            self._accelerator.abandon()
-            if self._job is not None:
-                self._job.abandon()
+        if self._job is not None:
+            self._job.abandon()
+        if self._accelerator is None:
+            self._job = None
+            return
+        self._is_forked = True
+        self._accelerator.abandon()
 
 
-def _begun(flavor: Flavor) -> Job | None:
-    """This program as a job; None if it cannot be registered: training works without."""
+def _begun(flavor: Flavor, unused: Job | None) -> Job | None:
+    """This program as a job, which may be `unused`; None if it cannot be registered: training works without."""
     number = current(os.environ)
     try:
         for other in jobs(os.environ):
-            if other.accelerator == number:
+            if other.accelerator == number and other.pid != os.getpid() and other.phase != UNUSED:
                 startup_log.shared_with(other.job, other.command, other.pid, number)
+        if unused is not None and unused.is_of(number, flavor):
+            return unused
+        if unused is not None:
+            unused.close()
         return begin(os.environ, number, flavor)
     except (OSError, Diagnostic) as error:
         startup_log.untracked(error)

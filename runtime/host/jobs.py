@@ -28,6 +28,10 @@ LONGEST: Final = 1000
 """Characters of a command line that an entry keeps."""
 
 
+UNUSED: Final = "not used yet"
+"""The phase of a program whose workers were started before it used them."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobEntry:
     """The entry of a job, written by its program."""
@@ -80,6 +84,10 @@ class Job:
     @property
     def number(self) -> int:
         return self._entry.job
+
+    def is_of(self, accelerator: int, flavor: Flavor) -> bool:
+        """Whether the entry says that the program has this accelerator, of this flavor."""
+        return (self._entry.accelerator, self._entry.flavor) == (accelerator, flavor)
 
     def started(self, workers: Sequence[int], status: int, hosts: Sequence[str] = ()) -> None:
         """Set the processes of the workers, the descriptor of their status lines, and the names of other hosts."""

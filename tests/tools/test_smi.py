@@ -47,6 +47,16 @@ print(*(worker.pid for worker in workers), sum(worker.pss for worker in workers)
 sys.stdin.read()
 """
 
+EXPECTING = """
+import sys, torch
+torch.moai.option.enable_advanced_parallelization()
+print("enabled", flush=True)
+sys.stdin.readline()
+torch.ones(2).cuda().sum().item()
+print("used", flush=True)
+sys.stdin.readline()
+"""
+
 IDLE = """
 import sys, torch
 torch.ones(2).to("moai").sum().item()
@@ -114,6 +124,55 @@ def test_a_training_is_shown_truly_and_gone_when_it_ends(person: Person) -> None
     program.communicate()
     assert program.returncode == 0
     assert not person.runtime_files
+
+
+def test_a_program_is_shown_before_it_uses_its_workers(person: Person) -> None:
+    program = person.start(EXPECTING, MOAI_FLAVOR="2", MOAI_LOG="error")
+    assert program.stdin is not None
+    states: list[str] = []
+    for word in ("enabled", "used"):
+        assert line(program).strip() == word
+        (accelerator,) = json.loads(person.ask("smi", "--json").stdout)
+        (job,) = accelerator["jobs"]
+        assert (job["number"], job["pid"], len(job["workers"])) == (1, program.pid, 0 if word == "enabled" else 2)
+        states.append(job["state"])
+        program.stdin.write("\n")
+        program.stdin.flush()
+    assert states[0] == "not used yet"
+    assert states[1] in ("running", "idle")
+    program.communicate()
+    assert program.returncode == 0
+    assert not person.runtime_files
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "torch.moai.option.disable_advanced_parallelization()\nprint('off', flush=True)\nsys.stdin.readline()\n"],
+    ids=["the program ends", "the mode ends"],
+)
+def test_workers_that_nobody_used_leave_no_entry(person: Person, ending: str) -> None:
+    code = EXPECTING.partition("torch.ones")[0] + ending
+    program = person.start(code, MOAI_FLAVOR="2", MOAI_LOG="error")
+    line(program)
+    assert len(person.runtime_files) == 2
+    assert program.stdin is not None
+    program.stdin.write("\n")
+    program.stdin.flush()
+    if ending:
+        assert line(program).strip() == "off"
+    else:
+        program.communicate()
+    assert not person.runtime_files
+    program.communicate()
+
+
+def test_the_entry_of_unused_workers_is_their_programs_alone(person: Person) -> None:
+    child = "import os\nif os.fork() == 0: os.closerange(0, 3); os.execvp('sleep', ['sleep', '30'])\n"
+    program = person.start(EXPECTING.replace("print(", child + "print(", 1), MOAI_FLAVOR="2", MOAI_LOG="error")
+    line(program)
+    program.kill()
+    program.wait()
+    assert not json.loads(person.ask("smi", "--json").stdout)[0]["jobs"]
 
 
 def test_a_killed_program_disappears_although_its_child_lives(person: Person) -> None:
