@@ -16,7 +16,7 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,9 @@ from moaic.runtime.host.gpus import CPU
 
 Report = Callable[[int, str, int], None]
 """Takes the rank of a worker, a word for what happened, and its number: a pid, signal or exit code."""
+
+LOOK_SECONDS: Final = 0.2
+"""Time between two looks at the program during imports."""
 
 WAKE_UPS: Final = 4096
 """Bytes read from the pipe of signals at once."""
@@ -35,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imports make no garbage; the collector finds none and takes a fifth of the start-up time.
     gc.disable()
-    from moaic.runtime.worker import background, serve
+    with _ending_with(options.sockets[0]):
+        from moaic.runtime.worker import background, serve
 
-    prepare = _nothing
-    if may_compile(os.environ):
-        prepare = _compiler(options.devices)
+        prepare = _nothing
+        if may_compile(os.environ):
+            prepare = _compiler(options.devices)
     # Freeze the imported objects: a worker's collector would copy the pages that all workers share.
     gc.freeze()
     requests, worker_end = background.request_sockets()
@@ -55,6 +59,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _report(options.reports, rank, "pid", pid)
     _watch(pids, partial(_report, options.reports), requests, options.reports)
     os.killpg(0, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _ending_with(program: int) -> Generator[None]:
+    """End this process in the block soon after the program at the other end of a socket has ended.
+
+    By a timer, as a process must not fork while it has a thread.
+    """
+    poll = select.poll()
+    poll.register(program, 0)
+
+    def look(number: int, frame: object) -> None:
+        if poll.poll(0):
+            os.killpg(0, signal.SIGKILL)
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _compiler(devices: Sequence[str]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from moaic.runtime.controller.buffer import whole
 from moaic.runtime.controller.early_workers import EarlyWorkers
 from moaic.runtime.host.flavors import asked_for
 from tests.runtime.conftest import Script
+from tests.runtime.test_failures import gone
 
 TWO = asked_for("2", os.environ)
 
@@ -118,6 +120,18 @@ def test_they_end_with_a_program_that_does_not_use_them(script: Script) -> None:
     server = script.line().strip()
     script.finish()
     assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0])
+def test_they_end_with_a_program_that_is_killed_while_they_start(script: Script, seconds: float) -> None:
+    rest = "print(*before, flush=True)\nimport time\ntime.sleep(60)"
+    script.start(SCRIPT + rest, MOAI_LOG="error", MOAI_COMPILE="1")
+    server = int(script.line())
+    time.sleep(seconds)
+    assert script.process is not None
+    script.process.kill()
+    script.process.wait()
+    assert gone([server])
 
 
 def test_the_variable_starts_none(script: Script) -> None:
