@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
+from moaic.support.traces import shorten
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
 
@@ -55,8 +56,12 @@ def _optimize(real: Callable[..., Any]) -> Callable[..., Any]:
             raise Diagnostic(
                 f"the options of torch.compile are {options!r}, which is no dict", hint='for example options={"dp": 2}'
             )
-        for hook in hooks:
-            compile_ = hook(backend.kwargs, compile_)
+        try:
+            for hook in hooks:
+                compile_ = hook(backend.kwargs, compile_)
+        except Exception as error:
+            shorten(error)
+            raise
         return compile_
 
     return optimize

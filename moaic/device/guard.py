@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from moaic.device import torch_private
 from moaic.interrupts import uninterrupted
+from moaic.support.traces import shorten
 
 _HELD: Final = threading.local()
 """`error`: the exception held on this thread."""
@@ -91,6 +92,9 @@ def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
             held: BaseException | None = _HELD.__dict__.pop("error", None)
             if held is None:
                 raise
+        except Exception as error:
+            shorten(error)
+            raise
         raise held
 
     return run

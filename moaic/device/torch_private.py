@@ -16,6 +16,8 @@ from typing import Any, Final
 import torch
 from torch.utils import backend_registration
 
+from moaic.support.traces import shorten
+
 NAME: Final = "moai"
 
 DEVICE: Final = torch.device("privateuseone", 0)
@@ -179,14 +181,18 @@ class Registry:
 
 
 def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, excluded from Dynamo's tracing.
+    """`kernel`, excluded from Dynamo's tracing, with short tracebacks of its errors.
 
     After a graph break Dynamo would trace the kernel, which the dispatcher calls, as if it were the user's function.
     """
     frames: Any = _C._dynamo.eval_frame
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return kernel(*args, **kwargs)
+        try:
+            return kernel(*args, **kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
 
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(run.__code__, frames._FrameExecStrategy(skip, skip))

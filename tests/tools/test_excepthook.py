@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.tools.conftest import Person
@@ -37,3 +39,56 @@ def test_a_trace_has_one_line_of_moaic(person: Person, asked: dict[str, str]) ->
         assert len(ours) == 1
         assert "frames of moaic are left out; MOAI_TRACEBACK=full shows them" in said
     assert "aten.index.Tensor" in said.splitlines()[-1]
+
+
+LOGGED = """
+import logging, traceback
+import torch
+from torch import nn
+
+x = torch.ones(4, device="moai")
+model = nn.Embedding(4, 4).to("moai")
+compiled = torch.compile(model, backend="moai")
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, given):
+        return given * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + x[:3]
+
+
+MISTAKES = [
+    lambda: x[torch.tensor([9])].cpu(),
+    lambda: x + torch.ones(3, device="moai"),
+    lambda: x + torch.ones(4),
+    lambda: compiled(torch.tensor([7], device="moai")).sum().item(),
+    lambda: Doubled.apply(x.clone().requires_grad_()).sum().backward(),
+    lambda: torch.compile(model, backend="moai", options={"dp": 3}),
+]
+for number, mistake in enumerate(MISTAKES):
+    print("---", number)
+    try:
+        mistake()
+    except Exception:
+        logging.exception("logged")
+        print(traceback.format_exc())
+print("---")
+"""
+
+
+@pytest.mark.parametrize("asked", [{}, {"MOAI_TRACEBACK": "full"}])
+def test_a_trace_that_the_program_logs_has_one_line_of_moaic(person: Person, asked: dict[str, str]) -> None:
+    program = person.start(LOGGED, MOAI_FLAVOR="2", MOAI_LOG="error", **asked)
+    printed, logged = program.communicate(timeout=120)
+    assert program.returncode == 0, logged
+    traces = [*printed.split("---")[1:-1], *logged.split("ERROR:root:logged")[1:]]
+    assert len(traces) == 12
+    for trace in traces:
+        frames = re.findall(r'^  File "(.*)", line', trace, re.MULTILINE)
+        assert any(file.endswith("train.py") for file in frames), trace
+        ours = [file for file in frames if "/moaic/" in file]
+        assert len(ours) > 1 if asked else len(ours) == 1, trace
