@@ -41,6 +41,8 @@ IMPOSSIBLE = {
     "vit_dropout": "splits the sequence, and @step has none|is about logits",
     "deepseek_v3": "is about logits",
     "remote": "cannot cut this loss",
+    "recurrent": "cannot cut this loss",
+    "recurrent_dropout": "cannot cut this loss",
 }
 """Why plans are dropped: batch norms need the whole batch, balanced experts every forward before the first backward.
 Where losses are cut: not every step makes logits, tiny experts make more, and a row of 7 has no halves."""
