@@ -27,6 +27,7 @@ from filecheck.parser import Parser
 from hypothesis import settings
 
 from moaic.cli import MISTAKE, main
+from moaic.planner.processes import ProcessPool
 
 RUN = "// RUN:"
 CUT = "// -----\n"
@@ -135,6 +136,18 @@ def match(command: list[str], printed: str) -> None:
     matcher.stderr = report
     if matcher.run():
         pytest.fail(f"{report.getvalue()}\nprinted:\n{printed}", pytrace=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planners_stay() -> Iterator[None]:
+    """Between two plans, until they are idle for long: to start them takes longer than to plan a small step."""
+
+    def stay(pool: ProcessPool) -> None:
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessPool, "rest", stay)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def resume(path: Path, workers: int, plan: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "MOAI_FLAVOR": str(workers), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "MOAI_FLAVOR": str(workers), "MOAI_COMPILE": "0", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.loops.resume", str(path), plan]
     return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 

@@ -17,6 +17,11 @@ def small_tensors(one_thread: None) -> None:
     """All that are computed with here."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def planners_stay() -> None:
+    """Not here: that they rest is tested."""
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
     made = ProcessPool(2)
