@@ -92,14 +92,11 @@ def modules(draw: DrawFn) -> Module:
 
 
 @given(modules())
-def test_what_is_printed_reads_back(module: Module) -> None:
-    assert difference(parse(render(module)), module) is None
-
-
-@given(modules())
-def test_printing_is_canonical(module: Module) -> None:
+def test_what_is_printed_reads_back_and_prints_the_same(module: Module) -> None:
     text = render(module)
-    assert render(parse(text)) == text
+    read = parse(text)
+    assert difference(read, module) is None
+    assert render(read) == text
 
 
 @given(st.floats())
