@@ -17,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(program: str, **environment: str) -> str:
-    """What the program prints; `import torch` does not load the device by itself in it."""
+    """What the program prints; `import torch` does not load the device by itself in it, and nothing is compiled."""
+    ours = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "MOAI_COMPILE": "0"}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment},
+        env={**os.environ, **ours, **environment},
         capture_output=True,
         text=True,
         timeout=120,
