@@ -47,8 +47,14 @@ def llama() -> Module:
     return small_llama(Sample(batch=8, sequence=128))
 
 
+ONE_OF_EACH_MAKER = ("sm_90", "gfx942")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each in ONE_OF_EACH_MAKER else pytest.mark.exact) for each in sorted(TARGETS)],
+)
 def test_a_llama_becomes_few_kernels_and_none_spills(llama: Module, name: str) -> None:
     made = list(made_of(llama, target_of(name)))
     triton, products = Counter[str](), Counter[str]()
