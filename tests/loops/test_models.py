@@ -13,9 +13,9 @@ from torch.utils import checkpoint as checkpointing
 
 from moaic.device.handles import view_of
 from moaic.runtime.protocol.placement import alike
-from tests.exact.models import EXAMPLES, Answer
+from tests.exact.models import EXAMPLES, Answer, Example
 from tests.exact.training import PLANS as OPTIONS
-from tests.exact.training import Call, compiled
+from tests.exact.training import Call, Trainee, compiled
 from tests.loops.compare import PLANS, Found, grads, same, weights
 from tests.loops.tiny import TINY, Tiny, loss_of
 
@@ -84,16 +84,24 @@ def test_checkpoint_by_hand(plan: str) -> None:
     both(make, plan, lambda model, call: steps(model, call, TINY))
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_lora(plan: str) -> None:
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        names = ["q_proj", "v_proj"]
-        return adapters.get_peft_model(
-            LLAMA.model(), adapters.LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False)
-        )
+def adapted() -> nn.Module:
+    names = ["q_proj", "v_proj"]
+    return adapters.get_peft_model(
+        LLAMA.model(), adapters.LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False)
+    )
 
-    both(make, plan)
+
+@pytest.fixture(scope="module")
+def lora() -> Trainee:
+    torch.compiler.reset()
+    return Trainee(Example(adapted, LLAMA.draw))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_lora(lora: Trainee, plan: str) -> None:
+    host = lora.example.model()
+    lora.use(plan)
+    same(steps(lora.model, lora.call), steps(host, host), 1e-4)
 
 
 @pytest.mark.parametrize("plan", PLANS)
