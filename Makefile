@@ -3,11 +3,11 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Tests of the runtime and of whole programs run apart from the others, which change PyTorch's own settings: those of
-# parts of the runtime two at a time, as the others do, and those that watch processes live and die one at a time.
-APART := tests/runtime tests/tools tests/cluster
-PARTS := $(filter-out %/controller,$(patsubst %/,%,$(wildcard tests/runtime/[a-z]*/)))
-WATCHED := $(wildcard tests/runtime/test_*.py) tests/runtime/controller tests/tools tests/cluster
+# Tests of the runtime and of whole programs run apart from the others, which change PyTorch's own settings: two at a
+# time, as the others do, but for those that watch how soon processes and hosts are gone. The longest come first.
+APART := tests/cluster tests/tools tests/runtime
+WATCHED := tests/runtime/test_failures.py tests/runtime/test_refusals.py \
+	$(filter-out %/test_compile_shares.py %/test_training_over_hosts.py,$(wildcard tests/cluster/test_*.py))
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
@@ -18,6 +18,9 @@ MEASURES := out/coverage/data
 # With what tests alone want. Where torchao is installed, transformers imports it, and it names the files that a PyTorch
 # for CPUs cannot load: not what the demo should begin with.
 WHOLE := .venv/.whole
+
+# Where byte code may not be kept, each of the hundreds of processes of a run compiles moaic's modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cluster-demo triton-demo tutorial test exact coverage architectures opinfo check bench docs guide wheel \
@@ -41,7 +44,7 @@ tutorial: $(READY) ## prepare text and train the tutorials' Llama 2 on it, on al
 
 test: $(WHOLE) ## run every test once, but for the long proofs
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(APART:%=--ignore=%)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PARTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(APART) $(WATCHED:%=--ignore=%)
 	$(BIN)/python -m pytest $(WATCHED)
 
 exact: $(WHOLE) ## prove every plan of every model of tests/models exact, on virtual ranks and on workers; the other long tests

@@ -55,7 +55,8 @@ class Network:
         return f"moaic{self.number}h{host}"
 
     def address(self, host: int) -> str:
-        return f"10.77.{self.number % 256}.{host + 1}" if self.has_namespaces else f"127.0.77.{host + 1}"
+        high, low = divmod(self.number % 65_536, 256)
+        return f"10.77.{low}.{host + 1}" if self.has_namespaces else f"127.{high}.{low}.{host + 1}"
 
     def make(self) -> None:
         if not self.has_namespaces:
