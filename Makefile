@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Tests of the runtime and of whole programs run apart from the others, which change PyTorch's own settings: two at a
 # time, as the others do, but for those that watch how soon processes and hosts are gone. The longest come first.
 APART := tests/cluster tests/tools tests/runtime
-WATCHED := tests/runtime/test_failures.py tests/runtime/test_refusals.py \
+WATCHED := tests/runtime/test_failures.py tests/runtime/test_refusals.py tests/tools/test_smi.py \
 	$(filter-out %/test_compile_shares.py %/test_training_over_hosts.py,$(wildcard tests/cluster/test_*.py))
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
