@@ -83,6 +83,8 @@ class OpDecl:
     """Whether it acts on the part of one rank, so that its operands are not global tensors."""
     host_reads: bool = False
     """Whether the host must read a value that the device has computed."""
+    workspace: Callable[[Op], int] | None = None
+    """Bytes that the op needs while it runs, beside operands and results; None if that is little."""
     memory_passes: int = 0
     """Times that an instruction which sends nothing reads or writes its result; 0 for any other op."""
 

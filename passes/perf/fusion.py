@@ -40,6 +40,12 @@ class FusedKernel:
         return sum(self.reads.values()) + sum(map(nbytes, {*self.writes, *self.sums}))
 
     @property
+    def workspace(self) -> int:
+        """Bytes that the kernel needs while it runs, beside what it reads and writes."""
+        declared = None if self.heavy is None else declaration_of(self.heavy).workspace
+        return 0 if declared is None or self.heavy is None else declared(self.heavy)
+
+    @property
     def sums(self) -> tuple[Value, ...]:
         """Sums that the kernel updates in place."""
         return tuple(op.results[0] for op in self.ops if op.name == ADD_TO)
@@ -64,7 +70,7 @@ class Fused:
             dying[index].append(value)
         for index, kernel in enumerate(self.kernels):
             live += sum(map(nbytes, kernel.writes))
-            peak = max(peak, live)
+            peak = max(peak, live + kernel.workspace)
             live -= sum(map(nbytes, dying[index]))
         return max(peak, sum(nbytes(value) for value in set(self.results) - set(self.function.params)))
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from moaic.ir.graph import Function, Op, Value
 from moaic.ir.layout import PARTIAL
-from moaic.ir.op_names import ACCUMULATE
+from moaic.ir.op_names import ACCUMULATE, RECURRENT_BACKWARD
+from moaic.ir.types import TensorType
 from moaic.ir.verify import load
 from moaic.passes.build import build
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of, program_peak, split_peak
+from moaic.passes.perf.fusion import fuse
 from tests.passes.steps import dense
 from tests.runtime.rings import Ring
 
@@ -133,3 +137,33 @@ def test_a_ring_holds_few_blocks_at_a_time(ranks: int, blocks: int) -> None:
     ring = Ring(ranks, rows=8 * ranks, columns=8 * ranks, batch=1, heads=1, width=16, value_width=16)
     part, stats = 8 * 16 * 4, 8 * 4
     assert program_peak(load(ring.text), fused_functions()) == (4 + 1 + 2 * blocks + 2 + 3 * 2) * part + stats
+
+
+@pytest.mark.parametrize(("mode", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
+def test_the_backward_of_recurrent_layers_holds_what_autograd_saves(mode: str, gates: int) -> None:
+    """Within a tenth of what PyTorch saves of the layer."""
+    time, rows, width = 50, 16, 64
+    x = torch.randn(time, rows, width)
+    states = [torch.zeros(1, rows, width) for _ in range(1 + (mode == "lstm"))]
+    params = [torch.randn(gates * width, width, requires_grad=True) for _ in range(2)]
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    layer = getattr(torch, mode)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept = layer(x, states if mode == "lstm" else states[0], params, False, 1, 0.0, True, False, False)
+    for each in (x, *params):
+        saved.pop(each.untyped_storage().data_ptr(), None)
+    del kept
+    operands = [Value(TensorType("f32", tuple(each.shape))) for each in (x, *states, *params)]
+    lists = (tuple(operands[1 : 1 + len(states)]), tuple(operands[1 + len(states) :]))
+    grads = (Value(TensorType("f32", (time, rows, width))), *(None for _ in states))
+    results = tuple(Value(each.type) for each in operands[-2:])
+    attrs = {"mode": mode, "batch_sizes": (), "wanted": (*(False for _ in operands[2:]), True, True)}
+    op = Op(RECURRENT_BACKWARD, (None, grads, operands[0], *lists), results, attrs)
+    function = Function("step", (grads[0], *operands), (op,), results)
+    beside = fuse(function).transient - sum(each.nbytes for each in params)
+    assert beside == pytest.approx(sum(saved.values()), rel=0.1)
