@@ -25,6 +25,7 @@ from moaic.capture.op_by_op import EagerHalves, Kept
 from moaic.capture.output_aliases import OutputView, with_strides
 from moaic.capture.saved_tensors import Saved
 from moaic.ir.errors import Diagnostic
+from moaic.support.traces import shorten
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -111,7 +112,11 @@ def boxed(function: Boxed) -> Boxed:
     """`function` as a callable that takes its arguments as one list, which it may empty."""
 
     def run(args: list[Any]) -> Sequence[Any]:
-        return function(args)
+        try:
+            return function(args)
+        except Exception as error:
+            shorten(error)
+            raise
 
     run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return run

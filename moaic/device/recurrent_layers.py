@@ -79,9 +79,17 @@ class _Layers(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         if all(grad is None for grad in grads):
             return (None,) * (1 + len(wanted))
-        differentiate = _differentiate_composed if torch.is_grad_enabled() else _launch_backward
+        is_composed = torch.is_grad_enabled() or _are_apart(tensors[0], grads)
+        differentiate = _differentiate_composed if is_composed else _launch_backward
         found = differentiate(ctx.stack, record, tensors, grads, wanted)
         return None, *(next(found) if is_wanted else None for is_wanted in wanted)
+
+
+def _are_apart(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
+    """Whether backward is run by something that is to see the ops of the layers."""
+    if torch_private.is_transforming() or torch_private.is_intercepted() != torch_private.is_traced(x):
+        return True
+    return any(grad is not None and torch_private.is_of_many(grad) for grad in grads)
 
 
 def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -134,16 +142,18 @@ def _differentiate_composed(
     grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> Iterator[Tensor]:
-    """Gradients that can be differentiated again."""
-    # One tensor may stand for several operands, and each has a gradient of its own.
-    aliases = [tensor.view_as(tensor) for tensor in tensors]
-    results = stack.composed(aliases)
+    """Gradients that can be differentiated again, or of several gradients of the results at once."""
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # One tensor may stand for several operands, and each has a gradient of its own.
+        aliases = [tensor.view_as(tensor) for tensor in tensors]
+        results = stack.composed(aliases)
     given = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
     found = torch.autograd.grad(
         [result for result, _ in given],
         [alias for alias, is_wanted in zip(aliases, wanted, strict=True) if is_wanted],
         [grad for _, grad in given],
-        create_graph=True,
+        create_graph=is_recorded,
         allow_unused=True,
         materialize_grads=True,
     )
@@ -176,6 +186,8 @@ def _fits(stack: _Stack, tensors: Sequence[Tensor]) -> bool:
     x, states, params = stack.split(tensors)
     sizes = stack.batch_sizes
     if x.dim() != (2 if sizes else 3) or (sizes and (sum(sizes) != len(x) or list(sizes) != sorted(sizes)[::-1])):
+        return False
+    if not x.shape[0] or any(not param.numel() for param in params):
         return False
     begin = (stack.num_layers * stack.directions, sizes[0] if sizes else x.shape[1])
     if any(state.dim() != len(begin) + 1 or state.shape[:-1] != begin for state in states):
@@ -210,7 +222,7 @@ def _at_once(
     if is_traced != torch_private.is_intercepted() or (is_traced and batch_sizes is not None):
         return None
     dtype = tensors[0].dtype
-    are_alike = all(is_ours(each) and each.dtype == dtype and each.numel() for each in tensors)
+    are_alike = all(is_ours(each) and each.dtype == dtype for each in tensors)
     if not dtype.is_floating_point or not are_alike:
         return None
     stack = _Stack(mode, () if batch_sizes is None else tuple(map(int, batch_sizes)), *form)

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import backend_registration
 
 from moaic.support.traces import shorten
@@ -26,6 +27,7 @@ DEVICE: Final = torch.device("privateuseone", 0)
 _torch: Final[Any] = torch
 _C: Final[Any] = _torch._C
 _registration: Final[Any] = backend_registration
+_forward_mode: Final[Any] = forward_ad
 
 construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construct_storage_from_data_pointer
 """Makes a storage of a given size on an address that is never read; attributes set on it live as long as it does."""
@@ -49,8 +51,13 @@ swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap
 
 
 def is_transforming() -> bool:
-    """Whether a transform of `torch.func` is active; it cannot differentiate custom ops."""
-    return _C._functorch.peek_interpreter_stack() is not None
+    """Whether custom ops are amid what they have no rules for: a transform of `torch.func`, or forward mode."""
+    return _C._functorch.peek_interpreter_stack() is not None or _forward_mode._current_level >= 0
+
+
+def is_of_many(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many, as gradients do by `is_grads_batched`."""
+    return _C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def is_intercepted() -> bool:

@@ -98,8 +98,8 @@ def test_recurrent_layers(lengths: Tensor | None) -> None:
     torch.compiler.reset()
     expected, ours = Layers(), Layers().to("moai")
     run: Any = torch.compile(ours, backend="moai", fullgraph=lengths is None)
-    for time in (6, 7):
-        x = torch.randn(time, 3, 3)
+    for time, rows in ((6, 3), (7, 3), (7, 3 if lengths is not None else 0)):
+        x = torch.randn(time, rows, 3)
         given = gradient(partial(run, lengths=lengths), x.to("moai"))
         torch.testing.assert_close(given, gradient(partial(expected, lengths=lengths), x), atol=1e-5, rtol=1e-5)
     for found, wanted in zip(ours.parameters(), expected.parameters(), strict=True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from moaic.runtime.controller import session
@@ -257,6 +258,56 @@ def test_what_does_not_fit_is_refused_in_pytorchs_words() -> None:
     for wrong in (state.double(), state.cpu()):
         with pytest.raises((RuntimeError, ValueError, TypeError)):
             module(x, (wrong, wrong))[0].cpu()
+
+
+def many_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
+    last = module(x)[0][-1].flatten()
+    every = torch.eye(len(last), device=x.device)
+
+    def slope(grad: Tensor) -> Tensor:
+        return torch.autograd.grad(last, x, grad, retain_graph=True)[0]
+
+    def ended(x: Tensor) -> Tensor:
+        return module(x)[0][-1]
+
+    batched = torch.autograd.grad(last, x, every, is_grads_batched=True, retain_graph=True)
+    rows: Any = torch.autograd.functional.jacobian(ended, x, vectorize=True)
+    return [batched[0].cpu(), torch.vmap(slope)(every).cpu(), rows.cpu()]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning")  # of plain PyTorch's LSTM
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
+def test_many_gradients_at_once(kind: Any) -> None:
+    module = kind(4, 5)
+    x = sequence(module)
+    expected = many_gradients(module, x.clone().requires_grad_())
+    found = many_gradients(module.to(MOAI), x.to(MOAI).requires_grad_())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # by PyTorch's own rules
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_forward_mode(is_recorded: bool) -> None:
+    module = nn.RNN(4, 5)
+    x = sequence(module)
+    found: list[Tensor] = []
+    for device in ("cpu", MOAI):
+        there, given = copy.deepcopy(module).to(device), x.to(device)
+        with torch.set_grad_enabled(is_recorded), forward_ad.dual_level():
+            out = there(forward_ad.make_dual(given, torch.ones_like(given)))[0]
+            tangent = forward_ad.unpack_dual(out).tangent
+        assert tangent is not None
+        found.append(tangent.detach().cpu())
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_an_empty_batch(kind: Any) -> None:
+    module = kind(4, 5, bidirectional=True).to(MOAI)
+    out, _ = module(torch.randn(6, 0, 4, device=MOAI))
+    out.sum().backward()
+    assert out.shape == (6, 0, 10)
+    assert all(not parameter.grad.any() for parameter in module.parameters())
 
 
 def test_a_dispatch_mode_sees_the_ops_that_pytorch_composes() -> None:

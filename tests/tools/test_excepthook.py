@@ -68,6 +68,7 @@ MISTAKES = [
     lambda: compiled(torch.tensor([7], device="moai")).sum().item(),
     lambda: Doubled.apply(x.clone().requires_grad_()).sum().backward(),
     lambda: torch.compile(model, backend="moai", options={"dp": 3}),
+    lambda: torch.compile(model, backend="moai", options={"cp": 2})(torch.tensor([[1, 2, 3]], device="moai")),
 ]
 for number, mistake in enumerate(MISTAKES):
     print("---", number)
@@ -86,7 +87,7 @@ def test_a_trace_that_the_program_logs_has_one_line_of_moaic(person: Person, ask
     printed, logged = program.communicate(timeout=120)
     assert program.returncode == 0, logged
     traces = [*printed.split("---")[1:-1], *logged.split("ERROR:root:logged")[1:]]
-    assert len(traces) == 12
+    assert len(traces) == 14
     for trace in traces:
         frames = re.findall(r'^  File "(.*)", line', trace, re.MULTILINE)
         assert any(file.endswith("train.py") for file in frames), trace
