@@ -15,14 +15,23 @@ from typing import Final
 from moaic.ir.graph import Attr, Op, Operand, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
-from moaic.ir.ops.checks import result_count
+from moaic.ir.ops.checks import result_count, shapes
 from moaic.ir.ops.declaration import Complaints, Kind, OpDecl
 from moaic.ir.ops.rule_building import operand_types, rule_of_factors, whole_rule
+from moaic.ir.printer import render_attr
 from moaic.ir.rules import Rule
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
 _X, _OUT = ["t!", "b", "i!"], ["t!", "b", "o!"]
 _STATES = [["l!", "b", "p!"], ["l!", "b", "c!"]]
+
+_SPELLED: Final = ("lbp", "lbc")
+"""The dims of states."""
+
+_MODES: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+_PARAMS: Final = (2, 3, 4, 5)
+"""Parameters of a layer in one direction: two matrices, with biases two more, with a projection one more."""
 
 _LAYERS_RUN_IN_BACKWARD: Final = 3
 """The layer is run again, and each of its products has two in backward."""
@@ -85,23 +94,72 @@ def _workspace_of_backward(op: Op) -> int:
 
 
 def _check(op: Op, mesh: Mesh) -> Complaints:
-    yield from _check_operands(op.operands)
-    yield from result_count(op, 1 + _count(op.operands[1]) if len(op.operands) > 1 else 1)
+    yield from _check_layers(op, op.operands)
+    states = op.operands[1]
+    yield from result_count(op, 1 + _count(states))
+    if _is_padded(op):
+        yield from shapes(op, " ".join(["tbo", *_SPELLED[: _count(states)]]), op.results, _sizes(op.operands))
 
 
 def _check_backward(op: Op, mesh: Mesh) -> Complaints:
-    yield from _check_operands(op.operands[2:])
-    wanted = op.attrs.get("wanted")
-    if not isinstance(wanted, tuple):
-        yield "attribute `wanted` is to be a list of bools, one for each operand"
+    yield from _check_layers(op, op.operands[2:])
+    grads, wanted = op.operands[1], op.attrs.get("wanted")
+    _, states, params = op.operands[2:]
+    if not isinstance(grads, tuple) or len(grads) != 1 + _count(states) or grads == (None,) * len(grads):
+        yield "the second operand is a list of a gradient, or `_`, for the output and for each last state"
+        return
+    if not isinstance(wanted, tuple) or len(wanted) != 1 + _count(states) + _count(params):
+        yield f"attribute `wanted` is `{render_attr(wanted)}`, not a list of a bool for each of the other operands"
         return
     yield from result_count(op, sum(map(bool, wanted)))
+    if _is_padded(op):
+        spelled = [word for word, grad in zip(["tbo", *_SPELLED], grads, strict=False) if grad is not None]
+        yield from shapes(op, " ".join(spelled), [grad for grad in grads if grad is not None], _sizes(op.operands[2:]))
+    told = [value for value, is_wanted in zip(_flat(op.operands[2:]), wanted, strict=True) if is_wanted]
+    for value, result in zip(told, op.results, strict=True):
+        if value.type.shape != result.type.shape:
+            yield f"the gradient of `{list(value.type.shape)}` is of shape `{list(result.type.shape)}`"
 
 
-def _check_operands(operands: Sequence[Operand]) -> Complaints:
+def _check_layers(op: Op, operands: Sequence[Operand]) -> Complaints:
+    """What both ops have: input, states, parameters, and the attributes of the layers."""
     kinds = [type(operand) for operand in operands]
-    if kinds != [Value, tuple, tuple]:
-        yield "recurrent layers take a value, a list of states and a list of parameters"
+    if kinds != [Value, tuple, tuple] or any(None in each for each in operands if isinstance(each, tuple)):
+        yield "recurrent layers take an input, a list of states and a list of parameters"
+        return
+    layers, states = op.attrs.get("num_layers"), 1 + (op.attrs.get("mode") == "lstm")
+    if op.attrs.get("mode") not in _MODES:
+        yield f"attribute `mode` is `{render_attr(op.attrs.get('mode'))}`, not one of {', '.join(_MODES)}"
+    elif not all(isinstance(op.attrs.get(name), bool) for name in ("has_biases", "bidirectional")):
+        yield "attributes `has_biases` and `bidirectional` are to be true or false"
+    elif not isinstance(layers, int) or layers < 1:
+        yield f"attribute `num_layers` is `{render_attr(layers)}`, not a number of layers"
+    elif not isinstance(op.attrs.get("batch_sizes"), tuple):
+        yield "attribute `batch_sizes` is a list, empty for sequences that are padded to one length"
+    elif _count(operands[1]) != states:
+        yield f"{op.attrs['mode']} layers have {states} states, not {_count(operands[1])}"
+    elif _is_padded(op):
+        yield from shapes(op, " ".join(["tbi", *_SPELLED[:states]]), _flat(operands)[: 1 + states], {})
+    own = layers * (1 + bool(op.attrs["bidirectional"])) if isinstance(layers, int) else 1
+    if _count(operands[2]) not in (own * each for each in _PARAMS):
+        yield f"{_count(operands[2])} parameters are not 2 to 5 for each layer and direction"
+
+
+def _is_padded(op: Op) -> bool:
+    return not op.attrs["batch_sizes"]
+
+
+def _flat(operands: Sequence[Operand]) -> list[Value]:
+    return list(Op("", tuple(operands)).inputs())
+
+
+def _sizes(operands: Sequence[Operand]) -> dict[str, int]:
+    """The sizes of the dims that results share with input and states."""
+    x, *states = _flat(operands)[: 1 + _count(operands[1])]
+    sizes = dict(zip("tb", x.type.shape, strict=False))
+    for word, state in zip(_SPELLED, states, strict=False):
+        sizes.update(zip(word, state.type.shape, strict=True))
+    return sizes
 
 
 OPS = (

@@ -30,7 +30,24 @@ def ring(params: str = f"{QUERY}, {KEY}", mask: str = "_", attrs: str = 'axis = 
     return body(f"%o, %l = moai.ring_sdpa %q, %k, %k, {mask} {{{attrs}}} : {made}", params)
 
 
+RECURRENT = "%x: f32[5, 8{dp}, 4], %h: f32[1, 8{dp}, 3], %w: f32[9, 4], %u: f32[9, 3]"
+GRU = 'mode = "gru", batch_sizes = [], has_biases = false, num_layers = 1, bidirectional = false'
+
+
+def gru(
+    attrs: str = GRU, operands: str = "%x, [%h], [%w, %u]", made: str = "f32[5, 8{dp}, 3], f32[1, 8{dp}, 3]"
+) -> str:
+    return body(f"%y, %l = moai.recurrent {operands} {{{attrs}}} : {made}", RECURRENT)
+
+
+def gru_backward(wanted: str = "true, false, true, false", grads: str = "%g, _", made: str = "f32[9, 4] +dp") -> str:
+    op = f"moai.recurrent_backward _, [{grads}], %x, [%h], [%w, %u] {{{GRU}, wanted = [{wanted}]}}"
+    return body(f"%y, %z = {op} : f32[5, 8{{dp}}, 4], {made}", f"{RECURRENT}, %g: f32[5, 8{{dp}}, 3]")
+
+
 SOUND = [
+    gru(),
+    gru_backward(),
     body("%y = aten.mm %x, %w : f32[8{dp}, 4] +tp", "%x: f32[8{dp}, 16{tp}], %w: f32[16{tp}, 4]"),
     body("%y = aten.neg %x : f32[8{dp}] +tp", "%x: f32[8{dp}] +tp"),
     body("%y = aten.full {size = [8], fill_value = 1} : f32[8{dp, tp}]"),
@@ -144,6 +161,21 @@ UNSOUND = [
         body("%y, %z = moai.sdpa %q, %q, %q, _ {is_causal = 1} : f32[1, 1, 1, 1], f32[1, 1, 1]", "%q: f32[1, 1, 1, 1]"),
         "attribute `is_causal` is `1`, not true or false",
     ),
+    (gru(operands="%x, %h, [%w, %u]"), "recurrent layers take an input, a list of states and a list of parameters"),
+    (gru("num_layers = 1"), "attribute `mode` is `none`, not one of lstm, gru, rnn_tanh, rnn_relu"),
+    (gru(GRU.replace("= false", "= 0")), "attributes `has_biases` and `bidirectional` are to be true or false"),
+    (gru(GRU.replace("= 1", "= 0")), "attribute `num_layers` is `0`, not a number of layers"),
+    (gru(GRU.replace("[]", "3")), "attribute `batch_sizes` is a list"),
+    (gru(GRU.replace("gru", "lstm")), "lstm layers have 2 states, not 1"),
+    (gru(operands="%x, [%h], [%w]"), "1 parameters are not 2 to 5 for each layer and direction"),
+    (gru(operands="%h, [%x], [%w, %u]"), "size t is 1 in one place and 5 in another"),
+    (gru(made="f32[5, 8{dp}, 3], f32[1, 7, 3]"), "size b is 8 in one place and 7 in another"),
+    (gru(made="f32[5, 8, 3], f32[1, 8{dp}, 3]"), "`moai.recurrent`"),
+    (gru_backward(grads="_, _"), "the second operand is a list of a gradient, or `_`"),
+    (gru_backward(wanted="true"), "attribute `wanted` is `[true]`, not a list of a bool for each"),
+    (gru_backward(wanted="true, true, true, true"), "it has 2 results, not 4"),
+    (gru_backward(made="f32[9, 3] +dp"), "the gradient of `[9, 4]` is of shape `[9, 3]`"),
+    (gru_backward(made="f32[9, 4]"), "`moai.recurrent_backward`"),
     (ring(attrs='axis = "pp"'), 'attribute `axis` is `"pp"`, no axis of the mesh [dp=2, tp=4]'),
     (ring(attrs="scale = 0.5"), "attribute `axis` is `none`"),
     (ring(attrs='axis = "dp", is_causal = 1'), "attribute `is_causal` is `1`, not true or false"),
