@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moaic.device import torch_private
 from moaic.device.handles import geometry, is_ours, new_tensor, view_of
+from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
 from moaic.runtime.codegen.recurrent_layers import MODES
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
@@ -100,7 +101,7 @@ def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> t
     out = (*x.shape[:-1], stack.directions * states[0].shape[-1])
     results = [_new(x.dtype, shape) for shape in (out, *(state.shape for state in states))]
     record = [_new(x.dtype, (1,))] if is_recorded else []
-    _send("moai.recurrent", (x, states, params, *stack.form, is_recorded), [*results, *record])
+    _send(RECURRENT, (x, states, params, *stack.form, is_recorded), [*results, *record])
     return tuple(results), next(iter(record), None)
 
 
@@ -120,7 +121,7 @@ def _launch_backward(
         backward = torch.ops.moai.recurrent_backward.default
         return iter(backward(record, grads, x, states, params, *stack.form, wanted))
     results = [_new(each.dtype, each.shape) for each, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
-    _send("moai.recurrent_backward", (record, list(grads), x, states, params, *stack.form, list(wanted)), results)
+    _send(RECURRENT_BACKWARD, (record, list(grads), x, states, params, *stack.form, list(wanted)), results)
     return iter(results)
 
 

@@ -34,7 +34,9 @@ def test_every_declared_op_can_occur() -> None:
     """One of PyTorch's is an op of PyTorch; one of our own is made, or stands in a table by which it is made."""
     foreign = [name for name in OPS if name.startswith("aten.")]
     assert [name for name in foreign if not hasattr(torch.ops.aten, name.split(".")[1])] == []
-    makers = [path for folder in ("ir", "passes", "moaic/capture") for path in (ROOT / folder).rglob("*.py")]
+    makers = [
+        path for folder in ("ir", "passes", "moaic/capture", "moaic/device") for path in (ROOT / folder).rglob("*.py")
+    ]
     texts = [path.read_text(encoding="utf-8") for path in makers if "ops" not in path.parts]
     lines = [line for text in texts for line in text.splitlines() if not re.match(r"from |import |    \w+,$|\)", line)]
     constants = [name for name in vars(op_names) if name.isupper()]
