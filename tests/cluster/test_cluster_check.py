@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -138,6 +139,29 @@ def test_a_host_without_an_address_does_not_hide_the_others(cluster: Cluster) ->
     assert code == 1, out
     assert "problem  the address `nowhere.invalid` of host `node2` cannot be found: " in out
     assert "MB/s from, to  localhost  node1" in out
+
+
+ENDED_AMID_A_CALLBACK = """
+import os, signal, time, weakref
+from moaic.cli.cluster_command import orderly_end
+
+class Lock: pass
+
+with orderly_end():
+    lock = Lock()
+    watched = weakref.ref(lock, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    del lock
+    try:
+        time.sleep(60)
+    finally:
+        print("cleaned up")
+"""
+
+
+def test_an_end_amid_a_callback_is_not_dropped() -> None:
+    program = [sys.executable, "-c", ENDED_AMID_A_CALLBACK]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "cleaned up\n", "")
 
 
 def test_a_check_that_is_ended_leaves_no_file(cluster: Cluster) -> None:
