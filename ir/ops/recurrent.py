@@ -19,27 +19,28 @@ from moaic.ir.ops.checks import result_count, shapes
 from moaic.ir.ops.declaration import Complaints, Kind, OpDecl
 from moaic.ir.ops.rule_building import operand_types, rule_of_factors, whole_rule
 from moaic.ir.printer import render_attr
+from moaic.ir.recurrent import MODES, RUNS_IN_BACKWARD, flops
 from moaic.ir.rules import Rule
 from moaic.ir.types import DTYPE_BYTES, TensorType
-
-_X, _OUT = ["t!", "b", "i!"], ["t!", "b", "o!"]
-_STATES = [["l!", "b", "p!"], ["l!", "b", "c!"]]
 
 _SPELLED: Final = ("lbp", "lbc")
 """The dims of states."""
 
-_MODES: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-
 _PARAMS: Final = (2, 3, 4, 5)
 """Parameters of a layer in one direction: two matrices, with biases two more, with a projection one more."""
-
-_LAYERS_RUN_IN_BACKWARD: Final = 3
-"""The layer is run again, and each of its products has two in backward."""
 
 _SAVED: Final[Mapping[Attr, float]] = {"lstm": 4.2, "gru": 2.4}
 _SAVED_BY_PLAIN: Final = 1.1
 """Values for each gate of each row and time step that PyTorch's autograd saves of a layer, by mode: measured on a CPU,
 50 time steps of 16 rows."""
+
+
+def _dims(spelled: str) -> list[str]:
+    """Factors of a rule: the batch may be split, all else is whole."""
+    return [letter if letter == "b" else f"{letter}!" for letter in spelled]
+
+
+_X, _OUT, *_STATES = map(_dims, ("tbi", "tbo", *_SPELLED))
 
 
 def _rule(op: Op) -> Rule:
@@ -74,14 +75,12 @@ def _count(operand: Operand) -> int:
 
 
 def _flops(op: Op) -> int:
-    """Each row of each time step meets every matrix."""
     x, *rest = operand_types(op)
-    matrices = rest[_count(op.operands[1]) :]
-    return 2 * prod(x.shape[:-1]) * sum(param.elements() for param in matrices if len(param.shape) == 2)
+    return flops(x.shape, [param.shape for param in rest[_count(op.operands[1]) :]])
 
 
 def _flops_of_backward(op: Op) -> int:
-    return _LAYERS_RUN_IN_BACKWARD * _flops(Op(RECURRENT, op.operands[2:]))
+    return RUNS_IN_BACKWARD * _flops(Op(RECURRENT, op.operands[2:]))
 
 
 def _workspace_of_backward(op: Op) -> int:
@@ -128,8 +127,8 @@ def _check_layers(op: Op, operands: Sequence[Operand]) -> Complaints:
         yield "recurrent layers take an input, a list of states and a list of parameters"
         return
     layers, states = op.attrs.get("num_layers"), 1 + (op.attrs.get("mode") == "lstm")
-    if op.attrs.get("mode") not in _MODES:
-        yield f"attribute `mode` is `{render_attr(op.attrs.get('mode'))}`, not one of {', '.join(_MODES)}"
+    if op.attrs.get("mode") not in MODES:
+        yield f"attribute `mode` is `{render_attr(op.attrs.get('mode'))}`, not one of {', '.join(MODES)}"
     elif not all(isinstance(op.attrs.get(name), bool) for name in ("has_biases", "bidirectional")):
         yield "attributes `has_biases` and `bidirectional` are to be true or false"
     elif not isinstance(layers, int) or layers < 1:

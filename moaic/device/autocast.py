@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import torch
 
 from moaic.device import torch_private
-from moaic.runtime.codegen.recurrent_layers import MODES
+from moaic.ir.recurrent import MODES
 
 SUPPORTED: Final = (torch.bfloat16, torch.float16)
 

@@ -1,7 +1,7 @@
 """Recurrent layers as one op forward and one backward: see `runtime/codegen/recurrent_layers.py`.
 
 A stack with dropout runs layer by layer, with the device's own dropout between. What the ops do not support
-(`torch.func`, second derivatives, empty or ill-fitting operands) is composed by PyTorch of ops for each time step.
+(`torch.func`, second derivatives, operands that do not fit) is composed by PyTorch of ops for each time step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from moaic.device import torch_private
 from moaic.device.handles import geometry, is_ours, new_tensor, view_of
 from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
-from moaic.runtime.codegen.recurrent_layers import MODES
+from moaic.ir.recurrent import MODES
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
 
@@ -226,7 +226,7 @@ def _at_once(
     are_alike = all(is_ours(each) and each.dtype == dtype for each in tensors)
     if not dtype.is_floating_point or not are_alike:
         return None
-    stack = _Stack(mode, () if batch_sizes is None else tuple(map(int, batch_sizes)), *form)
+    stack = _Stack(mode, () if batch_sizes is None else tuple(cast("list[int]", batch_sizes.tolist())), *form)
     if not _fits(stack, tensors):
         return None
     run_with_dropout = dropout and stack.num_layers > 1
@@ -237,22 +237,13 @@ def _of_padded(mode: str) -> Callable[..., tuple[Tensor, ...]]:
     """`torch.lstm` and its like, of sequences that are padded to one length."""
     compose = torch_private.composite_kernel(getattr(aten, mode).input)
 
-    def run(
-        x: Tensor,
-        states: Any,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, ...]:
+    def run(x: Tensor, states: Any, params: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+        has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
         by_time = x.transpose(0, 1) if batch_first and x.dim() > 1 else x
         tensors = (by_time, *_listed(states), *params)
         found = _at_once(mode, tensors, None, dropout * train, has_biases, num_layers, bidirectional)
         if found is None:
-            return compose(x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+            return compose(x, states, params, *rest)
         out, *last = found
         return (out.transpose(0, 1) if batch_first else out), *last
 
@@ -263,21 +254,11 @@ def _of_packed(mode: str) -> Callable[..., tuple[Tensor, ...]]:
     """`torch.lstm` and its like, of packed sequences."""
     compose = torch_private.composite_kernel(getattr(aten, mode).data)
 
-    def run(
-        x: Tensor,
-        batch_sizes: Tensor,
-        states: Any,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> tuple[Tensor, ...]:
+    def run(x: Tensor, sizes: Tensor, states: Any, params: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+        has_biases, num_layers, dropout, train, bidirectional = rest
         tensors = (x, *_listed(states), *params)
-        found = _at_once(mode, tensors, batch_sizes, dropout * train, has_biases, num_layers, bidirectional)
-        rest = (has_biases, num_layers, dropout, train, bidirectional)
-        return compose(x, batch_sizes, states, params, *rest) if found is None else found
+        found = _at_once(mode, tensors, sizes, dropout * train, has_biases, num_layers, bidirectional)
+        return compose(x, sizes, states, params, *rest) if found is None else found
 
     return run
 

@@ -18,17 +18,15 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from moaic.ir.graph import Op
+from moaic.ir.recurrent import RUNS_IN_BACKWARD
+from moaic.ir.recurrent import flops as recurrent_flops
 from moaic.runtime.codegen.narrow_on_cpu import lacking
-
-MODES: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""PyTorch's names of the layers."""
 
 _FORM: Final = "str mode, int[] batch_sizes, bool has_biases, int num_layers, bool bidirectional"
 """What is not a tensor. `batch_sizes` are those of a packed sequence; a padded one, `[time, batch, …]`, has none."""
@@ -73,11 +71,11 @@ def _forward(
     return [*(result.detach().clone() for result in graph.results), record]
 
 
-def _like_forward(x: Tensor, states: list[Tensor], *rest: Any) -> list[Tensor]:
+def _like_forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) -> list[Tensor]:
     """Results of a layer that is not recorded."""
-    *_, bidirectional = rest[1:6]
+    *_, bidirectional = form
     width = states[0].shape[-1] * (1 + bidirectional)
-    return [x.new_empty((*x.shape[:-1], width)), *(torch.empty_like(state).contiguous() for state in states)]
+    return [x.new_empty((*x.shape[:-1], width)), *(state.new_empty(state.shape) for state in states)]
 
 
 def _backward(
@@ -104,15 +102,9 @@ def _backward(
     return [grad.contiguous() for grad in found]
 
 
-def _like_backward(
-    record: Tensor | None,
-    grads: Sequence[Tensor | None],
-    x: Tensor,
-    states: list[Tensor],
-    params: list[Tensor],
-    *form: Any,
-) -> list[Tensor]:
-    pairs = zip((x, *states, *params), form[-1], strict=True)
+def _like_backward(record: None, grads: Any, x: Tensor, states: list[Tensor], *rest: Any) -> list[Tensor]:
+    params, *_, wanted = rest
+    pairs = zip((x, *states, *params), wanted, strict=True)
     return [each.new_empty(each.shape) for each, is_wanted in pairs if is_wanted]
 
 
@@ -153,7 +145,7 @@ def _call(
     num_layers: int,
     bidirectional: bool,
 ) -> tuple[Tensor, ...]:
-    """PyTorch's layer. It trains in any case: cuDNN differentiates nothing else, and only dropout would differ."""
+    """PyTorch's layer. It trains wherever it is recorded: cuDNN differentiates nothing else; there is no dropout."""
     layer: Any = getattr(torch, mode)
     started = list(operands[1 : 1 + states])
     rest = (list(operands[1 + states :]), has_biases, num_layers, 0.0, torch.is_grad_enabled(), bidirectional)
@@ -189,12 +181,8 @@ def recurrent_backward(op: Op, operands: Sequence[Any], device: torch.device) ->
     return torch.ops.moai.recurrent_backward.default(*operands, **op.attrs)
 
 
-def flops(*args: Any) -> float:
-    """Operations of either op, from the arguments of its call.
-
-    Each row of each time step meets every matrix, in backward three times: the layers are run again before.
-    """
+def flops(*args: Any) -> int:
+    """Operations of either op, from the arguments of its call."""
     is_forward = not isinstance(args[2], Tensor)
     x, _, params = args[:3] if is_forward else args[2:5]
-    matrices = sum(param.numel() for param in params if param.dim() == 2)
-    return 2.0 * prod(x.shape[:-1]) * matrices * (1 if is_forward else 3)
+    return recurrent_flops(x.shape, [param.shape for param in params]) * (1 if is_forward else RUNS_IN_BACKWARD)
