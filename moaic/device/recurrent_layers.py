@@ -17,6 +17,7 @@ from moaic.device import torch_private
 from moaic.device.handles import geometry, is_ours, new_tensor, view_of
 from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
 from moaic.ir.recurrent import MODES
+from moaic.runtime.codegen.recurrent_layers import BACKWARD, FORWARD
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
 
@@ -97,7 +98,7 @@ def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> t
     """Output and last states, and the record if it is asked for and the ops are not traced."""
     x, states, params = stack.split(tensors)
     if torch_private.is_traced(x):
-        return tuple(torch.ops.moai.recurrent.default(x, states, params, *stack.form)), None
+        return tuple(FORWARD(x, states, params, *stack.form)), None
     out = (*x.shape[:-1], stack.directions * states[0].shape[-1])
     results = [_new(x.dtype, shape) for shape in (out, *(state.shape for state in states))]
     record = [_new(x.dtype, (1,))] if is_recorded else []
@@ -118,8 +119,7 @@ def _launch_backward(
 ) -> Iterator[Tensor]:
     x, states, params = stack.split(tensors)
     if torch_private.is_traced(x):
-        backward = torch.ops.moai.recurrent_backward.default
-        return iter(backward(record, grads, x, states, params, *stack.form, wanted))
+        return iter(BACKWARD(record, grads, x, states, params, *stack.form, wanted))
     results = [_new(each.dtype, each.shape) for each, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
     _send(RECURRENT_BACKWARD, (record, list(grads), x, states, params, *stack.form, list(wanted)), results)
     return iter(results)

@@ -172,13 +172,16 @@ def _define() -> Any:
 _LIBRARY: Final = _define()
 """Keeps the two ops alive."""
 
+FORWARD: Final[Any] = torch.ops.moai.recurrent.default
+BACKWARD: Final[Any] = torch.ops.moai.recurrent_backward.default
+
 
 def recurrent(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
-    return torch.ops.moai.recurrent.default(*operands, **op.attrs)
+    return FORWARD(*operands, **op.attrs)
 
 
 def recurrent_backward(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
-    return torch.ops.moai.recurrent_backward.default(*operands, **op.attrs)
+    return BACKWARD(*operands, **op.attrs)
 
 
 def flops(*args: Any) -> int:
