@@ -92,7 +92,10 @@ def layer_of(path: str) -> tuple[str, int] | None:
 
 
 def regions(function: Function) -> list[Region]:
-    """Ops by layer and side. Ops without a module path go with the latest op that they read, or with their readers."""
+    """Ops by layer and side. Ops without a module path go with the latest op that they read, or with their readers.
+
+    What an op reads that reads nothing itself, such as a constant, does not count.
+    """
     keys: list[_Place | None] = []
     made_by = {result: i for i, op in enumerate(function.ops) for result in op.results}
     reads = [[made_by[value] for value in op.inputs() if value in made_by] for op in function.ops]
@@ -102,7 +105,7 @@ def regions(function: Function) -> list[Region]:
         if place is not None:
             key = (*place, op.loc.side)
         elif not op.loc.module and read:
-            key = keys[max(read)]
+            key = keys[max((i for i in read if reads[i]), default=max(read))]
             key = None if key is not None and key[2] != op.loc.side else key
         keys.append(key)
     _go_with_readers(function, keys, reads)
@@ -114,7 +117,7 @@ def regions(function: Function) -> list[Region]:
 
 
 def _go_with_readers(function: Function, keys: list[_Place | None], reads: Sequence[Sequence[int]]) -> None:
-    """Places ops without a module path that are made of values of one layer, and read on one side of it alone.
+    """Places ops without a module path that are made of values of one layer or of none, and read on one side of it.
 
     In the backward of `x /= y`, which has lost its path, `x / y` is made anew from values of the layer's forward.
     """
@@ -123,7 +126,9 @@ def _go_with_readers(function: Function, keys: list[_Place | None], reads: Seque
     sources: list[set[tuple[str, int] | None]] = []
     readers: dict[int, set[_Place | None]] = defaultdict(set)
     for i, op in enumerate(function.ops):
-        of_op: set[tuple[str, int] | None] = set() if reads[i] and others.isdisjoint(op.inputs()) else {None}
+        of_op: set[tuple[str, int] | None] = (
+            set() if others.isdisjoint(op.inputs()) and (reads[i] or not any(op.inputs())) else {None}
+        )
         for read in reads[i]:
             key = keys[read]
             of_op |= sources[read] if unplaced[read] else {None if key is None else key[:2]}
@@ -133,7 +138,7 @@ def _go_with_readers(function: Function, keys: list[_Place | None], reads: Seque
         op = function.ops[i]
         if unplaced[i] and len(readers[i]) == 1 and results.isdisjoint(op.results):
             (key,) = readers[i]
-            keys[i] = key if key is not None and sources[i] == {key[:2]} and key[2] == op.loc.side else None
+            keys[i] = key if key is not None and sources[i] <= {key[:2]} and key[2] == op.loc.side else None
         for read in reads[i]:
             readers[read].add(keys[i])
 
