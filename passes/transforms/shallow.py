@@ -52,12 +52,16 @@ def stacks_of(main: Function) -> list[Stack]:
     for op in main.ops:
         if op.name == "call" and (place := layer_of(op.loc.module)) is not None:
             layers[place[0]][place[1]].append((op.callee, op.loc.side))
-    found = (_longest(container, members) for container, members in layers.items())
+    kinds = (
+        (container, {number: tuple(calls) for number, calls in members.items()})
+        for container, members in layers.items()
+    )
+    found = (longest_stack(container, of_layers) for container, of_layers in kinds)
     return [stack for stack in found if stack.units > 1]
 
 
-def _longest(container: str, members: Mapping[int, Sequence[Hashable]]) -> Stack:
-    kinds = {number: tuple(calls) for number, calls in members.items()}
+def longest_stack(container: str, kinds: Mapping[int, Hashable]) -> Stack:
+    """The longest stack of equal units among the layers of a container, given the kind of each by its number."""
     numbers = sorted(kinds)
     best = Stack(container, numbers[0], 1, 1)
     for period in range(1, min(MOST_PERIOD, len(numbers) // 2) + 1):
