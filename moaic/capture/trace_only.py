@@ -5,7 +5,8 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
@@ -22,12 +23,16 @@ from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
+from moaic.capture.short_stacks import Cut, shortened
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
 from moaic.options import check_backend_options
 from moaic.precision import PRECISION, float8_recipe
 
 MODELS: Final = "give a type such as `llama`, or the folder of a config.json"
+START: Final = "decoder_start_token_id"
+"""What the decoder of a model with an encoder reads first; most such models read padding."""
+
 FULL_TRACE: Final = "MOAI_TRACEBACK=full prints the whole trace"
 
 
@@ -133,14 +138,29 @@ def _name(model: Callable[..., Any]) -> str:
 
 def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
     """Capture the step of a model without allocating its weights."""
+    with _weightless(source) as (model, config):
+        return _take(model, config, sample)
+
+
+def take_short_model(source: ModelSource, sample: Sample) -> tuple[CapturedCall, Sequence[Cut]]:
+    """Capture the step of a model, as `take_model` does, with few of its equal layers; returns what is left out."""
+    with _weightless(source) as (model, config), shortened(model) as cuts:
+        return _take(model, config, sample), cuts
+
+
+@contextmanager
+def _weightless(source: ModelSource) -> Generator[tuple[Any, Any]]:
+    """The model without weights, and its configuration; inside, nothing is allocated."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
 
     config = _config(source)
+    # Dynamo counts the captures of one forward over all models of a type, and gives up after eight.
+    torch.compiler.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
         with no_init_weights():
             model = _model(config, source)
-        return _take(model, config, sample)
+        yield model, config
 
 
 def take_small_model(source: ModelSource, sample: Sample, most: int) -> CapturedCall:
@@ -224,6 +244,8 @@ def _config(source: ModelSource) -> Any:
         for name, value in {**defaults, **source.settings}.items():
             if hasattr(usual, name):
                 setattr(config, name, value)
+        if getattr(config, "is_encoder_decoder", False) and getattr(config, START, None) is None:
+            setattr(config, START, config.pad_token_id)
     except Diagnostic:
         raise
     except Exception as error:

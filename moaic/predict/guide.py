@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
-from moaic.capture.trace_only import ModelSource, Sample, take_model
+from moaic.capture.trace_only import CapturedCall, ModelSource, Sample, take_model, take_short_model
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
@@ -20,6 +18,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import Number
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
+from moaic.passes.transforms.deepen import deepened
 from moaic.planner.search import Selection, search
 from moaic.planner.worker import CompilerPool
 from moaic.predict.kernel_cache import MadeKernels
@@ -86,11 +85,27 @@ def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
 
 
 def captured_step(source: ModelSource, sample: Sample) -> Module:
-    """The training step of a loop that reads the loss and nothing else."""
-    # Dynamo counts the captures of one forward over all models of a type, and gives up after eight.
-    torch.compiler.reset()
-    captured = take_model(source, sample).captured
-    return run_passes(Module((captured.function,)), "zero")
+    """The training step of a loop that reads the loss and nothing else.
+
+    Of a deep model few layers are captured, and the step is made deep. Where that cannot be, all are.
+    """
+    return _from_few_layers(source, sample) or _step_of(take_model(source, sample))
+
+
+def _from_few_layers(source: ModelSource, sample: Sample) -> Module | None:
+    """The step made from few layers; None where these do not show what the others do."""
+    try:
+        taken, cuts = take_short_model(source, sample)
+    except Diagnostic:
+        return None  # The whole model is captured, or says why it cannot be.
+    step: Module | None = _step_of(taken)
+    for cut in cuts:
+        step = None if step is None else deepened(step, cut.container, cut.layers)
+    return step
+
+
+def _step_of(taken: CapturedCall) -> Module:
+    return run_passes(Module((taken.captured.function,)), "zero")
 
 
 def planned(step: Module, batch: int, machine: Machine, question: Question, pool: CompilerPool) -> Estimate:

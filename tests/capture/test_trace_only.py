@@ -23,3 +23,9 @@ def test_rows_without_padding_need_no_mask() -> None:
     found = [(op.attrs["is_causal"], op.operands[-1]) for op in function.ops if op.name in ATTENTION]
     assert found == [(True, None)] * 2
     assert all(value.type.shape[-2:] != (4096, 4096) for op in function.ops for value in op.results)
+
+
+def test_a_decoder_without_a_start_token_reads_padding_first() -> None:
+    """The published configuration of such a type names none: that is in the folder of a model."""
+    settings = {"num_layers": 1, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "vocab_size": 64}
+    assert take_model(ModelSource("t5", settings), Sample(2, 8)).captured.is_training
