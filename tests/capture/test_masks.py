@@ -19,8 +19,9 @@ from moaic.ir.graph import Function, Op
 from moaic.ir.symbols import Symbols
 from moaic.ir.verify import load
 from moaic.runtime.interpreter import run_function
+from tests.exact.example import Batch, Example
 from tests.exact.graphs import captured_step
-from tests.exact.models import LENGTH, Batch, Example, gpt2, llama, sizes, text
+from tests.exact.models import LENGTH, gpt2, llama, sizes, text
 
 
 def whole(seed: int, rows: int) -> Batch:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moaic.capture.float8 import float8_linear
-from tests.exact.models import Batch
+from tests.exact.example import Batch
 from tests.exact.training import PLANS, compiled
 
 RECIPES: Mapping[str, str] = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,30 +21,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
-ROWS = 8
+from tests.exact.example import IGNORED, Answer, Batch, Example
+
 LENGTH = 12
 VOCABULARY = 40
 CLASSES = 5
-IGNORED = -100
-
-Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A model and its data."""
-
-    make: Callable[[], nn.Module]
-    """A model with the same weights every time; called with a batch it returns something with a `loss`."""
-    draw: Callable[[int, int], Batch]
-    """The batch of a seed and a number of rows."""
-
-    def model(self) -> nn.Module:
-        torch.manual_seed(0)
-        return self.make().train()
-
-    def batch(self, seed: int = 0, rows: int = ROWS) -> Batch:
-        return self.draw(seed, rows)
 
 
 def text(seed: int, rows: int) -> Batch:
@@ -134,12 +114,6 @@ def vit() -> nn.Module:
             attention_probs_dropout_prob=0.0,
         )
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    loss: Tensor
-    logits: Tensor
 
 
 class Block(nn.Module):

@@ -20,7 +20,7 @@ from moaic.compile.backend import GraphEngine
 from moaic.compile.planning import Planning, prepare, request_of
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.env_flags import CompileMode
-from tests.exact.models import Batch, Example
+from tests.exact.example import Batch, Example
 
 GRADIENT_TOLERANCE = 1e-5
 """Largest distance of a gradient, relative to its norm."""

@@ -30,7 +30,8 @@ from moaic.passes.transforms.to_float64 import promote
 from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_ranks
 from moaic.runtime.rounding import rounding_by_shape
-from tests.exact.models import EXAMPLES, Example
+from tests.exact.example import Example
+from tests.exact.models import EXAMPLES
 from tests.models.zoo import MODELS, t5, translation
 
 FOLDER = Path(__file__).parent

@@ -15,7 +15,7 @@ from transformers.optimization import Adafactor as HuggingFaceAdafactor
 from moaic.device.handles import view_of
 from moaic.runtime.controller import session
 from moaic.runtime.protocol.statistics import Statistics
-from tests.exact.models import Batch
+from tests.exact.example import Batch
 from tests.exact.training import Call, Trainee
 from tests.loops.compare import PLANS, Found, same, weights
 from tests.loops.tiny import TINY

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import graph_break
 
-from tests.exact.models import Batch
+from tests.exact.example import Batch
 from tests.exact.training import PLAIN, PLANS, Call, Plan, compiled
 from tests.loops.compare import Found, grads, same, weights
 from tests.loops.tiny import TINY

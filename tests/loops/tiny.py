@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from tests.exact.models import IGNORED, Answer, Batch, Example
+from tests.exact.example import IGNORED, Answer, Batch, Example
 
 WORDS = 24
 ROWS = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.exact.models import Batch
+from tests.exact.example import Batch
 from tests.models.zoo import LENGTH, MODELS, VOCABULARY
 
 CUT = LENGTH - 3

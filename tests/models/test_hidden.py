@@ -18,7 +18,7 @@ from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.passes.lowering.programs import lower
 from moaic.runtime.interpreter import run_function
-from tests.exact.models import Batch, Example
+from tests.exact.example import Batch, Example
 from tests.models.changes import CHANGES, DOCUMENTS, PICTURES, READS_PADDING, WHOLE_LOSS, Changed, turned
 from tests.models.conftest import Zoo
 from tests.models.zoo import DROPPING, LENGTH, MODELS, dropping

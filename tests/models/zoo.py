@@ -16,7 +16,7 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from tests.exact.models import Batch, Example
+from tests.exact.example import Batch, Example
 
 ROWS = 8
 LENGTH = 8

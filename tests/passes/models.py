@@ -26,8 +26,9 @@ from moaic.passes.lowering.programs import lower
 from moaic.passes.transforms.symbolic_zeros import drop_zeros
 from moaic.planner.request import parse_request
 from moaic.runtime.interpreter import run_function, run_ranks
+from tests.exact.example import IGNORED, Batch, Example
 from tests.exact.graphs import CapturedStep, captured_step
-from tests.exact.models import BALANCED, IGNORED, Batch, Example, gpt2, llama, mixtral, qwen2, sizes
+from tests.exact.models import BALANCED, gpt2, llama, mixtral, qwen2, sizes
 
 ROWS = 8
 WIDTH = 16

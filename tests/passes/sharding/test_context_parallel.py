@@ -24,7 +24,8 @@ from moaic.passes.sharding.tensor_parallel import shard_tensors
 from moaic.planner.candidates import candidates
 from moaic.planner.search import Selection, search
 from moaic.planner.worker import InProcessPool
-from tests.exact.models import IGNORED, Answer, Batch, llama, sizes
+from tests.exact.example import IGNORED, Answer, Batch
+from tests.exact.models import llama, sizes
 from tests.passes.models import LENGTH, Proof, config, proof, tokens
 from tests.passes.sharding.test_tensor_parallel import attention, prove
 from tests.passes.steps import dense, machine

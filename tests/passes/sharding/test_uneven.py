@@ -12,7 +12,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2Fo
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import Config, Request
 from moaic.planner.candidates import candidates
-from tests.exact.models import IGNORED, Batch
+from tests.exact.example import IGNORED, Batch
 from tests.passes.models import EXPERTS, Proof, config
 
 ROWS, LENGTH, HEADS, VOCABULARY = 5, 9, 7, 33
