@@ -27,7 +27,7 @@ def test_processes_find_what_this_process_finds(pool: ProcessPool) -> None:
 
 def test_processes_bound_pipelines_as_this_process_does(pool: ProcessPool) -> None:
     step, where = deep_step(), gpus(overlaps=True)
-    pipelines = [Config(dp=dp, pp=4, micro_batches=8, schedule="interleaved") for dp in (1, 2)]
+    pipelines = [Config(dp=dp, pp=2, micro_batches=4, schedule="interleaved") for dp in (1, 2)]
     alone = InProcessPool()
     for each in (alone, pool):
         each.begin(step, where)

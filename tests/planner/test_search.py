@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,18 @@ def test_a_plan_that_open_sizes_forbid_gives_way_to_the_next(monkeypatch: pytest
     assert found.search_result.of(Config(dp=2)).dropped == "a size is open"
 
 
+@cache
+def priced_of(rows: int, width: int, hidden: int, workers: int) -> dict[Config, tuple[int, float]]:
+    """What every possible candidate needs of memory, and its price."""
+    step, found = dense(rows, width, hidden), dict[Config, tuple[int, float]]()
+    pricer = Pricer(step, machine(workers=workers))
+    for config in candidates(step, workers, Request()):
+        with contextlib.suppress(Diagnostic):
+            memory, prediction = pricer.price(config)
+            found[config] = memory.peak, prediction.price(EXPECTED_STEPS)
+    return found
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize(
     ("rows", "width", "hidden", "workers"), [(8, 4, 16, 4), (6, 64, 64, 6), (64, 2048, 8192, 3), (3, 64, 512, 2)]
@@ -211,20 +224,14 @@ def test_the_plan_is_that_of_pricing_every_candidate(
     rows: int, width: int, hidden: int, workers: int, share: float
 ) -> None:
     """Also where collectives take long to begin, and where memory is enough for this share of all plans."""
-    step, where = dense(rows, width, hidden), machine(workers=workers)
-    pricer, priced = Pricer(step, where), dict[Config, tuple[int, float]]()
-    every = candidates(step, workers, Request())
-    for config in every:
-        with contextlib.suppress(Diagnostic):
-            memory, prediction = pricer.price(config)
-            priced[config] = memory.peak, prediction.price(EXPECTED_STEPS)
+    step, where, priced = dense(rows, width, hidden), machine(workers=workers), priced_of(rows, width, hidden, workers)
     peaks = sorted(peak for peak, _ in priced.values())
     most = peaks[int(share * len(peaks))]
     prices = {config: price for config, (peak, price) in priced.items() if peak <= most}
     equal = [config for config, price in prices.items() if price <= min(prices.values()) * (1 + TIE)]
     found = search.search(step, replace(where, memory=most), Request(), pool=InProcessPool()).search_result
     assert found.selected == min(equal, key=simplicity)
-    assert sum(1 + each.others for each in found.candidates) == len(every)
+    assert sum(1 + each.others for each in found.candidates) == len(candidates(step, workers, Request()))
 
 
 @pytest.mark.parametrize("enough", [0, 8])
