@@ -56,7 +56,7 @@ def _some(proof: Proof, place: float) -> list[Config]:
     return found
 
 
-@settings(max_examples=14, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(MODELS, st.floats(0, 1, exclude_max=True))
 @example(Drawn(("gated by a batch",), ("max",), "squares", cheap=True), 0.0)
 @example(Drawn((), ("median of columns", "the largest"), "by hand", cheap=True), 0.0)

@@ -76,16 +76,22 @@ def check(model: str, config: Config, accelerator: Accelerator) -> None:
     assert verdict.outcome is ProofOutcome.PASS, f"{config}: {verdict.reason}"
 
 
+ALIKE = [
+    ("llama", Config(dp=2, distribute_param="use")),
+    ("llama", Config(pp=2, micro_batches=2)),
+    ("qwen2", Config(cp=2, gather_keys=False)),
+]
+"""Their kernels are the others', and what the GPUs send each other is that of `ADVERSE`."""
+
+
 @pytest.mark.parametrize(
     ("model", "config"),
     [
-        ("llama", Config(dp=2, distribute_param="use")),
         ("llama", Config(tp=2, loss_chunks=2)),
-        ("llama", Config(pp=2, micro_batches=2)),
-        ("qwen2", Config(cp=2, gather_keys=False)),
         ("mixture", Config(ep=2)),
         ("dropout", Config(dp=2, recompute="full")),
         ("resnet", Config(dp=2)),
+        *(pytest.param(*each, marks=pytest.mark.exact) for each in ALIKE),
     ],
     ids=str,
 )

@@ -129,7 +129,7 @@ def test_a_model_that_torchao_converted_is_planned_as_well() -> None:
     convert: Any = convert_to_float8_training
     model, host = (convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).bfloat16()) for _ in range(2))
     host.load_state_dict(model.state_dict())
-    narrow: Any = torch.compile(model.to("moai"), backend="moai", options={"dp": 2})
+    narrow: Any = torch.compile(model.to("moai"), backend="moai", options={"dp": 2, "compile": False})
     x = torch.randn(16, 32, dtype=torch.bfloat16)
     found, expected = narrow(x.to("moai")), host(x)
     for y in (found, expected):

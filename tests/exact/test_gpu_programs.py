@@ -206,7 +206,15 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("config", PLANS["llama"], ids=str)
+LONG = (Config(dp=2, micro_batches=2), Config(tp=2, recompute="full"), Config(dp=2, loss_chunks=2))
+"""Which the others have parts of."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(each, marks=pytest.mark.exact) if each in LONG else each for each in PLANS["llama"]],
+    ids=str,
+)
 def test_a_recorded_step_stays_on_its_gpu(config: Config) -> None:
     program = builder("llama").build(config).programs.joint
     for context in stations(program.mesh.ranks, "cuda"):

@@ -15,7 +15,7 @@ MODELS = {**EXAMPLES, "dropout": DROPOUT, "contrast": CONTRAST}
 
 
 MOST = {1: 4, 2: 8, 4: 4, 8: 2}
-"""Candidates that are run for so many ranks."""
+"""Candidates of the Llama that are run for so many ranks; of the others half as many."""
 
 
 @cache
@@ -28,7 +28,8 @@ def proof(name: str) -> Proof:
 def test_plans_compute_the_graph(name: str, ranks: int) -> None:
     work = proof(name)
     done: list[Config] = []
-    for config in sampled(plans_of(work.step.module, ranks), MOST[ranks]):
+    most = MOST[ranks] if name == "llama" else MOST[ranks] // 2
+    for config in sampled(plans_of(work.step.module, ranks), most):
         verdict = work.verdict(config)
         if verdict.outcome is ProofOutcome.DROPPED:
             assert may_drop(name, config), verdict

@@ -16,7 +16,7 @@ from moaic.compile import backend
 from moaic.compile.planning import Planning
 from moaic.ir.graph import Module
 from moaic.passes.lowering.plan import Plan
-from tests.exact.models import Batch
+from tests.exact.example import Batch
 from tests.exact.training import PLANS, compiled
 from tests.exact.training import Plan as Asked
 from tests.loops.compare import grads, same
@@ -63,7 +63,7 @@ def test_many_shapes_train_as_on_the_host(asked: str, planned: list[str]) -> Non
     assert len(planned) <= 4
 
 
-@pytest.mark.parametrize("when", ["wait", True])
+@pytest.mark.parametrize("when", ["wait", pytest.param(True, marks=pytest.mark.exact)])
 def test_they_do_by_compiled_functions_too(planned: list[str], when: object) -> None:
     train(PLANS["dp2"], SHAPES[:8], when=when)
     assert len(planned) <= 3
@@ -256,7 +256,10 @@ def test_what_people_compute_from_a_length(name: str) -> None:
     follow(name, compiled_functions=False)
 
 
-@pytest.mark.parametrize("name", ["a root", "half of more", "padded to a length"])
+@pytest.mark.parametrize(
+    "name",
+    ["half of more", *(pytest.param(name, marks=pytest.mark.exact) for name in ("a root", "padded to a length"))],
+)
 def test_compiled_functions_do_so_too(name: str) -> None:
     follow(name, compiled_functions=True)
 

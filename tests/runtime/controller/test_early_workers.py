@@ -122,7 +122,7 @@ def test_they_end_with_a_program_that_does_not_use_them(script: Script) -> None:
     assert not Path(f"/proc/{server}").exists()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("seconds", [0.0, 1.0, pytest.param(3.0, marks=pytest.mark.exact)])
 def test_they_end_with_a_program_that_is_killed_while_they_start(script: Script, seconds: float) -> None:
     rest = "print(*before, flush=True)\nimport time\ntime.sleep(60)"
     script.start(SCRIPT + rest, MOAI_LOG="error", MOAI_COMPILE="1")
