@@ -10,7 +10,7 @@ from tests.device.attention_cases import DROPPING, Attend, Case, attention, case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo, about itself
 
-FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None)
+FEW = settings(max_examples=4, derandomize=True, database=None, deadline=None)
 MANY = settings(max_examples=600, derandomize=True, database=None, deadline=None)
 
 
