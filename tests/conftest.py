@@ -52,6 +52,9 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    if torch := sys.modules.get("torch"):
+        # Small tensors are slower with two, which wait for each other: longest where all cores are busy.
+        torch.set_num_threads(1)
     if guards := sys.modules.get("torch._dynamo.guards"):
         vars(guards)["profile_guard_manager"] = untimed
 
@@ -158,14 +161,3 @@ def planners_stay() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessPool, "rest", stay)
         yield
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors are slower with two, which wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -16,7 +16,6 @@ from tests.architectures.sweep import page
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
-    pytest.mark.usefixtures("one_thread"),
 ]
 
 

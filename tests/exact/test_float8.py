@@ -19,7 +19,6 @@ from moaic.planner.request import parse_request
 from tests.exact.float8 import GRADIENT, RECIPES, SIZES, batch, beside_torchao, is_computed_here, llama
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # PyTorch 2.15 wants another name of it than torchao uses.
     pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning"),
 ]

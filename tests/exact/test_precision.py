@@ -26,8 +26,6 @@ from moaic.runtime.interpreter import run_function
 from tests.exact.models import EXAMPLES
 from tests.exact.training import PLANS, Batch, Call, Trainee, check, compiled, gradients
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NARROW = {"precision": "bf16"}
 
 LOSS = 1e-3

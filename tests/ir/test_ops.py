@@ -23,8 +23,6 @@ from moaic.runtime.codegen.lower_to_fx import example, run_op, run_ops
 from moaic.runtime.protocol.tensor_parts import assemble, local_part
 from tests.ir.op_cases import CASES, Case, drawn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COMPUTE = [name for name, declaration in OPS.items() if declaration.kind is not Kind.INSTRUCTION]
 
 NOTHING_SPLITS = frozenset(

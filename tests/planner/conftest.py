@@ -13,11 +13,6 @@ from tests.passes.steps import machine
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_tensors(one_thread: None) -> None:
-    """All that are computed with here."""
-
-
-@pytest.fixture(scope="module", autouse=True)
 def planners_stay() -> None:
     """Not here: that they rest is tested."""
 
