@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from moaic.capture.trace_only import ModelSource, Sample
@@ -26,6 +27,7 @@ LLAMA: Mapping[str, Any] = {
 }
 
 
+@cache
 def captured(layers: int) -> Module:
     settings = {**LLAMA, "num_hidden_layers": layers}
     return captured_step(ModelSource("llama", settings), Sample(4, 8))
