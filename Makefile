@@ -4,10 +4,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 # Tests of the runtime and of whole programs run apart from the others, which change PyTorch's own settings: two at a
-# time, as the others do, but for those that watch how soon processes and hosts are gone. The longest come first.
+# time, as the others do, but for those that bound seconds and processor time. The longest come first.
 APART := tests/cluster tests/tools tests/runtime
-WATCHED := tests/runtime/test_failures.py tests/runtime/test_refusals.py tests/tools/test_smi.py \
-	$(filter-out %/test_compile_shares.py %/test_training_over_hosts.py,$(wildcard tests/cluster/test_*.py))
+WATCHED := tests/runtime/test_failures.py tests/tools/test_answer_time.py
 # Tests of what `make ecosystem` installs, and of pages that name it.
 LIBRARIES := tests/ecosystem tests/option tests/docs
 READY := .venv/.ready
