@@ -15,9 +15,9 @@ from tests.cluster.hosts import ROOT, on_cores
 
 PROGRAM = str(Path(__file__).with_name("train_plans.py"))
 
-SOME = ("dp2", "use", "tp2", "pp2")
+SOME = ("use", "tp2", "pp2")
 
-TWO = (*SOME, "optimizer", "step", "cp2", "dp2_mb2")
+TWO = (*SOME, "dp2", "optimizer", "step", "cp2", "dp2_mb2")
 
 FOUR = (
     *("dp4", "use4", "dp2_tp2", "dp2_cp2", "tp4", "cp4"),

@@ -80,6 +80,7 @@ ALIKE = [
     ("llama", Config(dp=2, distribute_param="use")),
     ("llama", Config(pp=2, micro_batches=2)),
     ("qwen2", Config(cp=2, gather_keys=False)),
+    ("dropout", Config(dp=2, recompute="full")),
 ]
 """Their kernels are the others', and what the GPUs send each other is that of `ADVERSE`."""
 
@@ -89,7 +90,6 @@ ALIKE = [
     [
         ("llama", Config(tp=2, loss_chunks=2)),
         ("mixture", Config(ep=2)),
-        ("dropout", Config(dp=2, recompute="full")),
         ("resnet", Config(dp=2)),
         *(pytest.param(*each, marks=pytest.mark.exact) for each in ALIKE),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from moaic.capture.trace_only import take_call
+from moaic.capture.trace_only import CapturedCall, take_call
 from moaic.check.proof import Proof, ProofOutcome, one_of_each_kind, plans_of, sampled, step_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -33,15 +33,19 @@ SCALED = "float8_tensorwise"
 
 
 @cache
-def step(precision: str) -> Module:
+def taken(precision: str) -> CapturedCall:
     torch.compiler.reset()
-    return Module((take_call(llama(), batch(), {"precision": precision}).captured.function,))
+    return take_call(llama(), batch(), {"precision": precision})
+
+
+@cache
+def step(precision: str) -> Module:
+    return Module((taken(precision).captured.function,))
 
 
 @cache
 def proof(precision: str) -> Proof:
-    torch.compiler.reset()
-    return Proof(step_of(take_call(llama(), batch(), {"precision": precision})))
+    return Proof(step_of(taken(precision)))
 
 
 WHOLE_BATCH = r"mb=\d cannot pass aten.amax .* it needs the whole batch"
@@ -75,7 +79,7 @@ def test_a_split_sequence_is_exact_too(precision: str) -> None:
         assert verdict.outcome is ProofOutcome.PASS, verdict
 
 
-@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("precision", EVERY_RECIPE)
 def test_scales_are_found_from_parts(precision: str) -> None:
     """A split batch sends gradients and, per scale, one number from each rank: never what is cast."""
     config = plans_of(step(precision), 2, parse_request("dp=2,micro_batches=1,distribute_param=none"))[0]

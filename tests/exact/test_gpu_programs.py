@@ -206,7 +206,7 @@ PLANS = {
 }
 
 
-LONG = (Config(dp=2, micro_batches=2), Config(tp=2, recompute="full"), Config(dp=2, loss_chunks=2))
+LONG = (*PLANS["llama"][:2], Config(tp=2, recompute="full"), Config(dp=2, loss_chunks=2))
 """Which the others have parts of."""
 
 

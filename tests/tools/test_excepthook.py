@@ -81,7 +81,7 @@ print("---")
 """
 
 
-@pytest.mark.parametrize("asked", [{}, {"MOAI_TRACEBACK": "full"}])
+@pytest.mark.parametrize("asked", [{}, pytest.param({"MOAI_TRACEBACK": "full"}, marks=pytest.mark.exact)])
 def test_a_trace_that_the_program_logs_has_one_line_of_moaic(person: Person, asked: dict[str, str]) -> None:
     program = person.start(LOGGED, MOAI_FLAVOR="2", MOAI_LOG="error", **asked)
     printed, logged = program.communicate(timeout=120)
