@@ -260,8 +260,8 @@ class _Insertion:
             return self.renamed.get(value, value)
         place = self.made[value]
         if reader is None:
-            if place.unit == COPIED:
-                raise _IrregularError  # It would read all copies, too.
+            if place.unit not in (0, self.stack.units - 1):
+                raise _IrregularError  # It would read copies, too, or count layers from below or above.
             return value
         if (reader > COPIED) == (place.unit > COPIED):
             return value
