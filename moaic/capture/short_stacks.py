@@ -1,8 +1,8 @@
 """Models with few of their equal layers, so that a step is captured as fast as that of a shallow model.
 
 Layers are equal where they are modules of the same classes with the same attributes and parameters, or sequences of
-such modules with a common period. What a forward makes of the number of a layer is not seen here: the layers that are
-left show whether their ops are equal, too (`passes.transforms.deepen`).
+such modules with a common period. The lowest and the highest units stay: where a module computes something else above
+some number of a layer, these differ. What a loop over the layers makes of such a number is not seen.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from moaic.passes.transforms.outline import layer_of
-from moaic.passes.transforms.shallow import longest_stack
+from moaic.passes.transforms.shallow import Stack, longest_stack
 
-UNITS: Final = 4
-"""Units of a stack that are left: the lowest may differ in what it reads, the highest in what reads it."""
+LONG: Final = 8
+"""Units of a stack of which few are left: of fewer, all are captured as soon."""
 
-PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device)
-"""Types of attributes that are compared by value; others are by their class."""
+HIGHEST: Final = 2
+"""Units that are left at the upper end of a stack; all others that are left are at the lower."""
+
+PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
+"""Types of attributes that are compared by value; others are by what they contain, or by their class."""
 
 _Container: TypeAlias = nn.ModuleList | nn.Sequential
 
@@ -36,17 +40,32 @@ class Cut:
 
 
 @contextmanager
-def shortened(model: nn.Module) -> Generator[Sequence[Cut]]:
-    """Inside, long stacks of equal layers of `model` have few of them; yields what is left out."""
+def shortened(model: nn.Module, units: int) -> Generator[Sequence[Cut]]:
+    """Inside, long stacks of equal layers of `model` have so many units; yields what is left out."""
+    assert HIGHEST < units < LONG
     cuts: list[Cut] = []
     with ExitStack() as whole:
         for path, container in [*_containers(model)]:
-            stack = longest_stack(path, dict(enumerate(_kinds([*container]))))
-            if stack.units >= 2 * UNITS:
-                out = range(stack.first + UNITS * stack.period, stack.first + stack.units * stack.period)
-                whole.enter_context(_without(container, out))
-                cuts.append(Cut(path, len(out)))
+            layers = [*container]
+            kinds = _kinds(layers)
+            stack = longest_stack(path, dict(enumerate(kinds)))
+            if stack.units < LONG or not _goes_on(stack, kinds) or _share_parameters(layers):
+                continue
+            start = stack.first + (units - HIGHEST) * stack.period
+            out = range(start, start + (stack.units - units) * stack.period)
+            whole.enter_context(_without(container, out))
+            cuts.append(Cut(path, len(out)))
         yield cuts
+
+
+def _goes_on(stack: Stack, kinds: Sequence[Hashable]) -> bool:
+    """Whether the layers behind a stack begin another unit: loops that take settings by number find those of others."""
+    return all(kinds[at] == kinds[at - stack.period] for at in range(stack.first + stack.period, len(kinds)))
+
+
+def _share_parameters(layers: Sequence[nn.Module]) -> bool:
+    owned = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    return sum(map(len, owned)) > len(set[int]().union(*owned))
 
 
 def _containers(model: nn.Module) -> Iterator[tuple[str, _Container]]:
@@ -102,4 +121,8 @@ def _comparable(value: object) -> Hashable:
         return value
     if isinstance(value, tuple | list):
         return tuple(map(_comparable, cast("Sequence[object]", value)))
+    if isinstance(value, set):
+        return frozenset(map(_comparable, cast("set[object]", value)))
+    if isinstance(value, dict):
+        return tuple((key, _comparable(each)) for key, each in cast("dict[Hashable, object]", value).items())
     return type(value)

@@ -142,9 +142,9 @@ def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
         return _take(model, config, sample)
 
 
-def take_short_model(source: ModelSource, sample: Sample) -> tuple[CapturedCall, Sequence[Cut]]:
-    """Capture the step of a model, as `take_model` does, with few of its equal layers; returns what is left out."""
-    with _weightless(source) as (model, config), shortened(model) as cuts:
+def take_short_model(source: ModelSource, sample: Sample, units: int) -> tuple[CapturedCall, Sequence[Cut]]:
+    """Capture a step as `take_model` does, with so many units of each stack of layers; returns what is left out."""
+    with _weightless(source) as (model, config), shortened(model, units) as cuts:
         return _take(model, config, sample), cuts
 
 
@@ -245,7 +245,7 @@ def _config(source: ModelSource) -> Any:
             if hasattr(usual, name):
                 setattr(config, name, value)
         if getattr(config, "is_encoder_decoder", False) and getattr(config, START, None) is None:
-            setattr(config, START, config.pad_token_id)
+            setattr(config, START, getattr(config, "pad_token_id", None))
     except Diagnostic:
         raise
     except Exception as error:
@@ -330,9 +330,10 @@ def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
 
 
 def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
-    side = getattr(config, "image_size", sample.image)
+    vision = getattr(config, "vision_config", config)
+    side = getattr(vision, "image_size", sample.image)
     with unset_fake_temporarily():
         generator = torch.Generator().manual_seed(0)
-        pixels = torch.randn(sample.batch, config.num_channels, side, side, generator=generator)
+        pixels = torch.randn(sample.batch, vision.num_channels, side, side, generator=generator)
         labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
         return {"pixel_values": pixels, "labels": labels}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from moaic.capture.short_stacks import Cut
 from moaic.capture.trace_only import CapturedCall, ModelSource, Sample, take_model, take_short_model
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -32,6 +33,9 @@ HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per wo
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers if the user names none."""
+
+UNITS = 4
+"""Units of a stack of layers that are captured: the lowest may read something else, the highest be read by others."""
 
 LITTLE = 0.01
 """Seconds below which whole milliseconds are too coarse."""
@@ -93,15 +97,43 @@ def captured_step(source: ModelSource, sample: Sample) -> Module:
 
 
 def _from_few_layers(source: ModelSource, sample: Sample) -> Module | None:
-    """The step made from few layers; None where these do not show what the others do."""
+    """The step made from few layers; None where these do not show what the others do.
+
+    Two numbers of layers are captured: the step of fewer has to become that of more by the same means.
+    """
     try:
-        taken, cuts = take_short_model(source, sample)
+        taken, cuts = take_short_model(source, sample, UNITS)
+        if not cuts:
+            return _step_of(taken)
+        more, less_cut = take_short_model(source, sample, UNITS + 1)
     except Diagnostic:
         return None  # The whole model is captured, or says why it cannot be.
-    step: Module | None = _step_of(taken)
+    added = [Cut(cut.container, cut.layers - left.layers) for cut, left in zip(cuts, less_cut, strict=True)]
+    step = _step_of(more)
+    if not _are_equal(_deepened(_step_of(taken), added), step):
+        return None
+    return _deepened(step, less_cut)
+
+
+def _deepened(step: Module, cuts: Sequence[Cut]) -> Module | None:
+    """The step with the layers that were left out; None where it does not show what they do."""
     for cut in cuts:
-        step = None if step is None else deepened(step, cut.container, cut.layers)
+        deeper = deepened(step, cut.container, cut.layers)
+        if deeper is None:
+            return None
+        step = deeper
     return step
+
+
+def _are_equal(made: Module | None, captured: Module) -> bool:
+    """Whether a step that was made deeper is one that was captured; Dynamo numbers outputs that have no name."""
+    if made is None:
+        return False
+    roles = [
+        [each for each in (*main.param_roles, *main.result_roles) if each.kind in ("param", "buffer", "grad")]
+        for main in (made.main, captured.main)
+    ]
+    return roles[0] == roles[1] and key_of(made.main) == key_of(captured.main)
 
 
 def _step_of(taken: CapturedCall) -> Module:

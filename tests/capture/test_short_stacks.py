@@ -18,7 +18,8 @@ from moaic.passes.transforms.outline import outline
 from moaic.predict import guide
 from moaic.predict.guide import captured_step
 
-TINY: Mapping[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "vocab_size": 64}
+SMALL: Mapping[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4}
+TINY: Mapping[str, Any] = {**SMALL, "vocab_size": 64}
 GROUPED: Mapping[str, Any] = {**TINY, "num_key_value_heads": 2}
 EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "vocab_size": 64}
 
@@ -26,10 +27,17 @@ GPT2: Mapping[str, Any] = {"n_layer": 8, "n_embd": 16, "n_head": 4, "vocab_size"
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama": {**GROUPED, "num_hidden_layers": 9},
+    "qwen2": {
+        **GROUPED,
+        "num_hidden_layers": 9,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 8,
+    },
     "gemma2": {**GROUPED, "num_hidden_layers": 17, "head_dim": 8, "sliding_window": 8},
     "t5": {"num_layers": 9, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "vocab_size": 64},
     "bart": {"encoder_layers": 8, "decoder_layers": 9, "d_model": 16, "vocab_size": 64},
-    "vit": {**TINY, "num_hidden_layers": 8, "image_size": 32, "patch_size": 8},
+    "vit": {**SMALL, "num_hidden_layers": 8, "image_size": 32, "patch_size": 8},
     "gemma3_text": {**GROUPED, "num_hidden_layers": 50, "head_dim": 8, "sliding_window": 8},
     "gpt_oss": {**GROUPED, **EXPERTS, "num_hidden_layers": 16, "head_dim": 4, "num_local_experts": 4},
     "qwen3_moe": {**GROUPED, **EXPERTS, "num_hidden_layers": 8, "moe_intermediate_size": 16, "num_experts": 4},
@@ -66,7 +74,7 @@ def steps(model: str, settings: Mapping[str, Any], monkeypatch: pytest.MonkeyPat
         return found, captured_step(source, sample)
 
 
-def _no_layers_out(source: ModelSource, sample: Sample) -> tuple[CapturedCall, tuple[Cut, ...]]:
+def _no_layers_out(source: ModelSource, sample: Sample, units: int) -> tuple[CapturedCall, tuple[Cut, ...]]:
     return trace_only.take_model(source, sample), ()
 
 
@@ -107,11 +115,30 @@ class Block(nn.Module):
 def test_layers_that_are_left_out_come_back() -> None:
     blocks = [Block(number, 0.1) for number in range(12)]
     layers = nn.ModuleList(blocks)
-    with shortened(nn.ModuleDict({"head": nn.Sequential(Block(0, 0.5)), "layers": layers})) as cuts:
+    with shortened(nn.ModuleDict({"head": nn.Sequential(Block(0, 0.5)), "layers": layers}), 4) as cuts:
         assert cuts == [Cut("layers", 8)]
-        assert [*layers] == blocks[:4]
+        assert [*layers] == [*blocks[:2], *blocks[-2:]]
     assert [*layers] == blocks
     assert [name for name, _ in layers.named_children()] == [str(number) for number in range(12)]
+
+
+def hooked(block: Block) -> Block:
+    block.register_forward_hook(unchanged)
+    return block
+
+
+def unchanged(module: nn.Module, arguments: object, result: object) -> None:
+    """A hook that does nothing."""
+
+
+def tied(blocks: list[Block]) -> list[Block]:
+    for block in blocks[6:]:
+        block.linear = blocks[5].linear
+    return blocks
+
+
+def frozen(block: Block) -> Block:
+    return block.requires_grad_(False)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +147,18 @@ def test_layers_that_are_left_out_come_back() -> None:
         [Block(number, number / 20) for number in range(12)],
         [Block(number, 0.1) for number in range(7)],
         [Block(number // 3, 0.1) for number in range(24)],
+        [Block(number, 0.1) if number < 11 else hooked(Block(number, 0.1)) for number in range(12)],
+        [Block(number, 0.1) if number < 10 else frozen(Block(number, 0.1)) for number in range(20)],
+        tied([Block(number, 0.1) for number in range(12)]),
     ],
-    ids=["another rate in each", "few", "numbers that do not count"],
+    ids=["another rate in each", "few", "numbers that do not count", "a hook", "others above", "shared parameters"],
 )
 def test_layers_that_differ_stay(blocks: list[nn.Module]) -> None:
-    with shortened(nn.ModuleDict({"layers": nn.ModuleList(blocks)})) as cuts:
+    with shortened(nn.ModuleDict({"layers": nn.ModuleList(blocks)}), 4) as cuts:
         assert cuts == []
 
 
 def test_frozen_layers_stay_apart_from_others() -> None:
-    blocks = [Block(number, 0.1) for number in range(20)]
-    for block in blocks[:10]:
-        block.requires_grad_(False)
-    with shortened(nn.ModuleDict({"layers": nn.ModuleList(blocks)})) as cuts:
-        assert cuts == [Cut("layers", 6)]
+    blocks = [frozen(Block(number, 0.1)) if number < 3 else Block(number, 0.1) for number in range(20)]
+    with shortened(nn.ModuleDict({"layers": nn.ModuleList(blocks)}), 4) as cuts:
+        assert cuts == [Cut("layers", 13)]

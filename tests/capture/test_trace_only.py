@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from moaic.capture.trace_only import ModelSource, Sample, take_model
 from moaic.ir.attention import ATTENTION
+from moaic.ir.errors import Diagnostic
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 BAICHUAN = Path(__file__).parents[2] / "tutorial" / "baichuan2"
@@ -29,3 +32,8 @@ def test_a_decoder_without_a_start_token_reads_padding_first() -> None:
     """The published configuration of such a type names none: that is in the folder of a model."""
     settings = {"num_layers": 1, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "vocab_size": 64}
     assert take_model(ModelSource("t5", settings), Sample(2, 8)).captured.is_training
+
+
+def test_a_decoder_whose_type_names_no_padding_is_refused_by_what_it_is() -> None:
+    with pytest.raises(Diagnostic, match="`musicgen` is no language model and no image classifier"):
+        take_model(ModelSource("musicgen", {}), Sample(2, 8))
