@@ -223,10 +223,13 @@ class _Insertion:
                     yield from self._copied(forward, copy)
 
     def _copied(self, ops: Sequence[Op], copy: int) -> Iterator[Op]:
-        """These ops of the copied unit, as a copy has them."""
+        """These ops of the copied unit, as a copy has them; random keys come before their first readers."""
+        drawn: set[Value] = set()
         for op in ops:
-            if op.loc.side != BACKWARD:
-                yield from self._copied([self.keys[value] for value in op.inputs() if value in self.keys], copy)
+            for value in op.inputs():
+                if value in self.keys and value not in drawn and op.loc.side != BACKWARD:
+                    drawn.add(value)
+                    yield from self._copied([self.keys[value]], copy)
             mapping = {value: self._in_copy(value, copy) for value in op.inputs()}
             results = tuple(self.new[result, copy] for result in op.results)
             loc = replace(op.loc, module=self._raised(op.loc.module, copy))

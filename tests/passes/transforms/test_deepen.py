@@ -21,6 +21,8 @@ DROPPED = """%k{n} = moai.fold_key %key {{instance = {below}}} : i64[2] forward
   %r{n} = moai.rand %k{n} : f32[4] in "m.{n}" forward
   %h{n} = aten.mul.Tensor %h{below}, %r{n} : f32[4] in "m.{n}" forward"""
 
+DROPPED_TWICE = DROPPED.replace("%r{n} = ", '%q{n} = moai.rand %k{n} : f32[4] in "m.{n}" forward\n  %r{n} = ')
+
 
 def step(layers: list[str], results: str = "") -> Module:
     """A step of these layers, which begin with number 1; it gives the value of the last one, and more `results`."""
@@ -49,7 +51,11 @@ def text(module: Module | None) -> str | None:
     return render(Module((replace(main, ops=tuple(ops), results=results),)))
 
 
-@pytest.mark.parametrize("layer", [SCALED, ADDED_TO_INPUT, DROPPED], ids=["own parameters", "the input", "random keys"])
+@pytest.mark.parametrize(
+    "layer",
+    [SCALED, ADDED_TO_INPUT, DROPPED, DROPPED_TWICE],
+    ids=["own parameters", "the input", "keys", "a key twice"],
+)
 def test_a_deeper_step_is_that_of_a_deeper_model(layer: str) -> None:
     assert text(deepened(step(4 * [layer]), "m", 4)) == text(step(8 * [layer]))
 
