@@ -27,7 +27,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.planner.plan_cache import search_cached
 from moaic.planner.processes import ProcessPool
 from moaic.planner.search import Selection
-from moaic.predict.guide import captured_step
+from moaic.predict.captured_step import captured_step
 from moaic.predict.named_clusters import cluster_and_workers
 from moaic.text.units import gib
 

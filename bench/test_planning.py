@@ -13,7 +13,7 @@ from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.planner.processes import ProcessPool
 from moaic.planner.search import SearchResult, search
-from moaic.predict.guide import captured_step
+from moaic.predict.captured_step import captured_step
 from moaic.predict.named_clusters import named_cluster
 
 LLAMA_8B = {

@@ -15,8 +15,8 @@ from moaic.ir.graph import Module, Role
 from moaic.ir.printer import render
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.transforms.outline import outline
-from moaic.predict import guide
-from moaic.predict.guide import captured_step
+from moaic.predict import captured_step as capturing
+from moaic.predict.captured_step import captured_step
 
 SMALL: Mapping[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4}
 TINY: Mapping[str, Any] = {**SMALL, "vocab_size": 64}
@@ -67,10 +67,10 @@ def steps(model: str, settings: Mapping[str, Any], monkeypatch: pytest.MonkeyPat
 
     source, sample = ModelSource(model, settings), Sample(4, 16)
     with monkeypatch.context() as patched:
-        patched.setattr(guide, "take_model", whole)
+        patched.setattr(capturing, "take_model", whole)
         found = captured_step(source, sample)
     with monkeypatch.context() as patched:
-        patched.setattr(guide, "take_short_model", _no_layers_out)
+        patched.setattr(capturing, "take_short_model", _no_layers_out)
         return found, captured_step(source, sample)
 
 

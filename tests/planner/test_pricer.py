@@ -27,7 +27,7 @@ from moaic.planner.evaluation import Evaluation
 from moaic.planner.outcome import TIE
 from moaic.planner.pricer import Pricer
 from moaic.planner.worker import Compiled, InProcessPool
-from moaic.predict.guide import captured_step
+from moaic.predict.captured_step import captured_step
 from moaic.predict.named_clusters import named_cluster
 
 SMALL: Final = {

@@ -18,7 +18,8 @@ from moaic.passes.perf.machine import MadeKernel
 from moaic.passes.perf.numbers import MeasureSource
 from moaic.planner.request import parse_request
 from moaic.planner.worker import InProcessPool
-from moaic.predict.guide import Question, captured_step, planned
+from moaic.predict.captured_step import captured_step
+from moaic.predict.guide import Question, planned
 from moaic.predict.kernel_cache import MadeKernels
 from moaic.predict.kernel_report import program_of
 from moaic.predict.named_clusters import named_cluster, names, sources

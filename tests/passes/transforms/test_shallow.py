@@ -16,7 +16,7 @@ from moaic.passes.perf.flops import function_flops
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.transforms.outline import outline
 from moaic.passes.transforms.shallow import Stack, shallow, stacks_of
-from moaic.predict.guide import captured_step
+from moaic.predict.captured_step import captured_step
 
 LLAMA: Mapping[str, Any] = {
     "hidden_size": 16,
