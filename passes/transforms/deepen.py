@@ -180,7 +180,7 @@ class _Insertion:
         if [op.attrs["instance"] for op in self.keys.values()] != [*range(len(self.keys))]:
             raise _IrregularError
         for place, op in self.ops.items():
-            if not 0 < place.unit < self.stack.units - 1:
+            if not self._is_amid(place):
                 continue
             below, above = (self.ops.get(place._replace(unit=place.unit + step)) for step in (-1, 1))
             if below is None or above is None or not _form(below) == _form(op) == _form(above):
@@ -263,8 +263,8 @@ class _Insertion:
             return self.renamed.get(value, value)
         place = self.made[value]
         if reader is None:
-            if place.unit not in (0, self.stack.units - 1):
-                raise _IrregularError  # It would read copies, too, or count layers from below or above.
+            if self._is_amid(place):
+                raise _IrregularError
             return value
         if (reader > COPIED) == (place.unit > COPIED):
             return value
@@ -273,6 +273,10 @@ class _Insertion:
         if (reader, place.unit) == (COPIED, COPIED + 1):
             return self.new[self.at[place._replace(unit=COPIED)], 1]
         raise _IrregularError
+
+    def _is_amid(self, place: _InUnit) -> bool:
+        """Whether a place has units below and above: what reads it from outside may read all, or count them."""
+        return 0 < place.unit < self.stack.units - 1
 
     def _with_copies(self, values: Sequence[Value], roles: Sequence[Role]) -> list[tuple[Value, Role]]:
         """Parameters or results, with those of the copies after those of the copied unit."""
@@ -284,8 +288,8 @@ class _Insertion:
             if self._unit(role.label) == COPIED:
                 copied.append((value, role))
                 end = len(found)
-            elif value in self.made and self.made[value].unit == COPIED:
-                raise _IrregularError  # It is a result of the step that tells about one layer under no name.
+            elif (place := self.made.get(value)) and self._is_amid(place) and self._unit(role.label) != place.unit:
+                raise _IrregularError
         if any((value, 1) not in self.new for value, _ in copied):
             raise _IrregularError
         copies = [

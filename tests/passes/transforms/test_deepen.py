@@ -86,7 +86,9 @@ def test_two_equal_layers_do_not_show_what_three_would_do() -> None:
     assert deepened(step(3 * [SCALED]), "another", 1) is None
 
 
-def test_what_reads_all_layers_is_not_deepened() -> None:
-    assert deepened(step(4 * [SCALED], results=", %h2"), "m", 1) is None
-    collecting = "%s = aten.add.Tensor %h{below}, %h2 : f32[4] forward\n  " + SCALED
+@pytest.mark.parametrize("amid", ["%h2", "%h3"])
+def test_a_step_in_which_something_reads_a_layer_amid_others_is_not_deepened(amid: str) -> None:
+    """It may read all layers, or count them from below or from above."""
+    assert deepened(step(4 * [SCALED], results=f", {amid}"), "m", 1) is None
+    collecting = f"%s = aten.add.Tensor %h{{below}}, {amid} : f32[4] forward\n  " + SCALED
     assert deepened(step([*4 * [SCALED], collecting]), "m", 1) is None
