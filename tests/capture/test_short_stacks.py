@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from moaic.capture import trace_only
@@ -14,6 +16,7 @@ from moaic.capture.trace_only import CapturedCall, ModelSource, Sample
 from moaic.ir.graph import Module, Role
 from moaic.ir.printer import render
 from moaic.passes.perf.structural_hash import key_of
+from moaic.passes.registry import run_passes
 from moaic.passes.transforms.outline import outline
 from moaic.predict import captured_step as capturing
 from moaic.predict.captured_step import captured_step
@@ -104,6 +107,66 @@ def test_layers_scaled_by_their_number_are_all_captured(monkeypatch: pytest.Monk
     assert len(factors) >= 8
 
 
+CONFIG = """{"model_type": "counting", "form": "plain", "vocab_size": 32, "auto_map": {
+  "AutoConfig": "counting.CountingConfig", "AutoModelForCausalLM": "counting.CountingForCausalLM"}}"""
+
+CODE = """
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class CountingConfig(PretrainedConfig):
+    model_type = "counting"
+
+    def __init__(self, form="plain", vocab_size=32, **others):
+        self.form, self.vocab_size = form, vocab_size
+        super().__init__(**others)
+
+
+class Layer(nn.Module):
+    def __init__(self, number, form):
+        super().__init__()
+        self.number, self.form, self.linear = number, form, nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x).relu()
+        return x + (2 * y if self.form == "from the seventh on" and self.number >= 6 else y)
+
+
+class CountingForCausalLM(PreTrainedModel):
+    config_class = CountingConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embedding, self.head = nn.Embedding(config.vocab_size, 8), nn.Linear(8, config.vocab_size)
+        self.layers = nn.ModuleList(Layer(number, config.form) for number in range(12))
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        x = self.embedding(input_ids)
+        states = []
+        for layer in self.layers:
+            x = layer(x)
+            states.append(x)
+        if self.config.form == "by the depth":
+            x = x / len(self.layers)
+        if self.config.form == "from below":
+            x = x + states[3]
+        loss = nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+        return {"loss": loss}
+"""
+
+
+@pytest.mark.parametrize("form", ["plain", "by the depth", "from below", "from the seventh on"])
+def test_a_model_that_counts_its_layers_has_all_of_them_captured(form: str, tmp_path: Path) -> None:
+    """Four layers of it have the same form: only a fifth shows that it divides by their number, or reads the fourth."""
+    (tmp_path / "config.json").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "counting.py").write_text(CODE, encoding="utf-8")
+    source, sample = ModelSource(str(tmp_path), {"form": form}, trust_remote_code=True), Sample(2, 8)
+    whole = run_passes(Module((trace_only.take_model(source, sample).captured.function,)), "zero")
+    assert render(captured_step(source, sample)) == render(whole)
+
+
 class Block(nn.Module):
     def __init__(self, number: int, rate: float) -> None:
         super().__init__()
@@ -120,6 +183,11 @@ def test_layers_that_are_left_out_come_back() -> None:
         assert [*layers] == [*blocks[:2], *blocks[-2:]]
     assert [*layers] == blocks
     assert [name for name, _ in layers.named_children()] == [str(number) for number in range(12)]
+
+
+def with_attribute(block: Block, value: Any) -> Block:
+    block.attribute = value
+    return block
 
 
 def hooked(block: Block) -> Block:
@@ -149,9 +217,18 @@ def frozen(block: Block) -> Block:
         [Block(number // 3, 0.1) for number in range(24)],
         [Block(number, 0.1) if number < 11 else hooked(Block(number, 0.1)) for number in range(12)],
         [Block(number, 0.1) if number < 10 else frozen(Block(number, 0.1)) for number in range(20)],
+        [with_attribute(Block(number, 0.1), {"act": [torch.relu, torch.tanh][number % 5 > 3]}) for number in range(12)],
         tied([Block(number, 0.1) for number in range(12)]),
     ],
-    ids=["another rate in each", "few", "numbers that do not count", "a hook", "others above", "shared parameters"],
+    ids=[
+        "another rate in each",
+        "few",
+        "numbers that do not count",
+        "a hook",
+        "others above",
+        "functions",
+        "shared parameters",
+    ],
 )
 def test_layers_that_differ_stay(blocks: list[nn.Module]) -> None:
     with shortened(nn.ModuleDict({"layers": nn.ModuleList(blocks)}), 4) as cuts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,11 @@ def test_a_decoder_without_a_start_token_reads_padding_first() -> None:
 def test_a_decoder_whose_type_names_no_padding_is_refused_by_what_it_is() -> None:
     with pytest.raises(Diagnostic, match="`musicgen` is no language model and no image classifier"):
         take_model(ModelSource("musicgen", {}), Sample(2, 8))
+
+
+def test_pictures_are_those_that_a_part_for_vision_takes(tmp_path: Path) -> None:
+    config = {"model_type": "clip", "vision_config": {**SIZES, "image_size": 16, "patch_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    function = take_model(ModelSource(str(tmp_path), {}), Sample(2)).captured.function
+    inputs = [param for at, param in enumerate(function.params) if function.param_role(at).kind == "input"]
+    assert (2, 3, 16, 16) in {value.type.shape for value in inputs}
