@@ -30,10 +30,10 @@ from moaic.options import check_backend_options
 from moaic.precision import PRECISION, float8_recipe
 
 MODELS: Final = "give a type such as `llama`, or the folder of a config.json"
+FULL_TRACE: Final = "MOAI_TRACEBACK=full prints the whole trace"
+
 START: Final = "decoder_start_token_id"
 """What the decoder of a model with an encoder reads first; most such models read padding."""
-
-FULL_TRACE: Final = "MOAI_TRACEBACK=full prints the whole trace"
 
 
 @dataclass(frozen=True, slots=True)

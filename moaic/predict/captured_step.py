@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moaic.capture.short_stacks import Cut
 from moaic.capture.trace_only import CapturedCall, ModelSource, Sample, take_model, take_short_model
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Module
+from moaic.ir.graph import Function, Module, Role
 from moaic.passes.perf.structural_hash import key_of
 from moaic.passes.registry import run_passes
 from moaic.passes.transforms.deepen import deepened
@@ -54,14 +54,15 @@ def _deepened(step: Module, cuts: Sequence[Cut]) -> Module | None:
 
 
 def _are_equal(made: Module | None, captured: Module) -> bool:
-    """Whether a step that was made deeper is one that was captured; Dynamo numbers outputs that have no name."""
+    """Whether a step that was made deeper is one that was captured."""
     if made is None:
         return False
-    roles = [
-        [each for each in (*main.param_roles, *main.result_roles) if each.kind in ("param", "buffer", "grad")]
-        for main in (made.main, captured.main)
-    ]
-    return roles[0] == roles[1] and key_of(made.main) == key_of(captured.main)
+    return _names(made.main) == _names(captured.main) and key_of(made.main) == key_of(captured.main)
+
+
+def _names(main: Function) -> list[Role]:
+    """What is named by the model, in order: outputs that have no name Dynamo numbers by how much stands before them."""
+    return [role for role in (*main.param_roles, *main.result_roles) if role.kind in ("param", "buffer", "grad")]
 
 
 def _step_of(taken: CapturedCall) -> Module:

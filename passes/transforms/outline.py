@@ -117,7 +117,7 @@ def regions(function: Function) -> list[Region]:
 
 
 def _go_with_readers(function: Function, keys: list[_Place | None], reads: Sequence[Sequence[int]]) -> None:
-    """Places ops without a module path that are made of values of one layer or of none, and read on one side of it.
+    """Places ops without a module path that are made of values of one layer at most, and read on one side of it alone.
 
     In the backward of `x /= y`, which has lost its path, `x / y` is made anew from values of the layer's forward.
     """

@@ -52,11 +52,10 @@ def stacks_of(main: Function) -> list[Stack]:
     for op in main.ops:
         if op.name == "call" and (place := layer_of(op.loc.module)) is not None:
             layers[place[0]][place[1]].append((op.callee, op.loc.side))
-    kinds = (
-        (container, {number: tuple(calls) for number, calls in members.items()})
+    found = (
+        longest_stack(container, {number: tuple(calls) for number, calls in members.items()})
         for container, members in layers.items()
     )
-    found = (longest_stack(container, of_layers) for container, of_layers in kinds)
     return [stack for stack in found if stack.units > 1]
 
 
