@@ -184,7 +184,7 @@ class Try:
 
 
 class Step:
-    """A step function and the programs that its calls have used so far."""
+    """A step function and the programs that its calls have used so far. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -241,17 +241,21 @@ class Step:
 
         `sizes` are the numbers of the symbols.
         """
-        outputs = [self._new_buffer(self.function.results[i].type, sizes) for i in self.outputs]
-        call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
-        if not self.grads:
-            self._until_it_fits(call, lambda: self._try_inference(call, outputs))
+        with self.accelerator.together():
+            outputs = [self._new_buffer(self.function.results[i].type, sizes) for i in self.outputs]
+            call = StepCall(inputs, [weakref.ref(buffer) for buffer in outputs], self._resting(inputs), key, sizes)
+            if self.grads:
+                self._defer(call, outputs)
+            else:
+                self._until_it_fits(call, lambda: self._try_inference(call, outputs))
             return outputs, call
+
+    def _defer(self, call: StepCall, outputs: Sequence[Buffer]) -> None:
         # A Diagnostic from planning is raised here, where the user's call is on the stack, not when a value is read.
-        self._check_planned(sizes)
-        call.promise = DeferredForward(lambda: self._run_forward(call, self._assumed_zero), inputs, outputs)
+        self._check_planned(call.sizes)
+        call.promise = DeferredForward(lambda: self._run_forward(call, self._assumed_zero), call.inputs, outputs)
         self.accelerator.promise(call.promise)
         self.accelerator.keep(call)
-        return outputs, call
 
     def _until_it_fits(self, call: StepCall, attempt: Callable[[], Try]) -> None:
         """Runs a program, and again under another plan for as long as workers run out of memory in it.
@@ -339,15 +343,16 @@ class Step:
     def backward(self, call: StepCall, tangents: Sequence[Buffer | None]) -> list[Buffer]:
         """Buffers for the gradients, in the order of the step's grad results; None stands for an unset tangent."""
         given = dict(zip(self.tangents, tangents, strict=True))
-        zeros = frozenset(i for i, buffer in given.items() if buffer is None or _is_zero(buffer))
         promise = call.promise
         assert promise is not None
-        if any(buffer is not None and buffer.promise is promise for buffer in given.values()):
-            promise.force()
-        grads = list[Buffer]()
-        attempt = self._try_halves if promise.done else self._try_joint
-        self._until_it_fits(call, lambda: attempt(call, zeros, given, grads))
-        promise.fulfilled()
+        with self.accelerator.together():
+            zeros = frozenset(i for i, buffer in given.items() if buffer is None or _is_zero(buffer))
+            if any(buffer is not None and buffer.promise is promise for buffer in given.values()):
+                promise.force()
+            grads = list[Buffer]()
+            attempt = self._try_halves if promise.done else self._try_joint
+            self._until_it_fits(call, lambda: attempt(call, zeros, given, grads))
+            promise.fulfilled()
         return grads
 
     def _try_halves(

@@ -37,6 +37,9 @@ _ROOT: Final = _Root()
 WRAPPERS: Final[tuple[type[nn.Module], ...]] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """Modules that run a model on several devices."""
 
+_COMPILING: Final = threading.Lock()
+"""PyTorch looks a backend up by its name on its first use, and fails if two threads do so at once."""
+
 MOST_OPS: Final = 1000
 """Ops before a call that are looked at for what it depends on: a cell in a loop has those of all steps before it."""
 
@@ -78,7 +81,8 @@ class CompiledCall:
     def __init__(self, module: nn.Module, choices: Choices) -> None:
         self._module = module
         options: Any = dict(choices.backend)
-        self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
+        with _COMPILING:
+            self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
         self._is_plain = False
         """Whether Dynamo could not trace a call that runs: the module is not compiled."""
         self._has_told = False

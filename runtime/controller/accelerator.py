@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -85,6 +86,10 @@ class Accelerator:
     def has_gpus(self) -> bool:
         """Whether the workers compute on GPUs, real or emulated."""
         return any(device != CPU for device in self._pool.devices)
+
+    def together(self) -> AbstractContextManager[object]:
+        """For the time of the block no other thread uses the accelerator: for calls that belong together."""
+        return self._lock
 
     # Buffers.
 
