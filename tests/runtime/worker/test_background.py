@@ -93,23 +93,25 @@ def processes(cache: Path) -> list[int]:
     return found
 
 
-def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(two: Accelerator, cache: Path) -> None:
+def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(
+    two: Accelerator, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     program = begun(two)
     assert not files(cache)
     wait_until(lambda: two.are_compiled([program]))
     compiled = files(cache)
     # Each rank has compiled its share: one of the two functions.
     assert len(compiled) >= 2
-    assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+    with caplog.at_level(logging.INFO, "moaic"):
+        assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+    (said,) = caplog.messages
+    assert said.startswith("A program is compiled now: 2 functions in the background, ")
+    assert said.endswith(" and after 1 run op by op.")
     assert files(cache) == compiled
     seconds = [worker.programs[program].compile for worker in two.stats().workers]
     assert [set(each) for each in seconds] == [{"double", "square"}] * 2
     assert torch.allclose(ran(two, program, op_by_op=True), EXPECTED)
-
-
-def test_what_was_compiled_before_is_compiled_from_the_first_run_on(two: Accelerator, cache: Path) -> None:
-    program = begun(two)
-    wait_until(lambda: two.are_compiled([program]))
+    # What was compiled before is compiled from the first run on.
     two.synchronize()
     again = two.load(TEXT, background=True)
     assert two.are_compiled([again])
@@ -117,14 +119,6 @@ def test_what_was_compiled_before_is_compiled_from_the_first_run_on(two: Acceler
     for mark in (cache / "moaic").iterdir():
         mark.unlink()
     assert not two.are_compiled([two.load(TEXT, background=True)])
-
-
-def test_programs_get_ready_in_their_order(two: Accelerator) -> None:
-    first, failing = begun(two), two.load(TEXT.replace("[dp=2]", "[dp=1]"), background=True)
-    assert not two.are_compiled([failing])
-    wait_until(lambda: two.are_compiled([failing]))
-    assert two.are_compiled([first])
-    assert torch.allclose(ran(two, failing, op_by_op=False), EXPECTED)
 
 
 def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
@@ -148,16 +142,6 @@ def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
         assert not list(cache.glob("moaic/*"))
     finally:
         accelerator.close()
-
-
-def test_the_log_says_once_that_a_program_is_compiled(two: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
-    program = begun(two)
-    wait_until(lambda: two.are_compiled([program]))
-    with caplog.at_level(logging.INFO, "moaic"):
-        assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
-    (said,) = caplog.messages
-    assert said.startswith("A program is compiled now: 2 functions in the background, ")
-    assert said.endswith(" and after 1 run op by op.")
 
 
 def test_a_killed_compiler_is_replaced_by_the_worker(two: Accelerator, cache: Path) -> None:
@@ -188,12 +172,18 @@ def test_a_program_that_waited_for_the_compiler_is_marked_too(two: Accelerator, 
     assert two.are_compiled([two.load(TEXT, background=True)])
 
 
-def test_programs_that_belong_together_change_together(two: Accelerator) -> None:
+def test_programs_get_ready_in_their_order_and_those_that_belong_together_at_once(two: Accelerator) -> None:
     first, second = begun(two), two.load(ONE_RANK, background=True)
-    assert not two.are_compiled([first, second])
-    wait_until(lambda: two.are_compiled([first, second]))
-    assert torch.allclose(ran(two, first, op_by_op=False), EXPECTED)
+    assert not two.are_compiled([second])
+    wait_until(lambda: two.are_compiled([second]))
+    assert two.are_compiled([first])
     assert torch.allclose(ran(two, second, op_by_op=False), EXPECTED)
+    others = [two.load(text.replace("tanh", "sin"), background=True) for text in (TEXT, ONE_RANK)]
+    assert not two.are_compiled(others)
+    wait_until(lambda: two.are_compiled(others))
+    for program in others:
+        assert torch.allclose(ran(two, program, op_by_op=False), (2 * X).square().sin(), atol=1e-6)
+    assert torch.allclose(ran(two, first, op_by_op=False), EXPECTED)
 
 
 def test_what_does_not_fit_op_by_op_waits(two: Accelerator) -> None:
