@@ -51,16 +51,24 @@ CASES = [
     ("mixtral", "ep2"),
 ]
 
-OFTEN = ("dp2", "use", "tp2", "cp2", "pp2")
-"""Under which all models are trained in CI; the Llama is under every plan."""
+OFTEN = {
+    "llama": tuple(PLANS),
+    "qwen2": ("use", "cp2"),
+    "gpt2": ("tp2", "pp2"),
+    "vit": ("dp2", "pp2"),
+    "resnet": ("dp2", "tp2"),
+    "mixtral": ("ep2",),
+}
+"""The plans under which each model is trained in CI; tests/models proves others of them all on virtual ranks."""
 
-BY_ADAMW = [
-    case if case[0] == "llama" or case[1] in ("ep2", *OFTEN) else pytest.param(*case, marks=pytest.mark.exact)
-    for case in CASES
+BY_ADAMW = [case if case[1] in OFTEN[case[0]] else pytest.param(*case, marks=pytest.mark.exact) for case in CASES]
+
+ONCE = ("dp2", "step")
+"""Whole and sharded state: otherwise a plan knows nothing of optimizers, and tests/loops tries many of them."""
+
+BY_SGD = [
+    case if case[0] == "llama" and case[1] in ONCE else pytest.param(*case, marks=pytest.mark.exact) for case in CASES
 ]
-
-BY_SGD = [case if case[0] == "llama" else pytest.param(*case, marks=pytest.mark.exact) for case in CASES]
-"""Of one model in CI: a plan knows nothing of optimizers, and tests/loops tries many of them."""
 
 MODELS = {**EXAMPLES, "mixtral": MIXTURE}
 
