@@ -56,7 +56,9 @@ def planned() -> Iterator[list[str]]:
         yield found
 
 
-@pytest.mark.parametrize("asked", [pytest.param("dp2", marks=pytest.mark.exact), "use", "tp2", "pp2"])
+@pytest.mark.parametrize(
+    "asked", [*(pytest.param(each, marks=pytest.mark.exact) for each in ("dp2", "tp2")), "use", "pp2"]
+)
 def test_many_shapes_train_as_on_the_host(asked: str, planned: list[str]) -> None:
     train(PLANS[asked], SHAPES, when=False)
     # For one shape, for all, and twice more: what needs even rows cannot serve odd ones.
@@ -161,7 +163,7 @@ class Statistics(nn.Module):
         return (h[:, 1:].sum() / (rows * (length - 1))) + h.var(), h[:, : length // 2]
 
 
-@pytest.mark.parametrize("compiled_functions", [False, True])
+@pytest.mark.parametrize("compiled_functions", [False, pytest.param(True, marks=pytest.mark.exact)])
 def test_numbers_and_views_follow_the_sizes(compiled_functions: bool) -> None:
     torch.compiler.reset()
     torch.manual_seed(0)
