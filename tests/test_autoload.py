@@ -66,7 +66,7 @@ from moaic.autoload import autoload
 autoload()
 print(time.process_time() - begin)
 """
-    assert min(float(run(program)) for _ in range(3)) < 0.03
+    assert any(float(run(program)) < 0.03 for _ in range(3))
 
 
 USE = """

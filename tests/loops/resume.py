@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moaic import checkpoint
-from tests.exact.training import Call, compiled
+from tests.exact.training import PLAIN, Call, compiled
 from tests.loops.tiny import TINY
 
 ROWS = 12
@@ -84,7 +84,7 @@ def main() -> None:
     optimizer, state = resumed(Path(path), model)
     sys.stdout.write(digest(state) + "\n")
     options = dict(part.split("=") for part in plan.split(","))
-    call = compiled(model, {**options, "compile": False})
+    call = compiled(model, {**PLAIN, **options, "compile": False})
     losses = train(model, optimizer, call, range(FIRST, FIRST + STEPS))
     sys.stdout.write(" ".join(map(str, losses)) + "\n")
 
