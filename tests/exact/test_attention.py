@@ -20,7 +20,7 @@ from moaic.passes.config import Config
 from tests.device.attention_cases import FLOATING, LAYOUTS, Attend, Case, attention, by_definition, cases, check_close
 from tests.models.drawn import uniform
 
-FEW = settings(max_examples=12, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
+FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
 MANY = settings(max_examples=1500, database=None, deadline=None)
 
 EXACT = 1e-9

@@ -221,7 +221,7 @@ def test_plans_that_do_less_bound_others() -> None:
 @OVERLAPS
 @pytest.mark.parametrize(
     ("model", "count"),
-    [("llama", 9), *(pytest.param(model, 60, marks=pytest.mark.exact) for model in MODELS)],
+    [("llama", 6), *(pytest.param(model, 60, marks=pytest.mark.exact) for model in MODELS)],
 )
 def test_pipelines_take_no_less_than_their_stages(model: str, count: int, overlaps: bool) -> None:
     pricer = pricer_of(model, overlaps=overlaps)
