@@ -432,6 +432,12 @@ def read_tables_of_functions() -> None:
         table()
 
 
+def is_traced_by_fx() -> bool:
+    """Whether FX traces the calls of this process, as `make_fx` does; it traces no compiled call."""
+    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+    return tracing.is_fx_symbolic_tracing()
+
+
 def values_in(arguments: object) -> list[Any]:
     """The values in nested lists, dictionaries and what else is registered as a container."""
     from torch.utils import _pytree

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
@@ -36,6 +36,9 @@ _ROOT: Final = _Root()
 
 WRAPPERS: Final[tuple[type[nn.Module], ...]] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """Modules that run a model on several devices."""
+
+PLAIN: Final = frozenset({Tensor, nn.Parameter})
+"""The classes of tensors that are compiled as arguments."""
 
 _COMPILING: Final = threading.Lock()
 """PyTorch looks a backend up by its name on its first use, and fails if two threads do so at once."""
@@ -91,7 +94,7 @@ class CompiledCall:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
-            if self._is_plain or self._may_be_differentiated_twice(args, kwargs):
+            if self._is_plain or self._is_called_plainly(torch_private.values_in((args, kwargs))):
                 return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
@@ -105,19 +108,26 @@ class CompiledCall:
         LOGGER.warning("%s runs op by op from now on, without a plan: %s", type(self._module).__name__, reason)
         return result
 
-    def _may_be_differentiated_twice(self, *arguments: object) -> bool:
-        """Whether a gradient of an input is wanted, as in gradient penalties and differential equations.
+    def _is_called_plainly(self, values: Sequence[object]) -> bool:
+        """Whether a call with these values among its arguments runs op by op.
 
-        That is most often differentiated again, which no compiled graph can be.
+        It does for tensors of other classes, such as nested ones: a plan knows plain tensors. And where a gradient of
+        an input is wanted, as in gradient penalties and differential equations: that is most often differentiated
+        again, which no compiled graph can be.
         """
-        found = torch.is_grad_enabled() and wants_gradient_of_inputs(torch_private.values_in(arguments))
-        if found and not self._has_told:
+        others = [type(value).__name__ for value in values if isinstance(value, Tensor) and type(value) not in PLAIN]
+        if others:
+            self._tell(f"for tensors of class {others[0]}: plans know plain tensors")
+        elif torch.is_grad_enabled() and wants_gradient_of_inputs(values):
+            self._tell("where the gradient of an input is wanted: it may be differentiated again")
+        else:
+            return torch_private.is_traced_by_fx()
+        return True
+
+    def _tell(self, when: str) -> None:
+        if not self._has_told:
             self._has_told = True
-            name = type(self._module).__name__
-            LOGGER.info(
-                "%s runs op by op where the gradient of an input is wanted: it may be differentiated again", name
-            )
-        return found
+            LOGGER.info("%s runs op by op %s", type(self._module).__name__, when)
 
 
 def wants_gradient_of_inputs(values: Iterable[object]) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -117,6 +118,42 @@ def test_switched_off_models_are_plain_again() -> None:
     disable_advanced_parallelization()
     assert not is_compiled(model)
     assert model(x).tolist() == wanted
+
+
+class Labelled(Tensor):
+    """A class of a person's own."""
+
+
+@pytest.mark.parametrize("kind", ["class", "nested"])
+def test_tensors_of_other_classes_run_op_by_op(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "moaic")
+
+    def called(model: nn.Module, device: str) -> Tensor:
+        rows: list[Tensor] = [torch.linspace(0, 1, 8 * count).view(count, 8) for count in (3, 5)]
+        if kind == "class":
+            return model(rows[0].as_subclass(Labelled).to(device))
+        return model(torch.nested.nested_tensor(rows, layout=torch.jagged).to(device)).values()
+
+    wanted, model = small(), small().cuda()
+    for _ in range(2):
+        expected, found = called(wanted, "cpu"), called(model, "cuda")
+        assert type(found) is type(expected)
+        torch.testing.assert_close(found.cpu(), expected)
+        found.sum().backward()
+        expected.sum().backward()
+    for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu() if ours.grad is not None else None, theirs.grad)
+    assert caplog.text.count("runs op by op for tensors of class") == 1
+
+
+def test_what_fx_traces_is_not_compiled() -> None:
+    model, x = small().cuda(), torch.ones(2, 8).cuda()
+
+    def positive(x: Tensor) -> Tensor:
+        return model(x).relu()
+
+    graph: Any = make_fx(positive)(x)
+    torch.testing.assert_close(graph(x).cpu(), small()(torch.ones(2, 8)).relu())
 
 
 def test_broken_graphs_run_right() -> None:

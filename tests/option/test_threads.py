@@ -48,7 +48,7 @@ def test_a_forward_waits_for_the_backward_of_another_thread(monkeypatch: pytest.
 
 def test_first_calls_of_threads_compile_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling: list[int] = []
-    compile_: Any = torch.compile
+    compile_: Callable[..., Any] = vars(torch)["compile"]
 
     def compile_alone(*args: Any, **options: Any) -> Any:
         assert not compiling
