@@ -43,6 +43,7 @@ def install_in_use() -> None:
     torch_private.PRINT.patch(_print)
     torch_private.PRINT_ELEMENTS.patch(_print_elements)
     torch_private.COMPILE_BY_DEFAULT.patch(_compile_by_default)
+    torch_private.SCATTER.patch(_scatter)
 
 
 def _patch_accelerator() -> None:
@@ -104,3 +105,14 @@ def _compile_by_default(real: Any) -> Any:
         return real(self, graph, examples, **options)
 
     return compile_graph
+
+
+def _scatter(real: Any) -> Any:
+    """Give the one device the whole batch: the accelerator shards it."""
+
+    def scatter(self: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        if self.src_device_obj.type != NAME:
+            return real(self, inputs, kwargs, device_ids)
+        return (torch_private.moved(inputs, NAME),), (torch_private.moved(kwargs or {}, NAME),)
+
+    return scatter

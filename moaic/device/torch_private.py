@@ -326,6 +326,9 @@ PRINT_ELEMENTS: Final = PatchPoint(_torch._tensor_str, "_tensor_str")
 COMPILE_BY_DEFAULT: Final = PatchPoint(_torch._TorchCompileInductorWrapper, "__call__")
 """Called by `torch.compile` without a backend; generates code only for devices that Inductor knows."""
 
+SCATTER: Final = PatchPoint(torch.nn.DataParallel, "scatter")
+"""Cuts the arguments of a call into one part per device; it is built for CUDA alone."""
+
 CURRENT_ACCELERATOR: Final = PatchPoint(_C, "_accelerator_getAccelerator")
 """Called by `torch.accelerator.current_accelerator()` and, in newer PyTorch, by `torch.get_device_module()`."""
 
@@ -443,6 +446,13 @@ def values_in(arguments: object) -> list[Any]:
     from torch.utils import _pytree
 
     return _pytree.tree_leaves(arguments)
+
+
+def moved(arguments: Any, device: str) -> Any:
+    """The same containers with all tensors in them on a device."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), arguments)
 
 
 def call_of(module: torch.nn.Module) -> Callable[..., Any]:

@@ -17,6 +17,17 @@ MOAI = "moai"
 moai: Any = torch.get_device_module(MOAI)
 
 
+def test_data_parallel_is_the_model_that_it_wraps() -> None:
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 2))
+    assert model.module.weight.device.type == MOAI
+    found = model(torch.ones(3, 4))
+    found.sum().backward()
+    assert found.shape == (3, 2)
+    assert model.module.weight.grad is not None
+    assert torch.equal(model.module.weight.grad.cpu(), torch.full((2, 4), 3.0))
+    assert torch.equal(model(input=torch.ones(3, 4)), found)
+
+
 def test_there_is_one_device() -> None:
     assert moai.is_available()
     assert moai.device_count() == 1
