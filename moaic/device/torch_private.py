@@ -441,6 +441,12 @@ def is_traced_by_fx() -> bool:
     return tracing.is_fx_symbolic_tracing()
 
 
+def has_hooks_on_saved_tensors() -> bool:
+    """Whether a person's hooks get what ops save for the backward; those of PyTorch (checkpoints) do not count."""
+    hooks: Any = _C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
+
+
 def values_in(arguments: object) -> list[Any]:
     """The values in nested lists, dictionaries and what else is registered as a container."""
     from torch.utils import _pytree

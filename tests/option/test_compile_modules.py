@@ -146,6 +146,28 @@ def test_tensors_of_other_classes_run_op_by_op(kind: str, caplog: pytest.LogCapt
     assert caplog.text.count("runs op by op for tensors of class") == 1
 
 
+def test_hooks_get_what_each_op_saves() -> None:
+    def half(tensor: Tensor) -> Tensor:
+        return tensor.half() if tensor.is_floating_point() else tensor
+
+    def gradient(model: nn.Module, device: str) -> Tensor:
+        x = torch.linspace(-1, 1, 16).view(2, 8).to(device)
+        with torch.autograd.graph.saved_tensors_hooks(half, Tensor.float):
+            loss = model(x).square().sum()
+        loss.backward()
+        found = next(model.parameters()).grad
+        assert found is not None
+        return found.cpu()
+
+    whole = small()
+    whole(torch.linspace(-1, 1, 16).view(2, 8)).square().sum().backward()
+    found = gradient(small().cuda(), "cuda")
+    torch.testing.assert_close(found, gradient(small(), "cpu"))
+    exact = next(whole.parameters()).grad
+    assert exact is not None
+    assert (found - exact).abs().max() > 1e-5
+
+
 def test_what_fx_traces_is_not_compiled() -> None:
     model, x = small().cuda(), torch.ones(2, 8).cuda()
 
