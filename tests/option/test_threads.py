@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from moaic.runtime.controller import session
 from moaic.runtime.controller.deferred_forward import DeferredForward
 
-pytestmark = pytest.mark.usefixtures("mode")
+# Dynamo silences warnings of its own by the filters of the process, which threads set and restore in any order.
+pytestmark = [pytest.mark.usefixtures("mode"), pytest.mark.filterwarnings("ignore")]
 
 MODELS = 3
 
