@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
@@ -312,18 +312,7 @@ def _trace(real: Callable[..., Any]) -> Any:
 
 
 def _data_parallel(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-    return self.module(*_to_accelerator(inputs), **_to_accelerator(kwargs))
-
-
-def _to_accelerator(value: Any) -> Any:
-    """The value with all host tensors in it, also those in lists and dictionaries, moved to the accelerator."""
-    if isinstance(value, torch.Tensor):
-        return value.to(DEVICE) if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {name: _to_accelerator(item) for name, item in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_to_accelerator(item) for item in cast("list[Any]", value)]
-    return value
+    return self.module(*torch_private.moved(inputs, NAME), **torch_private.moved(kwargs, NAME))
 
 
 def _get_autocast_dtype() -> torch.dtype:
