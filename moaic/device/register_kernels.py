@@ -115,6 +115,8 @@ def _build(name: str) -> Any:
     packet = name.partition(".")[0]
     if packet in _INDEXING:
         return _indexing(kernel)
+    if packet == "aten::convolution":
+        return _recorded_by_jit(kernel)
     return _resolving(kernel) if packet in _LAZILY_CONJUGATED else kernel
 
 
@@ -134,6 +136,18 @@ def _indexing(kernel: Any) -> Any:
         return kernel(tensor, there, *args, **kwargs)
 
     return with_indices
+
+
+def _recorded_by_jit(convolution: Any) -> Any:
+    """`torch.jit.trace` records the op that convolution is made of for other devices, not convolution itself."""
+
+    def convolve(*args: Any) -> Any:
+        if torch_private.is_recorded_by_jit():
+            is_benchmark, is_deterministic, with_cudnn, with_tf32 = False, False, True, True
+            return torch.ops.aten._convolution(*args, is_benchmark, is_deterministic, with_cudnn, with_tf32)
+        return convolution(*args)
+
+    return convolve
 
 
 def _resolving(kernel: Any) -> Any:

@@ -6,7 +6,8 @@ Written for PyTorch 2.13; tests/device, which check each name, pass with 2.11 to
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator
+import inspect
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -177,7 +178,7 @@ class Registry:
 
     def add(self, name: str, kernel: Callable[..., Any]) -> None:
         """`name` as in `aten::add.Tensor`."""
-        self.library.impl(name, self.key, _untraced(kernel))
+        self.library.impl(name, self.key, _untraced(_unseen_by_jit(kernel) if self.key == "PrivateUse1" else kernel))
 
     def fall_through(self) -> None:
         self.library.fallback_fallthrough(self.key)
@@ -185,6 +186,41 @@ class Registry:
     def fall_back(self, kernel: Callable[..., Any]) -> None:
         """`kernel(overload, *args, **kwargs)` for every op that has no kernel under the key."""
         self.library.fallback(self.key, _untraced(kernel))
+
+
+def is_recorded_by_jit() -> bool:
+    """Whether `torch.jit.trace` watches ops, also those that are called within the one that runs."""
+    return _C._get_tracing_state() is not None
+
+
+def _unseen_by_jit(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, during which `torch.jit.trace` pauses where it has recorded the op: it gives all sizes as tensors."""
+    state, excluded, tracer = _C._get_tracing_state, _C._dispatch_tls_is_dispatch_key_excluded, _tracer()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        trace = state()
+        if trace is None or not excluded(tracer):
+            return kernel(*args, **kwargs)
+        _set_trace(None)
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _set_trace(trace)
+
+    return run
+
+
+@cache
+def _tracer() -> Any:
+    return _C._dispatch_key_parse("Tracer")
+
+
+def _set_trace(trace: Any) -> None:
+    """PyTorch sets it nowhere but where ops are recorded."""
+    tracer = _C.DispatchKeySet(_tracer())
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    with _C._ForceDispatchKeyGuard(included, excluded - tracer):
+        _C._set_tracing_state(trace)
 
 
 def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,6 +250,16 @@ def without_key(key: str) -> Any:
 def dynamo_backend(name: str) -> Callable[..., Any]:
     """The backend that `torch.compile(backend=name)` calls."""
     return _torch._dynamo.lookup_backend(name)
+
+
+def compiler(backend: str, options: Mapping[str, object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compiles functions as `torch.compile` does, apart from all others: they share what is compiled, and its limit.
+
+    By default PyTorch counts by code: the ninth of nine models whose classes share a decorator would not be compiled.
+    """
+    wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
+    is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
+    return _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
 
 
 @contextmanager

@@ -25,7 +25,7 @@ SIGNALS = 150
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Python drops what is raised while it collects garbage: in PyTorch's timer, or as an earlier test's module dies."""
+    """Python drops what is raised as it collects garbage: in PyTorch's timer, or as an earlier test's module dies."""
     gc.collect()
     gc.disable()
     yield

@@ -58,12 +58,26 @@ def test_a_scripted_module_moves_and_trains() -> None:
         assert torch.allclose(ours.cpu(), theirs, atol=1e-6)
 
 
-def test_a_module_that_lies_there_is_traced() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Gelu()).cuda().eval()
-    x = torch.randn(2, 4).cuda()
+class Assigning(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        out[:, 0] = x[:, 1]
+        out[..., 2].fill_(1)
+        return out
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Linear(4, 4), Gelu()), nn.Conv1d(3, 2, 2), nn.ConvTranspose1d(3, 2, 2), Assigning()]
+)
+def test_a_module_that_lies_there_is_traced(model: nn.Module) -> None:
+    """For all sizes of the batch: also through ops that the tracer leaves to the device's kernels to be recorded in."""
+    x = torch.randn(2, 3, 4)
+    expected = model(torch.cat([x, x]))
+    model, x = model.cuda().eval(), x.cuda()
     traced: Any = jit.trace(model, x)
-    assert torch.allclose(traced(x).cpu(), model(x).cpu(), atol=1e-6)
-    assert "moai" in str(traced(x).device)
+    found = traced(torch.cat([x, x]))
+    assert found.is_cuda
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("there", ["cuda", torch.device("cuda"), None, "cpu"])
