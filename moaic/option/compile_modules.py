@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
@@ -43,6 +43,8 @@ PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _COMPILING: Final = threading.Lock()
 """PyTorch looks a backend up by its name on its first use, and fails if two threads do so at once."""
 
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 MOST_OPS: Final = 1000
 """Ops before a call that are looked at for what it depends on: a cell in a loop has those of all steps before it."""
 
@@ -63,14 +65,25 @@ class AutoCompile:
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         self._modules: WeakSet[nn.Module] = WeakSet()
+        self._compilers: dict[Hashable, Compiler] = {}
+        """By what models have in common that share their compiled calls."""
 
     def __get__(self, module: nn.Module | None, owner: object = None) -> CompiledCall | None:
         if module is None or torch.compiler.is_compiling() or _ROOT.entered or not _is_whole_model(module):
             return None
-        call = CompiledCall(module, self._choices)
+        with _COMPILING:
+            call = CompiledCall(module, self._compiler(module))
         vars(module)[torch_private.CALL_COMPILED.name] = call
         self._modules.add(module)
         return call
+
+    def _compiler(self, module: nn.Module) -> Compiler:
+        """One for all models that are alike, such as the members of an ensemble."""
+        params = tuple((name, param.shape, param.dtype) for name, param in module.named_parameters())
+        key = type(module), params
+        if key not in self._compilers:
+            self._compilers[key] = torch_private.compiler(NAME, self._choices.backend)
+        return self._compilers[key]
 
     def release(self) -> None:
         """Removes the compiled call from every module."""
@@ -81,11 +94,9 @@ class AutoCompile:
 class CompiledCall:
     """The call of a module: compiled while the module is on the accelerator, plain otherwise."""
 
-    def __init__(self, module: nn.Module, choices: Choices) -> None:
+    def __init__(self, module: nn.Module, compiler: Compiler) -> None:
         self._module = module
-        options: Any = dict(choices.backend)
-        with _COMPILING:
-            self._compiled = torch.compile(_top_frame(module), backend=NAME, options=options)
+        self._compiled = compiler(_top_frame(module))
         self._is_plain = False
         """Whether Dynamo could not trace a call that runs: the module is not compiled."""
         self._has_told = False

@@ -19,6 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moaic.option import disable_advanced_parallelization, enable_advanced_parallelization
 from moaic.option.compile_modules import CompiledCall
 
+_dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
+
 pytestmark = pytest.mark.usefixtures("mode")
 
 
@@ -95,6 +97,25 @@ def test_back_on_the_cpu_it_runs_there() -> None:
     here = model(torch.ones(2, 8))
     assert here.device.type == "cpu"
     torch.testing.assert_close(here, there)
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x)
+
+
+def test_models_of_one_class_share_no_limit() -> None:
+    """PyTorch compiles a function eight times and no more, whichever models it is for."""
+    models = [Wide(width).cuda() for width in (8, 8, 9, 10)]
+    x = torch.ones(2, 4, device="cuda")
+    before = _dynamo.utils.counters["stats"]["unique_graphs"]
+    with _dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        assert all(model(x).shape == (2, 1) for model in models)
+    assert _dynamo.utils.counters["stats"]["unique_graphs"] == before + 3, "the two that are alike share one"
 
 
 def test_what_the_person_compiled_stays() -> None:
