@@ -493,6 +493,11 @@ def has_hooks_on_saved_tensors() -> bool:
     return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
 
 
+def has_hooks_of_all_modules() -> bool:
+    """Whether hooks are set that the call of any module runs."""
+    return bool(_torch.nn.modules.module._has_any_global_hook())
+
+
 def values_in(arguments: object) -> list[Any]:
     """The values in nested lists, dictionaries and what else is registered as a container."""
     from torch.utils import _pytree
@@ -517,6 +522,17 @@ def is_seen_by_dynamo(module: torch.nn.Module) -> bool:
     """Whether Dynamo traces the module's forward; it skips modules of PyTorch itself."""
     rules = importlib.import_module("torch._dynamo.trace_rules")
     return not rules.check(module.forward)
+
+
+def watch_hooks() -> Callable[[], None]:
+    """Make Dynamo see hooks that modules get or lose after they were compiled; returns what undoes it.
+
+    By default it leaves out the check at each call that there still are none.
+    """
+    config: Any = importlib.import_module("torch._dynamo.config")
+    before = config.skip_nnmodule_hook_guards
+    config.skip_nnmodule_hook_guards = False
+    return lambda: setattr(config, "skip_nnmodule_hook_guards", before)
 
 
 def pass_over(function: Any) -> None:

@@ -123,7 +123,8 @@ class CompiledCall:
         """Whether a call with these values among its arguments runs op by op.
 
         It does for tensors of other classes, such as nested ones: a plan knows plain tensors. Under hooks on saved
-        tensors: nothing of a compiled step is saved that they could pack. And where a gradient of an input is wanted,
+        tensors: nothing of a compiled step is saved that they could pack. Under hooks of all modules, which Dynamo does
+        not call for PyTorch's own. And where a gradient of an input is wanted,
         as in gradient penalties and differential equations: that is most often differentiated again, which no compiled
         graph can be.
         """
@@ -132,6 +133,8 @@ class CompiledCall:
             self._tell(f"for tensors of class {others[0]}: plans know plain tensors")
         elif torch_private.has_hooks_on_saved_tensors():
             self._tell("under hooks on saved tensors, which get what each op saves")
+        elif torch_private.has_hooks_of_all_modules():
+            self._tell("under hooks of all modules")
         elif torch.is_grad_enabled() and wants_gradient_of_inputs(values):
             self._tell("where the gradient of an input is wanted: it may be differentiated again")
         else:

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moaic.option import disable_advanced_parallelization, enable_advanced_parallelization
@@ -165,6 +166,44 @@ def test_tensors_of_other_classes_run_op_by_op(kind: str, caplog: pytest.LogCapt
     for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(ours.grad.cpu() if ours.grad is not None else None, theirs.grad)
     assert caplog.text.count("runs op by op for tensors of class") == 1
+
+
+def seen_by_hooks(model: nn.Module, device: str) -> list[float]:
+    """What hooks see and change that come and go while a model is used."""
+    x = torch.linspace(-1, 1, 16).view(2, 8).to(device)
+    parts, seen = [*model.children()], [model(x).sum().item()]
+
+    def note(_: nn.Module, __: Any, output: Tensor) -> None:
+        seen.append(output.sum().item())
+
+    def triple(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return 3 * output
+
+    def note_gradient(_: nn.Module, __: Any, gradients: Any) -> None:
+        seen.append(gradients[0].sum().item())
+
+    for install in (
+        lambda: parts[0].register_forward_hook(note),
+        lambda: parts[0].register_forward_hook(triple),
+        lambda: parts[1].register_full_backward_hook(note_gradient),
+        lambda: register_module_forward_hook(note),
+    ):
+        hook = install()
+        for _ in range(2):
+            result = model(x).sum()
+            result.backward()
+            seen.append(result.item())
+        hook.remove()
+        seen.append(model(x).sum().item())
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_hooks_that_come_and_go() -> None:
+    """Also after the model was compiled, and those that PyTorch calls for every module."""
+    wanted = seen_by_hooks(small(), "cpu")
+    assert seen_by_hooks(small().cuda(), "cuda") == pytest.approx(wanted, rel=1e-4)
+    assert len(wanted) == 25
 
 
 def test_hooks_get_what_each_op_saves() -> None:
