@@ -291,10 +291,11 @@ class _Unroller:
         self.parts.setdefault(result, {})[index] = part
 
     def _combine(self, op: Op) -> None:
-        (source,) = op.inputs()
+        (source,), (result,) = op.inputs(), op.results
         if source in self.sums:
+            # Two readers of a value may each have their own all-reduce of it: there is one sum.
+            self.whole[result] = self.whole[self.sums[source].results[0]]
             return
-        (result,) = op.results
         split = source.type.layout.split_of(self.axis)
         assert split is not None
         joined = Value(result.type, result.name)
