@@ -32,33 +32,37 @@ class Held:
 
 def held_by(step: Instructions, order: Sequence[Instruction], plan: Plan, fused: FusedFunctions) -> list[Held]:
     """Bytes of every worker along `pp`."""
-    return [_Liveness(step, plan, coords, fused).held(order) for coords in owner_coordinates(step.mesh)]
+    of_workers = step.of_workers(order)
+    return [
+        Liveness(step, plan, coords, fused).held(of_workers[coords.get("pp", 0)])
+        for coords in owner_coordinates(step.mesh)
+    ]
 
 
-class _Liveness:
+class Liveness:
     """The bytes that are live on the ranks at these coordinates, instruction by instruction."""
 
     def __init__(self, step: Instructions, plan: Plan, coords: dict[str, int], fused: FusedFunctions) -> None:
         self.step = step
         self.fused = fused
-        self.worker = coords.get("pp", 0)
         self.persistent = Persistent.of(plan, coords)
-        self.own = [index for index, workers in enumerate(step.workers) if self.worker in workers]
+        worker = coords.get("pp", 0)
+        self.own = [index for index, workers in enumerate(step.workers) if worker in workers]
         main = step.excerpt.joint.main
         self.main = of_rank(replace(main, ops=tuple(main.ops[index] for index in self.own)), coords)
 
     def held(self, order: Sequence[Instruction]) -> Held:
+        """The bytes over these instructions, all of which this worker runs."""
         mesh = self.step.mesh
         live = before = bytes_of(self.main.params, mesh) + self.persistent.beside(self.step.excerpt.joint_params)
         most, grown = self._changes()
         between, latest = 0, WHOLE
         peaks = dict.fromkeys(self.own, 0)
         for index, part in order:
-            if index in peaks:
-                if part not in (WHOLE, latest):
-                    between, latest = max(between, live), part
-                peaks[index] = max(peaks[index], live + most[index])
-                live += grown[index]
+            if part not in (WHOLE, latest):
+                between, latest = max(between, live), part
+            peaks[index] = max(peaks[index], live + most[index])
+            live += grown[index]
         gradients = sum(each.gradient.local_nbytes(mesh) for each in self.persistent.trained)
         parameters = bytes_of(self.persistent.values.values(), mesh)
         profile = [(_kind(self.step.ops[index]), peaks[index]) for index in self.own if most[index]]

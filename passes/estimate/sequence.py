@@ -40,7 +40,7 @@ class Instructions:
     count: int
     schedule: Schedule | None
 
-    @property
+    @cached_property
     def ops(self) -> Sequence[Op]:
         return self.excerpt.joint.main.ops
 
@@ -76,6 +76,14 @@ class Instructions:
         all_of_them = frozenset(range(self.mesh.size("pp")))
         owners = [[value.type.layout.owner_on("pp") for value in places(op)] for op in self.ops]
         return [all_of_them if None in each else frozenset(o for o in each if o is not None) for each in owners]
+
+    def of_workers(self, order: Iterable[Instruction]) -> Sequence[Sequence[Instruction]]:
+        """By worker along `pp`, those of these instructions that it runs."""
+        own: list[list[Instruction]] = [[] for _ in range(self.mesh.size("pp"))]
+        for instruction in order:
+            for worker in self.workers[instruction[0]]:
+                own[worker].append(instruction)
+        return own
 
     def maker(self, read: Read, part: int) -> Instruction:
         """The instruction that makes an operand of an instruction of micro-batch `part`."""

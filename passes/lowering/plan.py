@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from moaic.ir.graph import Function, Module
 from moaic.ir.specialize import specialized, symbols_of
@@ -13,7 +14,7 @@ from moaic.passes.pipeline.stage_actions import signature_on_workers
 from moaic.passes.schedules import schedule_in
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One configuration of one step: the partitioned module, which `moaic` prints, and the programs of the workers."""
 
@@ -30,7 +31,7 @@ class Plan:
         symbols = symbols_of(self.module)
         return self if symbols is None else self.at(symbols.example_numbers())
 
-    @property
+    @cached_property
     def on_workers(self) -> Function:
         """The signature of the step, each parameter and result owned by the worker that runs its stage."""
         main, schedule = self.module.main, schedule_in(self.module)

@@ -50,8 +50,8 @@ def _forward(main: Function, body: Sequence[Op], chunked: Collection[Op]) -> set
     makers = {result: op for op in body for result in op.results}
     early: set[Op] = set()
     for op in body:
-        sources = {makers[value] for value in op.inputs() if value in makers}
-        if op in forward or sources <= forward | early:
+        sources = (makers[value] for value in op.inputs() if value in makers)
+        if op in forward or all(source in forward or source in early for source in sources):
             early.add(op)
     rising = {op for op in early if op.name == SEND and _stage(op) < (op.results[0].type.layout.owner_on(AXIS) or 0)}
     wanted = [value for op in early if op in rising or op in chunked for value in op.results]

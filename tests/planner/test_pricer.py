@@ -12,15 +12,19 @@ import pytest
 
 from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.errors import Diagnostic
-from moaic.ir.graph import Module
+from moaic.ir.graph import Function, Module
 from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.passes.build import Builder
 from moaic.passes.config import Config, Distribute, Request
+from moaic.passes.estimate.held import Held, Liveness
 from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, sharded_otherwise, unstaged, work_of
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
+from moaic.passes.estimate.sequence import Instruction
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
 from moaic.passes.estimate.structural import Sketch, sketch
 from moaic.passes.perf.machine import Machine
+from moaic.passes.pipeline.stage_actions import signature_on_workers
+from moaic.passes.schedules import Schedule
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.planner.candidates import candidate_space, candidates
 from moaic.planner.evaluation import Evaluation
@@ -190,6 +194,25 @@ def test_a_pipeline_is_priced_from_few_layers_in_each_stage(
     assert told_memory.peak == pytest.approx(memory.peak, rel=AMID)
     for kept in ("parameters", "gradients", "optimizer"):
         assert getattr(told_memory, kept) == getattr(memory, kept)
+
+
+def test_a_worker_of_a_pipeline_goes_through_its_own_instructions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a price does not grow with the square of the stages."""
+    foreign, signatures, held_by_worker = list[int](), list[Function](), Liveness.held
+
+    def held(worker: Liveness, order: Sequence[Instruction]) -> Held:
+        foreign.append(sum(index not in worker.own for index, _ in order))
+        return held_by_worker(worker, order)
+
+    def signature(main: Function, schedule: Schedule) -> Function:
+        signatures.append(main)
+        return signature_on_workers(main, schedule)
+
+    monkeypatch.setattr(Liveness, "held", held)
+    monkeypatch.setattr("moaic.passes.lowering.plan.signature_on_workers", signature)
+    Pricer(deeper_step(), gpus(overlaps=True), worth=0).price(Config(pp=4, micro_batches=4))
+    assert foreign == [0] * 8
+    assert len(signatures) == 2
 
 
 def _outcome(prices: Pricer | WrittenOut, config: Config) -> Priced | str:
