@@ -25,7 +25,9 @@ from moaic.ir.graph import Module, Op, Role, Value
 from moaic.ir.op_names import FOLD_KEY
 from moaic.ir.topological_sort import sort_ops
 from moaic.passes.transforms.outline import layer_of, outline, regions
-from moaic.passes.transforms.shallow import BACKWARD, Stack, stacks_of
+from moaic.passes.transforms.shallow import Stack, stacks_of
+
+BACKWARD = "backward"
 
 COPIED = 1
 """The unit of a stack that is copied: the lowest one that may read a unit below it and one above it."""

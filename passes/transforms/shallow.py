@@ -25,8 +25,6 @@ from moaic.ir.graph import Function, Module, Op, Value
 from moaic.passes.transforms.dce import without_dead_ops
 from moaic.passes.transforms.outline import layer_of
 
-BACKWARD = "backward"
-
 MOST_PERIOD = 8
 """Most layers of different kinds that follow each other in a pattern."""
 
@@ -83,7 +81,15 @@ def shallow(module: Module, stack: Stack, units: int) -> Module | None:
 
 
 class _Place(NamedTuple):
-    """Where a value of a layer is made: the layer, its side, the op's place on it, and the result's."""
+    """Where a value of a layer is made: the layer, its side, the op's place on it, and the result's.
+
+    Ops are counted from the last one. Passes put ahead of the others what reshards the operands of a layer, and only
+    the layer at the end of a stack reads what is sharded otherwise:
+
+        %x = moai.all_reduce %h in "layers.0"               # op 1
+        %h1 = call @layers.fwd %x, %w1 in "layers.0"        # op 0
+        %h2 = call @layers.fwd %h1, %w2 in "layers.1"       # op 0
+    """
 
     layer: int
     side: str
@@ -141,7 +147,7 @@ class _Removal:
         """The ops of the layers to take out; records what every layer makes."""
         places: dict[tuple[int, str], int] = defaultdict(int)
         removed: set[Op] = set()
-        for op in self.main.ops:
+        for op in reversed(self.main.ops):
             if (layer := self._layer(op)) is None:
                 continue
             for index, result in enumerate(op.results):
@@ -153,16 +159,12 @@ class _Removal:
         return removed
 
     def _is_uniform(self) -> bool:
-        """Whether the layers whose values stand for others make the same: for each layer that is out the one below it.
-
-        In the backward it is the one above it.
-        """
+        """Whether the calls of the unit below those that are out can stand for these: its layers make the same."""
         makes: dict[tuple[int, str], list[Hashable]] = defaultdict(list)
         for place, value in self.at.items():
             makes[place.layer, place.side].append((place.op, place.result, value.type))
-        period = self.stack.period
         return all(
-            makes[layer, side] == makes[layer + (period if side == BACKWARD else -period), side]
+            makes[layer, side] == makes[layer - self.stack.period, side]
             for layer in self.out
             for side in {side for _, side in makes}
         )
@@ -176,10 +178,14 @@ class _Removal:
         return value in self.made and self.made[value].layer in self.out
 
     def _instead(self, value: Value, reader: int) -> Value | None:
-        """What a layer reads instead of a removed one's value: that of the layer as far beyond the removed ones."""
+        """What a layer reads instead of a removed one's value: that of the layer as far beyond the removed ones.
+
+        None where that makes no such value.
+        """
         place = self.made[value]
         layer = place.layer + (-len(self.out) if reader > place.layer else len(self.out))
-        return self.at.get(place._replace(layer=layer))
+        instead = self.at.get(place._replace(layer=layer))
+        return instead if instead is not None and instead.type == value.type else None
 
     def _passed_on(self, op: Op) -> bool:
         """Whether `op` only adds a removed layer's value to a sum, which then stays as it was."""

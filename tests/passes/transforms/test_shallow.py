@@ -86,6 +86,35 @@ func @step(%h0: f32[4], %w: f32[4]) -> (f32[4]) {
     assert shallow(load(text), Stack("m", 0, 1, 4), 3) is None
 
 
+def test_a_layer_that_reshards_what_it_reads_is_as_the_others_for_those_that_read_it() -> None:
+    """The lowest layer in the forward and the highest in the backward read what is outside of the stack."""
+    module = load("""// moai 1
+mesh [dp=2]
+func @a(%x: f32[4], %w: f32[4]) -> (f32[4]) {
+  %y = aten.mul.Tensor %x, %w : f32[4]
+  return %y
+}
+func @step(%x: f32[4{dp}], %g: f32[4{dp}], %w: f32[4]) -> (f32[4], f32[4]) {
+  %h0 = moai.all_gather %x {axis = "dp"} : f32[4] in "m.0" forward
+  %h1 = call @a %h0, %w : f32[4] in "m.0" forward
+  %h2 = call @a %h1, %w : f32[4] in "m.1" forward
+  %h3 = call @a %h2, %w : f32[4] in "m.2" forward
+  %h4 = call @a %h3, %w : f32[4] in "m.3" forward
+  %d4 = moai.all_gather %g {axis = "dp"} : f32[4] in "m.3" backward
+  %d3 = call @a %d4, %w : f32[4] in "m.3" backward
+  %d2 = call @a %d3, %w : f32[4] in "m.2" backward
+  %d1 = call @a %d2, %w : f32[4] in "m.1" backward
+  %d0 = call @a %d1, %w : f32[4] in "m.0" backward
+  return %h4, %d0
+}
+""")
+    found = shallow(module, Stack("m", 0, 1, 4), 3)
+    assert found is not None
+    main = check_made(found, "shallow").main
+    assert [op.loc.module for op in main.ops if op.name == "call"] == ["m.0", "m.1", "m.3", "m.3", "m.1", "m.0"]
+    assert sum(op.name == "moai.all_gather" for op in main.ops) == 2
+
+
 PAIR = """func @a.fwd(%x: f32[4], %w: f32[4]) -> (f32[4]) {
   %y = aten.mul.Tensor %x, %w : f32[4]
   return %y
