@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from moaic.ir.errors import Diagnostic
@@ -34,6 +34,8 @@ class Pricer:
         self._seconds = function_seconds(machine, self._fused)
         self._worth = worth
         self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
+        self._deep = [stack for stack in self._builder.stacks if stack.units > UNITS]
+        self._deepest = self._builder.without((stack, stack.units - UNITS - 1) for stack in self._deep)
         # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
         unverified = self._builder.without([]) if self._sketches else None
         self._of_whole = unverified or self._builder
@@ -88,8 +90,7 @@ class Pricer:
     def _shares_of(self, stages: int) -> list[Share]:
         """What each of so many stages has of the stacks that have deeper sketches."""
         if stages not in self._shares:
-            deep = [stack for stack in self._builder.stacks if stack.units > UNITS]
-            self._shares[stages] = self._builder.shares(deep, stages)
+            self._shares[stages] = self._builder.shares(self._deep, stages)
         return self._shares[stages]
 
     def _sketches_of(self, config: Config) -> tuple[Sketch, list[Deeper]] | None:
@@ -98,22 +99,25 @@ class Pricer:
             return self._replicated[config]
         if not self._sketches:
             return None
-        (base, _), *rest = self._sketches
-        modules = [(builder.partitioned(config), lacking) for builder, lacking in rest]
-        first = self._shorter(modules[0][0]) or base.partitioned(config)
-        deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in modules]
-        found = self._priced(first, config), deeper
+        base, *deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in self.sketched(config)]
+        found = base.sketch, deeper
         if config.distribute_param == "none":
             self._replicated[config] = found
         return found
 
-    def _shorter(self, module: Module) -> Module | None:
-        """The module of the base, from that of the first deeper step: what passes make of equal layers is equal.
+    def sketched(self, config: Config) -> list[tuple[Module, int]]:
+        """The modules of a plan of a deep step from which its price follows, each with the units that the base lacks.
 
-        None where it is not.
+        All come from one module with a unit more of every stack: what passes make of equal layers is equal. Where it is
+        not, the passes make each.
         """
-        stack = next(stack for stack in self._builder.stacks if stack.units > UNITS)
-        return shallow(module, replace(stack, units=UNITS + 1), UNITS)
+        assert self._deepest is not None, "a deep step without some units has one without a unit fewer"
+        deepest = self._deepest.partitioned(config)
+        found: list[tuple[Module, int]] = []
+        for more, (builder, lacking) in enumerate(self._sketches, -1):
+            others = (stack for at, stack in enumerate(self._deep) if at != more)
+            found.append((_shorter(deepest, others) or builder.partitioned(config), lacking))
+        return found
 
     def _staged(self, stages: int) -> Sequence[tuple[Builder, int]]:
         """The builders of `_sketched` for a pipeline, all stages of which lack equally many units; kept.
@@ -153,3 +157,11 @@ class Pricer:
 
     def _priced(self, module: Module, config: Config) -> Sketch:
         return sketch(module, config, self._machine, self._fused, self._seconds)
+
+
+def _shorter(module: Module, stacks: Iterable[Stack]) -> Module | None:
+    """A module with one more unit of these stacks than the base, without it; None where it has no such form."""
+    found: Module | None = module
+    for stack in stacks:
+        found = found and shallow(found, replace(stack, units=UNITS + 1), UNITS)
+    return found

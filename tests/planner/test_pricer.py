@@ -215,6 +215,24 @@ def test_a_worker_of_a_pipeline_goes_through_its_own_instructions_alone(monkeypa
     assert len(signatures) == 2
 
 
+@pytest.mark.parametrize("config", [Config(dp=2, tp=2, micro_batches=2), Config(dp=4, recompute="full")], ids=str)
+def test_the_passes_make_one_module_for_a_step_of_several_stacks(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sketches of a plan are that module with a unit less of some of its stacks."""
+    pricer = Pricer(step_of("bart"), gpus(overlaps=True), worth=0)
+    partitioned, made = Builder.partitioned, list[Builder]()
+
+    def counted(builder: Builder, config: Config) -> Module:
+        made.append(builder)
+        return partitioned(builder, config)
+
+    monkeypatch.setattr(Builder, "partitioned", counted)
+    sketches = pricer.sketched(config)
+    assert len(sketches) == 3
+    assert len(made) == 1
+
+
 def _outcome(prices: Pricer | WrittenOut, config: Config) -> Priced | str:
     """The price, or the reason why the plan is not possible."""
     try:
