@@ -70,6 +70,13 @@ class FunctionPartitioner:
         """By old value, the state in which the new function makes it first."""
         self.producer = {result: i for i, op in enumerate(function.ops) for result in op.results}
         self.params = tuple(self._define(p, s) for p, s in zip(function.params, states, strict=True))
+        self.anew: dict[Value, State] = {}
+        """By old value, the state in which a callee returns it: of the shards on which it was made anew.
+
+            %m = aten.gt.Scalar %r {other = 0.1} : bool[8, 4]          # the mask of a dropout, of no operand's shards
+            %p = aten.gt.Scalar %q {other = 0.1} : bool[8{dp}, 4]      # made anew, as the forward reads it
+            return %y, %p                                              # the backward reads it so, too
+        """
         self.current: Op | None = None
         """The old op that is being rewritten: it needs whatever is materialized meanwhile."""
         self.copies = defaultdict[Op, list[Op]](list)
@@ -124,7 +131,7 @@ class FunctionPartitioner:
     def _result(self, value: Value, role: Role, results: ResultStates | None) -> Value:
         have = self.first_state[value]
         if results is None:
-            return self.materialized[value][have]
+            return self.materialized[value][self.anew.get(value, have)]
         want = results(role, value, have)
         if self.axis.is_loop:
             want = REPLICATED if REPLICATED in self.materialized[value] else DEFERRED
@@ -327,6 +334,7 @@ class FunctionPartitioner:
         results = [Value(self._typed(o, s), o.name) for o, s in zip(op.results, strategy.results, strict=True)]
         for old, state, new in zip(op.results, strategy.results, results, strict=True):
             self.materialized[old].setdefault(state, new)
+            self.anew.setdefault(old, state)
         self._append(op, _rebuild(op, operands, tuple(results)))
         return self.materialized[value][want]
 
