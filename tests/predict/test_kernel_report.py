@@ -28,8 +28,7 @@ FUSES_MORE = torch.__version__ >= "2.14"
 """Whether Inductor makes one kernel less of a layer than it did."""
 
 TRITON = {
-    "layers.fwd.0": 4,
-    "layers.fwd.1": 6 if FUSES_MORE else 7,
+    "layers.fwd": 9 if FUSES_MORE else 10,
     "layers.bwd": 10,
     "step.0": 5,
     "step.1": 1,
@@ -38,7 +37,7 @@ TRITON = {
 }
 """Calls of Triton kernels in each function of a small Llama's data-parallel plan; one layer stands for all."""
 
-PRODUCTS = {"layers.fwd.0": 3, "layers.fwd.1": 5, "layers.bwd": 15, "step.2": 3}
+PRODUCTS = {"layers.fwd": 8, "layers.bwd": 15, "step.2": 3}
 """Matrix products that are left to the maker's library, and attention, one call to PyTorch's."""
 
 
