@@ -178,7 +178,7 @@ def take_small_model(source: ModelSource, sample: Sample, most: int) -> Captured
 
 
 def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
-    inputs = _text(config, sample) if _makes_text(config) else _pictures(config, sample)
+    inputs = _INPUTS.get(model.main_input_name, _text)(config, sample)
     if not sample.training:
         del inputs["labels"]
     with torch.set_grad_enabled(sample.training):
@@ -299,22 +299,21 @@ def _model(config: Any, source: ModelSource) -> Any:
         model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
     except Exception as error:
         if str(error).startswith("Unrecognized configuration class"):
-            raise Diagnostic(f"`{config.model_type}` is no language model and no image classifier") from error
+            kinds = "no language model, no image classifier and no model of speech with a decoder of text"
+            raise Diagnostic(f"`{config.model_type}` is {kinds}") from error
         raise _impossible(source, error) from error
     model.tie_weights()
     return model
 
 
-def _makes_text(config: Any) -> bool:
-    return hasattr(config, "vocab_size")
-
-
 def _maker(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+    """The class of transformers that makes a model with the head of its usual task; for text if none is known to."""
+    import transformers as hub
 
-    if not _makes_text(config):
-        return AutoModelForImageClassification
-    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    text = hub.AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else hub.AutoModelForCausalLM
+    makers = (text, hub.AutoModelForSpeechSeq2Seq, hub.AutoModelForImageClassification)
+    known = (maker for maker in makers if type(config) in cast("Any", maker)._model_mapping)
+    return next(known, text if hasattr(config, "vocab_size") else hub.AutoModelForImageClassification)
 
 
 def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
@@ -337,3 +336,18 @@ def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
         pixels = torch.randn(sample.batch, vision.num_channels, side, side, generator=generator)
         labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
         return {"pixel_values": pixels, "labels": labels}
+
+
+def _spectra(config: Any, sample: Sample) -> dict[str, Tensor]:
+    """Speech as frames of a spectrogram, all that the encoder takes, and the text that is said."""
+    with unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        frames = 2 * config.max_source_positions
+        features = torch.randn(sample.batch, config.num_mel_bins, frames, generator=generator)
+        length = min(sample.sequence, config.max_target_positions)
+        labels = torch.randint(0, config.vocab_size, (sample.batch, length), generator=generator)
+        return {"input_features": features, "labels": labels}
+
+
+_INPUTS: Final = {"pixel_values": _pictures, "input_features": _spectra}
+"""By the name of what a model reads; any other reads text."""

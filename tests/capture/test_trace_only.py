@@ -36,7 +36,7 @@ def test_a_decoder_without_a_start_token_reads_padding_first() -> None:
 
 
 def test_a_decoder_whose_type_names_no_padding_is_refused_by_what_it_is() -> None:
-    with pytest.raises(Diagnostic, match="`musicgen` is no language model and no image classifier"):
+    with pytest.raises(Diagnostic, match="`musicgen` is no language model, no image classifier"):
         take_model(ModelSource("musicgen", {}), Sample(2, 8))
 
 
@@ -46,3 +46,12 @@ def test_pictures_are_those_that_a_part_for_vision_takes(tmp_path: Path) -> None
     function = take_model(ModelSource(str(tmp_path), {}), Sample(2)).captured.function
     inputs = [param for at, param in enumerate(function.params) if function.param_role(at).kind == "input"]
     assert (2, 3, 16, 16) in {value.type.shape for value in inputs}
+
+
+def test_speech_is_frames_of_a_spectrogram() -> None:
+    layers = {f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 64, "pad_token_id": 0}
+    lengths = {"max_source_positions": 12, "max_target_positions": 6, "num_mel_bins": 8}
+    function = take_model(ModelSource("whisper", {**layers, **sizes, **lengths}), Sample(2, 8)).captured.function
+    inputs = [param for at, param in enumerate(function.params) if function.param_role(at).kind == "input"]
+    assert {value.type.shape for value in inputs} == {(2, 8, 24), (2, 6)}
