@@ -18,7 +18,7 @@ from moaic.ir.op_names import SEND
 from moaic.ir.ops import Kind, declaration_of, rule_of
 from moaic.ir.ops.checks import layouts_follow_rule
 from moaic.ir.ops.declaration import Complaints
-from moaic.ir.parser import parse_with_places
+from moaic.ir.parser import Parsed, parse_with_places
 from moaic.ir.printer import LINE_LENGTH, render_op, render_type, value_names
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
@@ -62,6 +62,11 @@ def verify(module: Module) -> None:
 
 def load(text: str, filename: str = "<text>") -> Module:
     """Parses and verifies; a Diagnostic points at the place in the file."""
+    return load_with_places(text, filename).module
+
+
+def load_with_places(text: str, filename: str = "<text>") -> Parsed:
+    """As `load`, with the place of each function and op."""
     parsed = parse_with_places(text, filename)
     try:
         verify(parsed.module)
@@ -69,7 +74,7 @@ def load(text: str, filename: str = "<text>") -> Module:
         if error.subject is None:
             raise
         raise Diagnostic(error.message, parsed.place(error.subject)) from None
-    return parsed.module
+    return parsed
 
 
 def _mesh(mesh: Mesh) -> Complaints:

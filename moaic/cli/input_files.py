@@ -7,17 +7,23 @@ from pathlib import Path
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.parser import Parsed
 from moaic.ir.specialize import in_example
-from moaic.ir.verify import load
+from moaic.ir.verify import load_with_places
 
 
 def read_module(path: str) -> Module:
     """The verified module in a file, or in standard input for `-`; it has a function. Raises Diagnostic."""
+    return read_with_places(path).module
+
+
+def read_with_places(path: str) -> Parsed:
+    """As `read_module`, with the place of each op."""
     name = "<stdin>" if path == "-" else path
-    module = load(read_text(path), name)
-    if not module.functions:
+    parsed = load_with_places(read_text(path), name)
+    if not parsed.module.functions:
         raise Diagnostic(f"{name} has no function", hint="IR text begins with `// moai 1` and has `func` below")
-    return module
+    return parsed
 
 
 def read_closed_module(path: str) -> Module:

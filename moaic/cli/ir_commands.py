@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 from moaic.cli.exit_codes import WRONG
-from moaic.cli.input_files import read_closed_module, read_module
+from moaic.cli.input_files import read_closed_module, read_module, read_with_places
 from moaic.cli.random_inputs import check_runnable, random_inputs
 from moaic.cli.render import as_comment, op_table, result_table, sizes, summary
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
 from moaic.ir.ops import declaration_of
+from moaic.ir.parser import Parsed
 from moaic.ir.printer import render, render_function
+from moaic.ir.specialize import in_example
 from moaic.support.cache_folder import cache_folder
 from moaic.text.tables import aligned_row, fitted, left
 
@@ -61,13 +65,36 @@ def opt(chosen: argparse.Namespace) -> int:
     elif chosen.file is None:
         raise Diagnostic("no file is given", hint="`moaic opt FILE -p outline,dp=2`; --list describes the passes")
     else:
-        print(render(run_passes(read_module(chosen.file), chosen.passes)), end="")
+        parsed = read_with_places(chosen.file)
+        with _blamed_on_text(parsed):
+            made = run_passes(parsed.module, chosen.passes)
+        print(render(made), end="")
     return 0
+
+
+@contextmanager
+def _blamed_on_text(parsed: Parsed) -> Generator[None]:
+    """As `check.op_types`, which needs torch, and is needed after an error alone."""
+    try:
+        yield
+    except Diagnostic:
+        raise
+    except Exception as error:
+        from moaic.check.op_types import wrong_ops
+
+        for diagnostic in wrong_ops(parsed):
+            raise diagnostic from error
+        raise
 
 
 def run(chosen: argparse.Namespace) -> int:
     """`moaic run`: prints type and spread of each result; with --ranks also its distance from one device."""
-    module = read_closed_module(chosen.file)
+    parsed = read_with_places(chosen.file)
+    with _blamed_on_text(parsed):
+        return _run(in_example(parsed.module), chosen)
+
+
+def _run(module: Module, chosen: argparse.Namespace) -> int:
     check_runnable(module)
     from moaic.check.distance import distance
     from moaic.runtime.interpreter import run_function, run_ranks
