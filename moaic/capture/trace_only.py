@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -178,7 +178,7 @@ def take_small_model(source: ModelSource, sample: Sample, most: int) -> Captured
 
 
 def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
-    inputs = _INPUTS.get(model.main_input_name, _text)(config, sample)
+    inputs = _task(config).inputs(config, sample)
     if not sample.training:
         del inputs["labels"]
     with torch.set_grad_enabled(sample.training):
@@ -296,7 +296,7 @@ def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]
 def _model(config: Any, source: ModelSource) -> Any:
     """A model with the head of its usual training task."""
     try:
-        model = _maker(config).from_config(config, trust_remote_code=source.trust_remote_code)
+        model = _task(config).maker.from_config(config, trust_remote_code=source.trust_remote_code)
     except Exception as error:
         if str(error).startswith("Unrecognized configuration class"):
             kinds = "no language model, no image classifier and no model of speech with a decoder of text"
@@ -306,14 +306,22 @@ def _model(config: Any, source: ModelSource) -> Any:
     return model
 
 
-def _maker(config: Any) -> Any:
-    """The class of transformers that makes a model with the head of its usual task; for text if none is known to."""
+class _Task(NamedTuple):
+    """What a model is trained for: the class of transformers that makes it with that head, and a batch for it."""
+
+    maker: Any
+    inputs: Callable[[Any, Sample], dict[str, Tensor]]
+
+
+def _task(config: Any) -> _Task:
+    """The first that transformers knows of: text comes before all, and also where none is known."""
     import transformers as hub
 
-    text = hub.AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else hub.AutoModelForCausalLM
-    makers = (text, hub.AutoModelForSpeechSeq2Seq, hub.AutoModelForImageClassification)
-    known = (maker for maker in makers if type(config) in cast("Any", maker)._model_mapping)
-    return next(known, text if hasattr(config, "vocab_size") else hub.AutoModelForImageClassification)
+    writer = hub.AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else hub.AutoModelForCausalLM
+    text, pictures = _Task(writer, _text), _Task(hub.AutoModelForImageClassification, _pictures)
+    tasks = (text, _Task(hub.AutoModelForSpeechSeq2Seq, _spectra), pictures)
+    known = (task for task in tasks if type(config) in task.maker._model_mapping)
+    return next(known, text if hasattr(config, "vocab_size") else pictures)
 
 
 def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
@@ -340,6 +348,9 @@ def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
 
 def _spectra(config: Any, sample: Sample) -> dict[str, Tensor]:
     """Speech as frames of a spectrogram, all that the encoder takes, and the text that is said."""
+    for name in ("max_source_positions", "num_mel_bins", "max_target_positions"):
+        if not hasattr(config, name):
+            raise Diagnostic(f"`{config.model_type}` reads no spectrogram as Whisper does: it has no `{name}`")
     with unset_fake_temporarily():
         generator = torch.Generator().manual_seed(0)
         frames = 2 * config.max_source_positions
@@ -347,7 +358,3 @@ def _spectra(config: Any, sample: Sample) -> dict[str, Tensor]:
         length = min(sample.sequence, config.max_target_positions)
         labels = torch.randint(0, config.vocab_size, (sample.batch, length), generator=generator)
         return {"input_features": features, "labels": labels}
-
-
-_INPUTS: Final = {"pixel_values": _pictures, "input_features": _spectra}
-"""By the name of what a model reads; any other reads text."""
