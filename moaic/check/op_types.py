@@ -6,7 +6,7 @@ PyTorch's to say. It is asked only after something failed, as most texts were wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -16,9 +16,8 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Op, Value
 from moaic.ir.parser import Parsed
 from moaic.ir.specialize import in_example
-from moaic.ir.types import TensorType
 from moaic.runtime.codegen.lower_to_fx import operand_of, run_op
-from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.dtypes import DTYPE_NAMES, DTYPES
 
 META: Final = torch.device("meta")
 
@@ -40,18 +39,14 @@ def _complaint(op: Op) -> str:
         return ""
     except Exception as error:
         return f"PyTorch does not take this: {str(error).partition(chr(10))[0]}"
-    found, said = [_text(result) for result in results], [_spelled(result.type) for result in op.results]
-    return "" if found == said else f"it makes {', '.join(found) or 'nothing'}, and its results are {', '.join(said)}"
+    found = ", ".join(_spelled(DTYPE_NAMES[result.dtype], result.shape) for result in results)
+    said = ", ".join(_spelled(result.type.dtype, result.type.shape) for result in op.results)
+    return "" if found == said else f"it makes {found or 'nothing'}, and its results are {said}"
 
 
 def _like(value: Value) -> Tensor:
     return torch.empty(value.type.shape, dtype=DTYPES[value.type.dtype], device=META)
 
 
-def _text(tensor: Tensor) -> str:
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    return _spelled(TensorType(names[tensor.dtype], tuple(tensor.shape)))
-
-
-def _spelled(made: TensorType) -> str:
-    return f"{made.dtype}{list(made.shape)}"
+def _spelled(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"

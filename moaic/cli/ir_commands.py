@@ -74,7 +74,7 @@ def opt(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _blamed_on_text(parsed: Parsed) -> Generator[None]:
-    """As `check.op_types`, which needs torch, and is needed after an error alone."""
+    """An error of ours within the block becomes that of the first op of the text that PyTorch does not take."""
     try:
         yield
     except Diagnostic:
@@ -82,9 +82,10 @@ def _blamed_on_text(parsed: Parsed) -> Generator[None]:
     except Exception as error:
         from moaic.check.op_types import wrong_ops
 
-        for diagnostic in wrong_ops(parsed):
-            raise diagnostic from error
-        raise
+        wrong = next(wrong_ops(parsed), None)
+        if wrong is None:
+            raise
+        raise wrong from error
 
 
 def run(chosen: argparse.Namespace) -> int:
