@@ -1,25 +1,26 @@
 """Stacks of recurrent layers and their gradients: rows of a batch are independent, time and features stay whole.
 
-    %out, %h, %c = moai.recurrent %x, [%h0, %c0], [%w_ih, %w_hh, ...] {mode = "lstm", num_layers = 1, ...}
-    %dx, %dw, ... = moai.recurrent_backward _, [%dout, _, _], %x, [%h0, %c0], [%w_ih, %w_hh, ...] {wanted = ..., ...}
+    %out, %h, %c, %record = moai.recurrent %x, [%h0, %c0], [%w_ih, %w_hh, ...] {mode = "lstm", saved = 36, ...}
+    %dx, %dw, ... = moai.recurrent_backward %record, [%dout, _, _], %x, [%h0, %c0], [...] {wanted = ..., ...}
 
-A GRU and a plain layer have one state. The first operand of the backward is a record, which programs do not have.
+A GRU and a plain layer have one state. A record stands for what autograd saves of the layers, of each row and time step
+as many values as `saved` says; without one (`_`), backward runs them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from moaic.ir.graph import Attr, Op, Operand, Value
+from moaic.ir.graph import Op, Operand, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
 from moaic.ir.ops.checks import result_count, shapes
 from moaic.ir.ops.declaration import Complaints, Kind, OpDecl
 from moaic.ir.ops.rule_building import operand_types, rule_of_factors, whole_rule
 from moaic.ir.printer import render_attr
-from moaic.ir.recurrent import MODES, RUNS_IN_BACKWARD, flops
+from moaic.ir.recurrent import MODES, flops, products_in_backward, values_saved
 from moaic.ir.rules import Rule
 from moaic.ir.types import DTYPE_BYTES, TensorType
 
@@ -29,18 +30,13 @@ _SPELLED: Final = ("lbp", "lbc")
 _PARAMS: Final = (2, 3, 4, 5)
 """Parameters of a layer in one direction: two matrices, with biases two more, with a projection one more."""
 
-_SAVED: Final[Mapping[Attr, float]] = {"lstm": 4.2, "gru": 2.4}
-_SAVED_BY_PLAIN: Final = 1.1
-"""Values for each gate of each row and time step that PyTorch's autograd saves of a layer, by mode: measured on a CPU,
-50 time steps of 16 rows."""
-
 
 def _dims(spelled: str) -> list[str]:
     """Factors of a rule: the batch may be split, all else is whole."""
     return [letter if letter == "b" else f"{letter}!" for letter in spelled]
 
 
-_X, _OUT, *_STATES = map(_dims, ("tbi", "tbo", *_SPELLED))
+_X, _OUT, _RECORD, *_STATES = map(_dims, ("tbi", "tbo", "tbr", *_SPELLED))
 
 
 def _rule(op: Op) -> Rule:
@@ -48,7 +44,8 @@ def _rule(op: Op) -> Rule:
         return whole_rule(op)
     states = _STATES[: _count(op.operands[1])]
     params = operand_types(op)[1 + len(states) :]
-    return rule_of_factors(op, [_X, *states, *_whole(params)], [_OUT, *states])
+    record = [_RECORD] if op.attrs.get("saved") else []
+    return rule_of_factors(op, [_X, *states, *_whole(params)], [_OUT, *states, *record])
 
 
 def _rule_of_backward(op: Op) -> Rule:
@@ -59,7 +56,8 @@ def _rule_of_backward(op: Op) -> Rule:
     assert isinstance(grads, tuple)
     assert isinstance(wanted, tuple)
     states = _STATES[: len(grads) - 1]
-    given = [dims for dims, grad in zip([_OUT, *states], grads, strict=True) if grad is not None]
+    record = [_RECORD] if _has_record(op) else []
+    given = [*record, *(dims for dims, grad in zip([_OUT, *states], grads, strict=True) if grad is not None)]
     params = _whole(operand_types(op)[len(given) + 1 + len(states) :])
     operands = [_X, *states, *params]
     results = [dims for dims, is_wanted in zip(operands, wanted, strict=True) if is_wanted]
@@ -74,34 +72,51 @@ def _count(operand: Operand) -> int:
     return len(operand) if isinstance(operand, tuple) else 1
 
 
+def _has_record(op: Op) -> bool:
+    return op.operands[0] is not None
+
+
+def _shapes(operands: Sequence[Operand]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Of the input and of the parameters."""
+    x, *rest = (value.type.shape for value in _flat(operands))
+    return x, rest[_count(operands[1]) :]
+
+
 def _flops(op: Op) -> int:
-    x, *rest = operand_types(op)
-    return flops(x.shape, [param.shape for param in rest[_count(op.operands[1]) :]])
+    return flops(*_shapes(op.operands))
 
 
 def _flops_of_backward(op: Op) -> int:
-    return RUNS_IN_BACKWARD * _flops(Op(RECURRENT, op.operands[2:]))
+    return products_in_backward(is_recorded=_has_record(op)) * flops(*_shapes(op.operands[2:]))
 
 
 def _workspace_of_backward(op: Op) -> int:
     """What autograd saves of the layers that are run again."""
-    x, *rest = operand_types(Op(RECURRENT, op.operands[2:]))
-    matrices = [param for param in rest[_count(op.operands[3]) :] if len(param.shape) == 2]
-    gates = sum(param.shape[0] for param in matrices) // 2  # of each layer a matrix for its input and one for its state
-    saved = _SAVED.get(op.attrs["mode"], _SAVED_BY_PLAIN)
-    return int(saved * prod(x.shape[:-1]) * gates * DTYPE_BYTES[x.dtype])
+    if _has_record(op):
+        return 0
+    x, params = _shapes(op.operands[2:])
+    return prod(x[:-1]) * values_saved(str(op.attrs["mode"]), params) * DTYPE_BYTES[op.results[0].type.dtype]
 
 
 def _check(op: Op, mesh: Mesh) -> Complaints:
-    yield from _check_layers(op, op.operands)
-    states = op.operands[1]
-    yield from result_count(op, 1 + _count(states))
+    if complaints := [*_check_layers(op, op.operands)]:
+        yield from complaints
+        return
+    states, saved = op.operands[1], op.attrs.get("saved", 0)
+    if not isinstance(saved, int) or isinstance(saved, bool) or saved < 0:
+        yield f"attribute `saved` is `{render_attr(saved)}`, not a number of values"
+        return
+    yield from result_count(op, 1 + _count(states) + bool(saved))
+    if saved:
+        yield from _check_record(op.operands, op.results[-1], str(saved))
     if _is_padded(op):
         yield from shapes(op, " ".join(["tbo", *_SPELLED[: _count(states)]]), op.results, _sizes(op.operands))
 
 
 def _check_backward(op: Op, mesh: Mesh) -> Complaints:
-    yield from _check_layers(op, op.operands[2:])
+    if complaints := [*_check_layers(op, op.operands[2:])]:
+        yield from complaints
+        return
     grads, wanted = op.operands[1], op.attrs.get("wanted")
     _, states, params = op.operands[2:]
     if not isinstance(grads, tuple) or len(grads) != 1 + _count(states) or grads == (None,) * len(grads):
@@ -111,6 +126,9 @@ def _check_backward(op: Op, mesh: Mesh) -> Complaints:
         yield f"attribute `wanted` is `{render_attr(wanted)}`, not a list of a bool for each of the other operands"
         return
     yield from result_count(op, sum(map(bool, wanted)))
+    if (record := op.operands[0]) is not None:
+        assert isinstance(record, Value)
+        yield from _check_record(op.operands[2:], record)
     if _is_padded(op):
         spelled = [word for word, grad in zip(["tbo", *_SPELLED], grads, strict=False) if grad is not None]
         yield from shapes(op, " ".join(spelled), [grad for grad in grads if grad is not None], _sizes(op.operands[2:]))
@@ -118,6 +136,14 @@ def _check_backward(op: Op, mesh: Mesh) -> Complaints:
     for value, result in zip(told, op.results, strict=True):
         if value.type.shape != result.type.shape:
             yield f"the gradient of `{list(value.type.shape)}` is of shape `{list(result.type.shape)}`"
+
+
+def _check_record(operands: Sequence[Operand], record: Value, saved: str = "") -> Complaints:
+    x, _ = _shapes(operands)
+    shape = record.type.shape
+    if shape[:-1] != x[:-1] or (saved and str(shape[-1]) != saved):
+        wanted = ", ".join([*map(str, x[:-1]), saved or "values"])
+        yield f"the record of these layers is of shape `[{wanted}]`, not `{list(shape)}`"
 
 
 def _check_layers(op: Op, operands: Sequence[Operand]) -> Complaints:
@@ -139,7 +165,7 @@ def _check_layers(op: Op, operands: Sequence[Operand]) -> Complaints:
         yield f"{op.attrs['mode']} layers have {states} states, not {_count(operands[1])}"
     elif _is_padded(op):
         yield from shapes(op, " ".join(["tbi", *_SPELLED[:states]]), _flat(operands)[: 1 + states], {})
-    own = layers * (1 + bool(op.attrs["bidirectional"])) if isinstance(layers, int) else 1
+    own = layers * (1 + bool(op.attrs.get("bidirectional"))) if isinstance(layers, int) else 1
     if _count(operands[2]) not in (own * each for each in _PARAMS):
         yield f"{_count(operands[2])} parameters are not 2 to 5 for each layer and direction"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from moaic.device import torch_private
 from moaic.device.handles import geometry, is_ours, new_tensor, view_of
 from moaic.ir.op_names import RECURRENT, RECURRENT_BACKWARD
-from moaic.ir.recurrent import MODES
+from moaic.ir.recurrent import MODES, values_saved
 from moaic.runtime.codegen.recurrent_layers import BACKWARD, FORWARD
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import row_major
@@ -53,6 +53,11 @@ class _Stack:
         """Input, states and parameters."""
         begin = 1 + self.count_of_states
         return tensors[0], list(tensors[1:begin]), list(tensors[begin:])
+
+    def values_recorded(self, params: Sequence[Tensor]) -> int:
+        """How many values a record holds for each row and time step: what autograd saves, input and output."""
+        of_input, of_state = (param.shape[1] for param in params[:2])
+        return values_saved(self.mode, [param.shape for param in params]) + of_input + self.directions * of_state
 
     def composed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The layers as PyTorch composes them of other ops."""
@@ -95,15 +100,19 @@ def _are_apart(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
 
 
 def _launch(stack: _Stack, tensors: Sequence[Tensor], *, is_recorded: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Output and last states, and the record if it is asked for and the ops are not traced."""
+    """Output and last states, and the record if it is asked for."""
     x, states, params = stack.split(tensors)
+    saved = stack.values_recorded(params) if is_recorded else 0
     if torch_private.is_traced(x):
-        return tuple(FORWARD(x, states, params, *stack.form)), None
-    out = (*x.shape[:-1], stack.directions * states[0].shape[-1])
-    results = [_new(x.dtype, shape) for shape in (out, *(state.shape for state in states))]
-    record = [_new(x.dtype, (1,))] if is_recorded else []
-    _send(RECURRENT, (x, states, params, *stack.form, is_recorded), [*results, *record])
-    return tuple(results), next(iter(record), None)
+        results: list[Tensor] = FORWARD(x, states, params, *stack.form, saved)
+    else:
+        out = (*x.shape[:-1], stack.directions * states[0].shape[-1])
+        shapes: list[Sequence[int]] = [out, *(state.shape for state in states)]
+        if is_recorded:
+            shapes.append((*x.shape[:-1], saved))
+        results = [_new(x.dtype, shape) for shape in shapes]
+        _send(RECURRENT, (x, states, params, *stack.form, saved), results)
+    return tuple(results[: 1 + len(states)]), results[-1] if is_recorded else None
 
 
 def _new(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -3,36 +3,43 @@
 PyTorch composes such a layer of some ten ops for each time step, where the device has no kernel for it. Here a worker
 calls PyTorch's layer, which picks the kernel of the worker's device: oneDNN's, cuDNN's, or ops of its own.
 
-    %out, %h, %c, %record = moai.recurrent(%x, [%h0, %c0], [%w_ih, %w_hh, …], "lstm", [], true, 1, false, true)
+    %out, %h, %c, %record = moai.recurrent(%x, [%h0, %c0], [%w_ih, %w_hh, …], "lstm", [], true, 1, false, 36)
     %dx, %dw, … = moai.recurrent_backward(%record, [%dout, _, _], %x, [%h0, %c0], [%w_ih, %w_hh, …], …)
 
-The record is an empty tensor to which the worker's own autograd graph of the layer is attached. Backward differentiates
-that graph; without a record, or with one that has lost its graph as it was moved, the layer is run again. Programs have
-no records: these would tie the run of one compiled function to that of another.
+The record is a tensor to which the worker's own autograd graph of the layer is attached. It is as large as what that
+graph holds, so that plans count it, but takes addresses only. Backward differentiates the graph; the layer is run again
+without a record, with one that has lost its graph as it was copied, where the memory of an operand has been reused, and
+on GPUs, whose kernels may be replayed without this code.
 """
 
 from __future__ import annotations
 
 import importlib
+import mmap
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from moaic.ir.graph import Op
-from moaic.ir.recurrent import RUNS_IN_BACKWARD
 from moaic.ir.recurrent import flops as recurrent_flops
+from moaic.ir.recurrent import products_in_backward
 from moaic.runtime.codegen.narrow_on_cpu import lacking
 
 _FORM: Final = "str mode, int[] batch_sizes, bool has_biases, int num_layers, bool bidirectional"
-"""What is not a tensor. `batch_sizes` are those of a packed sequence; a padded one, `[time, batch, …]`, has none."""
+"""What is not a tensor. `batch_sizes` are those of a packed sequence; a padded one, `[time, batch, …]`, has none.
+
+Forward is also told the size of the record, `saved` values for each row and time step, or 0 for none: what is compiled
+for one size is not taken for another.
+"""
 
 _SCHEMAS: Final = (
-    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, bool is_recorded=False) -> Tensor[]",
+    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, int saved=0) -> Tensor[]",
     "recurrent_backward(Tensor? record, Tensor?[] grads, Tensor x, Tensor[] states, Tensor[] params, "
     f"{_FORM}, bool[] wanted) -> Tensor[]",
 )
@@ -48,6 +55,10 @@ class _Recorded:
     operands: list[Tensor]
     results: tuple[Tensor, ...]
 
+    def is_of(self, operands: Sequence[Tensor]) -> bool:
+        """Whether these are the operands: the memory of parameters may have been reused, too, if they were gathered."""
+        return all(map(_are_equal, self.operands, operands))
+
 
 def _forward(
     x: Tensor,
@@ -58,24 +69,46 @@ def _forward(
     has_biases: bool,
     num_layers: int,
     bidirectional: bool,
-    is_recorded: bool = False,
+    saved: int = 0,
 ) -> list[Tensor]:
     """Output and last states, and the record if it is wanted."""
     layer = (mode, batch_sizes, has_biases, num_layers, bidirectional)
-    if not is_recorded:
-        return [result.contiguous() for result in _run([x, *states, *params], len(states), *layer)]
+    if not saved or x.device.type != "cpu":
+        results = [result.contiguous() for result in _run([x, *states, *params], len(states), *layer)]
+        return [*results, *_like_record(x, saved)]
     graph = _record([x, *states, *params], len(states), *layer)
-    record = x.new_empty(1)
+    record = _without_memory(x, (*x.shape[:-1], saved))
     setattr(record, _GRAPH, graph)
     # Copies, as programs may write to results in place: the graph needs the values that it has computed.
     return [*(result.detach().clone() for result in graph.results), record]
 
 
-def _like_forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) -> list[Tensor]:
-    """Results of a layer that is not recorded."""
-    *_, bidirectional = form
+def _like_forward(
+    x: Tensor,
+    states: list[Tensor],
+    params: list[Tensor],
+    mode: str,
+    batch_sizes: Sequence[int],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    saved: int = 0,
+) -> list[Tensor]:
     width = states[0].shape[-1] * (1 + bidirectional)
-    return [x.new_empty((*x.shape[:-1], width)), *(state.new_empty(state.shape) for state in states)]
+    results = [x.new_empty((*x.shape[:-1], width)), *(state.new_empty(state.shape) for state in states)]
+    return [*results, *_like_record(x, saved)]
+
+
+def _like_record(x: Tensor, saved: int) -> list[Tensor]:
+    return [x.new_empty((*x.shape[:-1], saved))] if saved else []
+
+
+def _without_memory(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of zeros that takes memory only where it is written, with the element type of `x`."""
+    nbytes = prod(shape) * x.element_size()
+    if not nbytes:
+        return x.new_empty(shape)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=x.dtype).resize_(shape)
 
 
 def _backward(
@@ -88,13 +121,16 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of the operands for which `wanted`, the last argument, holds."""
     *layer, wanted = form
-    graph: _Recorded = getattr(record, _GRAPH, None) or _record([x, *states, *params], len(states), *layer)
-    given = [(result, grad) for result, grad in zip(graph.results, grads, strict=True) if grad is not None]
+    given = [x, *states, *params]
+    graph: _Recorded | None = getattr(record, _GRAPH, None)
+    if graph is None or not graph.is_of(given):
+        graph = _record(given, len(states), *layer)
+    known = [(result, grad) for result, grad in zip(graph.results, grads, strict=True) if grad is not None]
     operands = [operand for operand, is_wanted in zip(graph.operands, wanted, strict=True) if is_wanted]
     found = torch.autograd.grad(
-        [result for result, _ in given],
+        [result for result, _ in known],
         operands,
-        [grad for _, grad in given],
+        [grad for _, grad in known],
         retain_graph=True,
         allow_unused=True,
         materialize_grads=True,
@@ -102,7 +138,7 @@ def _backward(
     return [grad.contiguous() for grad in found]
 
 
-def _like_backward(record: None, grads: Any, x: Tensor, states: list[Tensor], *rest: Any) -> list[Tensor]:
+def _like_backward(record: Tensor | None, grads: Any, x: Tensor, states: list[Tensor], *rest: Any) -> list[Tensor]:
     params, *_, wanted = rest
     pairs = zip((x, *states, *params), wanted, strict=True)
     return [each.new_empty(each.shape) for each, is_wanted in pairs if is_wanted]
@@ -110,7 +146,9 @@ def _like_backward(record: None, grads: Any, x: Tensor, states: list[Tensor], *r
 
 def _record(operands: Sequence[Tensor], states: int, *layer: Any) -> _Recorded:
     with torch.inference_mode(mode=False), torch.enable_grad(), _autograd_reached():
-        leaves = [_leaf(operand) for operand in operands]
+        # Input and states most often lie in memory that the program reuses at once, parameters do not.
+        given, params = operands[: 1 + states], operands[1 + states :]
+        leaves = [*(each.detach().clone().requires_grad_() for each in given), *map(_leaf, params)]
         return _Recorded(leaves, _run(leaves, states, *layer))
 
 
@@ -125,8 +163,12 @@ def _autograd_reached() -> AbstractContextManager[None]:
 
 
 def _leaf(operand: Tensor) -> Tensor:
-    """As by `.data`: the program's own autograd checks by itself that nothing is overwritten."""
     return (operand.clone() if operand.is_inference() else operand.data).requires_grad_()
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    is_same_memory = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return is_same_memory or torch.equal(one, other)
 
 
 def _run(operands: Sequence[Tensor], states: int, *layer: Any) -> tuple[Tensor, ...]:
@@ -188,4 +230,5 @@ def flops(*args: Any) -> int:
     """Operations of either op, from the arguments of its call."""
     is_forward = not isinstance(args[2], Tensor)
     x, _, params = args[:3] if is_forward else args[2:5]
-    return recurrent_flops(x.shape, [param.shape for param in params]) * (1 if is_forward else RUNS_IN_BACKWARD)
+    products = 1 if is_forward else products_in_backward(is_recorded=args[0] is not None)
+    return products * recurrent_flops(x.shape, [param.shape for param in params])

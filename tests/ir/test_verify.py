@@ -40,14 +40,27 @@ def gru(
     return body(f"%y, %l = moai.recurrent {operands} {{{attrs}}} : {made}", RECURRENT)
 
 
-def gru_backward(wanted: str = "true, false, true, false", grads: str = "%g, _", made: str = "f32[9, 4] +dp") -> str:
-    op = f"moai.recurrent_backward _, [{grads}], %x, [%h], [%w, %u] {{{GRU}, wanted = [{wanted}]}}"
-    return body(f"%y, %z = {op} : f32[5, 8{{dp}}, 4], {made}", f"{RECURRENT}, %g: f32[5, 8{{dp}}, 3]")
+def recorded_gru(saved: str = "24", record: str = "f32[5, 8{dp}, 24]") -> str:
+    op = f"moai.recurrent %x, [%h], [%w, %u] {{{GRU}, saved = {saved}}}"
+    return body(f"%y, %l, %r = {op} : f32[5, 8{{dp}}, 3], f32[1, 8{{dp}}, 3], {record}", RECURRENT)
+
+
+def gru_backward(
+    wanted: str = "true, false, true, false",
+    grads: str = "%g, _",
+    made: str = "f32[9, 4] +dp",
+    record: str = "f32[5, 8{dp}, 24]",
+) -> str:
+    op = f"moai.recurrent_backward %r, [{grads}], %x, [%h], [%w, %u] {{{GRU}, wanted = [{wanted}]}}"
+    params = f"{RECURRENT}, %g: f32[5, 8{{dp}}, 3], %r: {record}"
+    return body(f"%y, %z = {op} : f32[5, 8{{dp}}, 4], {made}", params)
 
 
 SOUND = [
     gru(),
+    recorded_gru(),
     gru_backward(),
+    gru_backward().replace("backward %r", "backward _"),
     body("%y = aten.mm %x, %w : f32[8{dp}, 4] +tp", "%x: f32[8{dp}, 16{tp}], %w: f32[16{tp}, 4]"),
     body("%y = aten.neg %x : f32[8{dp}] +tp", "%x: f32[8{dp}] +tp"),
     body("%y = aten.full {size = [8], fill_value = 1} : f32[8{dp, tp}]"),
@@ -171,6 +184,15 @@ UNSOUND = [
     (gru(operands="%h, [%x], [%w, %u]"), "size t is 1 in one place and 5 in another"),
     (gru(made="f32[5, 8{dp}, 3], f32[1, 7, 3]"), "size b is 8 in one place and 7 in another"),
     (gru(made="f32[5, 8, 3], f32[1, 8{dp}, 3]"), "`moai.recurrent`"),
+    (recorded_gru(saved="true"), "attribute `saved` is `true`, not a number of values"),
+    (recorded_gru(saved="-1"), "attribute `saved` is `-1`, not a number of values"),
+    (recorded_gru(saved="0"), "it has 3 results, not 2"),
+    (
+        recorded_gru(record="f32[5, 8{dp}, 1]"),
+        "the record of these layers is of shape `[5, 8, 24]`, not `[5, 8, 1]`",
+    ),
+    (gru_backward(record="f32[5, 4, 24]"), "the record of these layers is of shape `[5, 8, values]`"),
+    (gru_backward(record="f32[5, 8, 24]"), "`moai.recurrent_backward`"),
     (gru_backward(grads="_, _"), "the second operand is a list of a gradient, or `_`"),
     (gru_backward(wanted="true"), "attribute `wanted` is `[true]`, not a list of a bool for each"),
     (gru_backward(wanted="true, true, true, true"), "it has 2 results, not 4"),

@@ -38,15 +38,16 @@ def layers(d: Drawn) -> tuple[Tensor, list[Tensor | None], list[Tensor | None], 
 @cases("moai.recurrent")
 def recurrent(d: Drawn, name: str) -> Case:
     x, states, params, attrs = layers(d)
-    return case(name, x, states, params, **attrs)
+    return case(name, x, states, params, **attrs, saved=d.pick(0, 3))
 
 
 @cases("moai.recurrent_backward")
 def recurrent_backward(d: Drawn, name: str) -> Case:
     x, states, params, attrs = layers(d)
-    forward = case("moai.recurrent", x, states, params, **attrs)
-    grads: list[Tensor | None] = [d.fine(*result.shape) for result in run_op(forward.op, forward.tensors)]
+    forward = case("moai.recurrent", x, states, params, **attrs, saved=2)
+    *results, record = run_op(forward.op, forward.tensors)
+    grads: list[Tensor | None] = [d.fine(*result.shape) for result in results]
     if d.pick(True, False):
         grads[1] = None
     wanted = (True, *(d.pick(True, False) for _ in (*states, *params)))
-    return case(name, None, grads, x, states, params, **attrs, wanted=wanted)
+    return case(name, d.pick(record, None), grads, x, states, params, **attrs, wanted=wanted)
