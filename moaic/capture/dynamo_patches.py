@@ -9,6 +9,8 @@
   dims of the same size: the smaller last batch of an epoch needs no capture of its own.
 * The shapes of an LSTM cell without biases are found: PyTorch's check of them asks for the device of each bias.
 * Recurrent layers are traced: the device has each stack as one op. Dynamo refuses them, as other devices have many ops.
+* Lists and dictionaries that are only passed on to a function at a graph break are not looked into: the sizes of each
+  tensor in the targets of a batch would be guarded, and other targets be a capture of their own.
 * After a graph break, the functions of the runtime and of `torch.moai` are skipped: Dynamo would look for graphs in
   them.
 
@@ -59,6 +61,7 @@ def _patch(*started: Any) -> None:
     _open_batches()
     _take_cells_without_bias()
     _take_recurrent_layers()
+    _pass_data_on_unseen()
     recording: Any = sys.modules.get("transformers.utils.output_capturing")
     if recording is not None and not hasattr(recording.maybe_install_capturing_hooks, _MARK):
         _install_hooks_during_tracing(recording)
@@ -104,6 +107,35 @@ def _take_recurrent_layers() -> None:
 
     setattr(wrap_module, _MARK, True)
     cast("Any", VariableBuilder).wrap_module = wrap_module
+
+
+def _pass_data_on_unseen() -> None:
+    from torch._dynamo.output_graph import OutputGraph
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    graph, lazy = cast("Any", OutputGraph), cast("Any", LazyVariableTracker)
+    restored = getattr(graph, "_get_stack_values_to_restore", None)
+    if restored is None or hasattr(restored, _MARK):
+        return
+    look_into = lazy.realize_all.__func__
+
+    def look_into_all_but_data(cls: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(value) is lazy and not value.is_realized() and type(value.original_value()) in (list, dict):
+            return value
+        return look_into(cls, value, *args, **kwargs)
+
+    @wraps(restored)
+    def values_to_restore(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _captures_whole(tx):
+            return restored(self, tx, *args, **kwargs)
+        lazy.realize_all = classmethod(look_into_all_but_data)
+        try:
+            return restored(self, tx, *args, **kwargs)
+        finally:
+            lazy.realize_all = classmethod(look_into)
+
+    setattr(values_to_restore, _MARK, True)
+    graph._get_stack_values_to_restore = values_to_restore
 
 
 def _open_batches() -> None:
