@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from types import FunctionType
+from functools import cache, partial, wraps
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -252,14 +252,38 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
     return _torch._dynamo.lookup_backend(name)
 
 
-def compiler(backend: str, options: Mapping[str, object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiler(
+    backend: str, options: Mapping[str, object], leaves_alone: Callable[[FrameType], bool]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compiles functions as `torch.compile` does, apart from all others: they share what is compiled, and its limit.
 
     By default PyTorch counts by code: the ninth of nine models whose classes share a decorator would not be compiled.
+    Calls of functions that `leaves_alone` run as they are, with all that they call.
     """
     wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
     is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
-    return _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
+    made: Any = _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
+    own = getattr(made, "context", made)  # autocast may be around it
+    own.callback = _leaving_alone(own.callback, leaves_alone)
+    return made
+
+
+def _leaving_alone(callback: Callable[..., Any], leaves_alone: Callable[[FrameType], bool]) -> Callable[..., Any]:
+    """Dynamo's conversion of a frame, but for some."""
+    types: Any = importlib.import_module("torch._dynamo.types")
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    action = types.FrameAction.SKIP
+    unchanged = types.ConvertFrameReturn(types.FrameExecStrategy(action, action), apply_to_code=False)
+
+    @wraps(callback)
+    def convert(frame: Any, *rest: Any) -> Any:
+        # Of what Dynamo never converts, it looks for graphs in all that is called from there.
+        if not rules.check(frame.f_code, frame=frame) and leaves_alone(frame):
+            return unchanged
+        return callback(frame, *rest)
+
+    vars(convert)["_torchdynamo_orig_backend"] = callback
+    return convert
 
 
 @contextmanager
@@ -496,6 +520,14 @@ def has_hooks_on_saved_tensors() -> bool:
 def has_hooks_of_all_modules() -> bool:
     """Whether hooks are set that the call of any module runs."""
     return bool(_torch.nn.modules.module._has_any_global_hook())
+
+
+def is_among_compiled_outputs(tensor: torch.Tensor) -> bool:
+    """Whether a compiled graph returned this tensor beside others that may have gradients."""
+    node: Any = tensor.grad_fn
+    if node is None or node.name() != "CompiledFunctionBackward":
+        return False
+    return sum(each.dtype.is_floating_point for each in getattr(node, "_input_metadata", ())) > 1
 
 
 def values_in(arguments: object) -> list[Any]:

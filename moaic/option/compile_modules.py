@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
+from moaic.option.data_functions import works_on_data_alone
 from moaic.options import Choices
 
 LOGGER: Final = logging.getLogger("moaic")
@@ -82,7 +83,7 @@ class AutoCompile:
         params = tuple((name, param.shape, param.dtype) for name, param in module.named_parameters())
         key = type(module), params
         if key not in self._compilers:
-            self._compilers[key] = torch_private.compiler(NAME, self._choices.backend)
+            self._compilers[key] = torch_private.compiler(NAME, self._choices.backend, works_on_data_alone)
         return self._compilers[key]
 
     def release(self) -> None:
