@@ -17,6 +17,7 @@ from moaic.option import cuda
 from moaic.option.compile_modules import WRAPPERS, AutoCompile, left_alone
 from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
 from moaic.option.mapping import Make, Mapping, always
+from moaic.option.output_hooks import warns
 
 FACTORIES: Final = (
     "arange",
@@ -77,7 +78,7 @@ _ON_ACCELERATOR: Final = '`device="cuda"` is the accelerator'
 
 def mappings(auto_compile: AutoCompile) -> list[Mapping]:
     """All mapped calls; `auto_compile` is the mapping of a module's call."""
-    ours = (_factories(), _moves(), _queries(), _mixed_precision(), _tools(), cuda.mappings())
+    ours = (_factories(), _moves(), _queries(), _hooks(), _mixed_precision(), _tools(), cuda.mappings())
     return [*chain.from_iterable(ours), *_module_calls(auto_compile)]
 
 
@@ -113,6 +114,12 @@ def _queries() -> Iterator[Mapping]:
     point = torch_private.symbol_as_tensor()
     meaning = "calls PyTorch's own `torch.scalar_tensor`"
     yield Mapping("SymNodeVariable.as_tensor of Dynamo", meaning, point, always(torch_private.as_tensor_in_graphs))
+
+
+def _hooks() -> Iterator[Mapping]:
+    meaning = "warns where a compiled model has computed with its output, too"
+    for name in ("retain_grad", "register_hook"):
+        yield _mapping(torch.Tensor, "torch.Tensor", name, meaning, warns)
 
 
 def _mixed_precision() -> Iterator[Mapping]:
