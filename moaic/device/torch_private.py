@@ -258,7 +258,8 @@ def compiler(
     """Compiles functions as `torch.compile` does, apart from all others: they share what is compiled, and its limit.
 
     By default PyTorch counts by code: the ninth of nine models whose classes share a decorator would not be compiled.
-    Calls of functions that `leaves_alone` run as they are, with all that they call.
+    Calls of functions that `leaves_alone` run as they are, with all that they call. So does NumPy: PyTorch 2.13 traces
+    `a[..., ::-1]` as a reversal of another dim, and loses what is written to a reversed view.
     """
     wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
     is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
@@ -272,6 +273,7 @@ def _leaving_alone(callback: Callable[..., Any], leaves_alone: Callable[[FrameTy
     """Dynamo's conversion of a frame, but for some."""
     types: Any = importlib.import_module("torch._dynamo.types")
     rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    config: Any = importlib.import_module("torch._dynamo.config")
     action = types.FrameAction.SKIP
     unchanged = types.ConvertFrameReturn(types.FrameExecStrategy(action, action), apply_to_code=False)
 
@@ -280,7 +282,8 @@ def _leaving_alone(callback: Callable[..., Any], leaves_alone: Callable[[FrameTy
         # Of what Dynamo never converts, it looks for graphs in all that is called from there.
         if not rules.check(frame.f_code, frame=frame) and leaves_alone(frame):
             return unchanged
-        return callback(frame, *rest)
+        with config.patch(trace_numpy=False):
+            return callback(frame, *rest)
 
     vars(convert)["_torchdynamo_orig_backend"] = callback
     return convert
