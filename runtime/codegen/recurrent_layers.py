@@ -39,7 +39,7 @@ for one size is not taken for another.
 """
 
 _SCHEMAS: Final = (
-    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, int saved=0) -> Tensor[]",
+    f"recurrent(Tensor x, Tensor[] states, Tensor[] params, {_FORM}, int saved) -> Tensor[]",
     "recurrent_backward(Tensor? record, Tensor?[] grads, Tensor x, Tensor[] states, Tensor[] params, "
     f"{_FORM}, bool[] wanted) -> Tensor[]",
 )
@@ -60,19 +60,9 @@ class _Recorded:
         return all(map(_are_equal, self.operands, operands))
 
 
-def _forward(
-    x: Tensor,
-    states: list[Tensor],
-    params: list[Tensor],
-    mode: str,
-    batch_sizes: Sequence[int],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    saved: int = 0,
-) -> list[Tensor]:
+def _forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) -> list[Tensor]:
     """Output and last states, and the record if it is wanted."""
-    layer = (mode, batch_sizes, has_biases, num_layers, bidirectional)
+    *layer, saved = form
     if not saved or x.device.type != "cpu":
         results = [result.contiguous() for result in _run([x, *states, *params], len(states), *layer)]
         return [*results, *_like_record(x, saved)]
@@ -83,17 +73,8 @@ def _forward(
     return [*(result.detach().clone() for result in graph.results), record]
 
 
-def _like_forward(
-    x: Tensor,
-    states: list[Tensor],
-    params: list[Tensor],
-    mode: str,
-    batch_sizes: Sequence[int],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    saved: int = 0,
-) -> list[Tensor]:
+def _like_forward(x: Tensor, states: list[Tensor], params: list[Tensor], *form: Any) -> list[Tensor]:
+    *_, bidirectional, saved = form
     width = states[0].shape[-1] * (1 + bidirectional)
     results = [x.new_empty((*x.shape[:-1], width)), *(state.new_empty(state.shape) for state in states)]
     return [*results, *_like_record(x, saved)]
@@ -163,6 +144,7 @@ def _autograd_reached() -> AbstractContextManager[None]:
 
 
 def _leaf(operand: Tensor) -> Tensor:
+    """A tensor of the same memory that autograd differentiates for; a copy where that is not allowed."""
     return (operand.clone() if operand.is_inference() else operand.data).requires_grad_()
 
 
@@ -219,7 +201,7 @@ BACKWARD: Final[Any] = torch.ops.moai.recurrent_backward.default
 
 
 def recurrent(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
-    return FORWARD(*operands, **op.attrs)
+    return FORWARD(*operands, **{"saved": 0, **op.attrs})
 
 
 def recurrent_backward(op: Op, operands: Sequence[Any], device: torch.device) -> list[Tensor]:
