@@ -309,6 +309,28 @@ def test_memory_that_a_call_replaces() -> None:
     torch.testing.assert_close(dict(model.cpu().state_dict()), dict(plain.state_dict()))
 
 
+class Reversed(nn.Module):
+    """Reads its values as NumPy's, through a reversed view, and writes through one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.linear(x).detach().cpu().numpy()
+        backwards = values[..., ::-1].copy()
+        last = backwards[::-1]
+        last[0] = 7
+        return torch.from_numpy(backwards).to(x.device)
+
+
+def test_numpy_runs_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, x = Reversed(), torch.randn(2, 5, 3)
+    wanted = model(x)
+    torch.testing.assert_close(model.cuda()(x.cuda()).cpu(), wanted)
+
+
 def test_mixed_precision_is_autocast_around_the_forward() -> None:
     enable_advanced_parallelization(compile=False, mixed_precision=True)
     model = small().cuda()

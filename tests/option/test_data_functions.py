@@ -146,26 +146,3 @@ def test_a_loss_that_breaks_the_graph_is_captured_for_no_batch_of_its_own() -> N
     before = counters["stats"]["unique_graphs"]
     assert trained("cuda") == pytest.approx(wanted, rel=1e-5)
     assert counters["stats"]["unique_graphs"] - before <= 2
-
-
-class Reversed(nn.Module):
-    """Reads its values as NumPy's, through a reversed view, and writes through one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = self.linear(x).detach().cpu().numpy()
-        backwards = values[..., ::-1].copy()
-        last = backwards[::-1]
-        last[0] = 7
-        return torch.from_numpy(backwards).to(x.device)
-
-
-@pytest.mark.usefixtures("mode")
-def test_numpy_runs_as_it_is() -> None:
-    torch.manual_seed(0)
-    model, x = Reversed(), torch.randn(2, 5, 3)
-    wanted = model(x)
-    torch.testing.assert_close(model.cuda()(x.cuda()).cpu(), wanted)
