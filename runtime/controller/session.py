@@ -14,6 +14,7 @@ from moaic.ir.layout import Mesh
 from moaic.runtime.controller import startup_log
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.early_workers import EarlyWorkers
+from moaic.runtime.controller.idle_threads import let_sleep
 from moaic.runtime.controller.launch import launch_flavor
 from moaic.runtime.host.flavors import Flavor, asked_for
 from moaic.runtime.host.gpu_specs import target_of
@@ -145,6 +146,8 @@ class Session:
         workers = self._early.take(flavor) or launch_flavor(flavor)
         startup_log.initializing()
         accelerator = self._accelerator = Accelerator(workers)
+        if not flavor.gpus:
+            let_sleep()
         self._publish_phase()
         atexit.register(self.close)
         self._watch()
