@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
@@ -39,7 +39,7 @@ class Pricer:
         # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
         unverified = self._builder.without([]) if self._sketches else None
         self._of_whole = unverified or self._builder
-        self._in_stages: dict[int, Sequence[tuple[Builder, int]]] = {}
+        self._in_stages: dict[int, _Staged | None] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
         self._shares: dict[int, list[Share]] = {}
@@ -64,9 +64,11 @@ class Pricer:
 
         Raises Diagnostic with the reason where there is no such plan.
         """
-        stages = schedule_of(config.schedule, config.pp, config.micro_batches).stages
-        builders = self._staged(stages) or [(self._of_whole, 0)]
-        return [(builder.partitioned(config), lacking) for builder, lacking in builders]
+        found = self._staged(schedule_of(config.schedule, config.pp, config.micro_batches).stages)
+        if found is None:
+            return [(self._of_whole.partitioned(config), 0)]
+        deeper = found.deeper.partitioned(config)
+        return [(_shorter(deeper, found.runs) or found.base.partitioned(config), 0), (deeper, found.lacking)]
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
         found = self._sketches_of(config)
@@ -119,10 +121,10 @@ class Pricer:
             found.append((_shorter(deepest, others) or builder.partitioned(config), lacking))
         return found
 
-    def _staged(self, stages: int) -> Sequence[tuple[Builder, int]]:
-        """The builders of `_sketched` for a pipeline, all stages of which lack equally many units; kept.
+    def _staged(self, stages: int) -> _Staged | None:
+        """The sketches of pipelines, all stages of which lack equally many units; kept.
 
-        Empty where the stages have units of several stacks: what they take would not grow by the same.
+        None where the stages have units of several stacks: what they take would not grow by the same.
         """
         if stages not in self._in_stages:
             try:
@@ -130,7 +132,8 @@ class Pricer:
             except Diagnostic:
                 runs = []
             alike = len(runs) == 1 and len(runs[0]) == stages
-            self._in_stages[stages] = self._sketched(runs, min(1.0, self._worth)) if alike else ()
+            found = self._sketched(runs, min(1.0, self._worth)) if alike else ()
+            self._in_stages[stages] = _Staged(runs[0], found[0][0], *found[1]) if found else None
         return self._in_stages[stages]
 
     def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> Sequence[tuple[Builder, int]]:
@@ -157,6 +160,18 @@ class Pricer:
 
     def _priced(self, module: Module, config: Config) -> Sketch:
         return sketch(module, config, self._machine, self._fused, self._seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """The sketches of the pipelines with one number of stages."""
+
+    runs: Sequence[Stack]
+    """Of the one stack of layers, the units of each stage."""
+    base: Builder
+    deeper: Builder
+    lacking: int
+    """How many units the base lacks in each stage."""
 
 
 def _shorter(module: Module, stacks: Iterable[Stack]) -> Module | None:
