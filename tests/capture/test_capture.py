@@ -133,6 +133,30 @@ def test_sizes_stay_open_and_are_instantiated(compiler: Compiler) -> None:
     assert any(engine.program.symbols for engine in compiler.engines)
 
 
+class Grids(nn.Module):
+    """Rows of several grids, whose sizes it compares with their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, grids: list[tuple[int, int]]) -> Tensor:
+        rows = sum(height * width for height, width in grids)
+        torch._check(rows == x.shape[1])  # pyright: ignore[reportPrivateUsage]
+        return self.projection(x).square().sum()
+
+
+def test_checks_of_sizes_are_left_to_dynamo(compiler: Compiler) -> None:
+    model = Grids()
+    compiled = compiler(model)
+    for grids in ([(2, 3), (1, 2)], [(2, 4), (3, 2)], [(5, 4), (3, 2)]):
+        x = torch.randn(2, sum(height * width for height, width in grids), 4)
+        torch.testing.assert_close(compiled(x, grids), model(x, grids))
+    assert any(engine.program.symbols for engine in compiler.engines)
+    with pytest.raises(Exception, match="Expected cond to be True, but got False"):
+        compiled(torch.randn(2, 7, 4), [(5, 4), (3, 2)])
+
+
 def test_inference(compiler: Compiler) -> None:
     model = llama().eval()
     inputs = text()
