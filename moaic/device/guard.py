@@ -93,6 +93,8 @@ def raise_held(real: Callable[..., Any]) -> Callable[..., Any]:
             if held is None:
                 raise
         except Exception as error:
+            if torch_private.DIFFERENTIATED_TWICE in str(error):
+                error.add_note("hint: run it op by op: model.forward = torch.compiler.disable(model.forward)")
             shorten(error)
             raise
         raise held

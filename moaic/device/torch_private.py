@@ -39,6 +39,9 @@ create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create
 SPARSE_KEYS: Final = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 """Dispatch keys of sparse tensors of the device."""
 
+DIFFERENTIATED_TWICE: Final = "torch.compile with aot_autograd does not currently support double backward"
+"""What PyTorch says where a derivative of a compiled graph is differentiated."""
+
 CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
 """Selects CPU kernels, for ops that touch only sizes, strides and the storage pointer."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from moaic.option.compile_modules import MOST_OPS, wants_gradient_of_inputs
 
@@ -66,6 +67,31 @@ def test_only_gradients_of_inputs_are_in_the_way() -> None:
     for _ in range(MOST_OPS):
         far = far + 1
     assert not wants_gradient_of_inputs([far])
+
+
+def adapted(model: nn.Module, x: Tensor) -> Tensor:
+    """Of MAML: the loss after a step of gradient descent that is differentiated, too."""
+    weights: dict[str, Tensor] = {**dict(model.named_parameters())}
+    inner = functional_call(model, weights, (x,)).square().mean()
+    steps = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+    moved = {name: weight - 0.1 * step for (name, weight), step in zip(weights.items(), steps, strict=True)}
+    return functional_call(model, moved, (x,)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_an_error_says_how_gradients_of_parameters_are_differentiated() -> None:
+    model, x = small().cuda(), torch.ones(3, 2, device="cuda")
+    with pytest.raises(RuntimeError, match="double backward") as raised:
+        adapted(model, x).backward()
+    (hint,) = raised.value.__notes__
+    assert hint == "hint: run it op by op: model.forward = torch.compiler.disable(model.forward)"
+    model.forward = torch.compiler.disable(model.forward)
+    adapted(model, x).backward()
+    host = small()
+    adapted(host, x.cpu()).backward()
+    for ours, theirs in zip(model.parameters(), host.parameters(), strict=True):
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
