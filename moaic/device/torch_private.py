@@ -528,6 +528,13 @@ def has_hooks_of_all_modules() -> bool:
     return bool(_torch.nn.modules.module._has_any_global_hook())
 
 
+def is_functional_call(compiled: FrameType | None) -> bool:
+    """Whether a module's compiled call, whose frame this is, is made by `torch.func.functional_call`."""
+    module = compiled and compiled.f_back
+    caller = module and module.f_back
+    return caller is not None and caller.f_code is _torch.nn.utils.stateless._functional_call.__code__
+
+
 def is_among_compiled_outputs(tensor: torch.Tensor) -> bool:
     """Whether a compiled graph returned this tensor beside others that may have gradients."""
     node: Any = tensor.grad_fn

@@ -7,12 +7,14 @@ and pickles are plain, as PyTorch leaves the compiled call out of them.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import count
+from types import FrameType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -106,7 +108,8 @@ class CompiledCall:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
-            if self._is_plain or self._is_called_plainly(torch_private.values_in((args, kwargs))):
+            values = torch_private.values_in((args, kwargs))
+            if self._is_plain or self._is_given_parameters(inspect.currentframe()) or self._is_called_plainly(values):
                 return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
@@ -140,6 +143,15 @@ class CompiledCall:
             self._tell("where the gradient of an input is wanted: it may be differentiated again")
         else:
             return torch_private.is_traced_by_fx()
+        return True
+
+    def _is_given_parameters(self, frame: FrameType | None) -> bool:
+        """Whether a call has parameters from elsewhere, whose gradients may be differentiated again, as in MAML."""
+        if not torch_private.is_functional_call(frame) or not torch.is_grad_enabled():
+            return False
+        if not any(param.requires_grad for param in self._module.parameters()):
+            return False
+        self._tell("where it is called with parameters from elsewhere: their gradients may be differentiated again")
         return True
 
     def _tell(self, when: str) -> None:
