@@ -34,12 +34,10 @@ class Pricer:
         self._seconds = function_seconds(machine, self._fused)
         self._worth = worth
         self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
-        self._deep = [stack for stack in self._builder.stacks if stack.units > UNITS]
-        self._deepest = self._builder.without((stack, stack.units - UNITS - 1) for stack in self._deep)
         # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
-        unverified = self._builder.without([]) if self._sketches else None
+        unverified = self._builder.without([]) if self._sketches is not None else None
         self._of_whole = unverified or self._builder
-        self._in_stages: dict[int, _Staged | None] = {}
+        self._in_stages: dict[int, _Sketches | None] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
         self._shares: dict[int, list[Share]] = {}
@@ -65,10 +63,7 @@ class Pricer:
         Raises Diagnostic with the reason where there is no such plan.
         """
         found = self._staged(schedule_of(config.schedule, config.pp, config.micro_batches).stages)
-        if found is None:
-            return [(self._of_whole.partitioned(config), 0)]
-        deeper = found.deeper.partitioned(config)
-        return [(_shorter(deeper, found.runs) or found.base.partitioned(config), 0), (deeper, found.lacking)]
+        return [(self._of_whole.partitioned(config), 0)] if found is None else found.partitioned(config)
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
         found = self._sketches_of(config)
@@ -83,23 +78,26 @@ class Pricer:
             return StageBound()
         try:
             found = self._sketches_of(unstaged(config))
+            if found is None:
+                return StageBound()
             schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
             stages = self._shares_of(schedule.stages)
         except Diagnostic:
             return StageBound()
-        return StageBound() if found is None else bound_of_stages(config, schedule, stages, *found)
+        return bound_of_stages(config, schedule, stages, *found)
 
     def _shares_of(self, stages: int) -> list[Share]:
         """What each of so many stages has of the stacks that have deeper sketches."""
+        assert self._sketches is not None
         if stages not in self._shares:
-            self._shares[stages] = self._builder.shares(self._deep, stages)
+            self._shares[stages] = self._builder.shares([stack for (stack,) in self._sketches.deep], stages)
         return self._shares[stages]
 
     def _sketches_of(self, config: Config) -> tuple[Sketch, list[Deeper]] | None:
         """The sketches of a plan, the base and the deeper ones; kept for bounds where no parameters are sharded."""
         if config in self._replicated:
             return self._replicated[config]
-        if not self._sketches:
+        if self._sketches is None:
             return None
         base, *deeper = [Deeper(self._priced(module, config), lacking) for module, lacking in self.sketched(config)]
         found = base.sketch, deeper
@@ -108,21 +106,12 @@ class Pricer:
         return found
 
     def sketched(self, config: Config) -> list[tuple[Module, int]]:
-        """The modules of a plan of a deep step from which its price follows, each with the units that the base lacks.
+        """The modules of a plan of a deep step from which its price follows, each with the units the base lacks."""
+        assert self._sketches is not None
+        return self._sketches.partitioned(config)
 
-        All come from one module with a unit more of every stack: what passes make of equal layers is equal. Where it is
-        not, the passes make each.
-        """
-        assert self._deepest is not None, "a deep step without some units has one without a unit fewer"
-        deepest = self._deepest.partitioned(config)
-        found: list[tuple[Module, int]] = []
-        for more, (builder, lacking) in enumerate(self._sketches, -1):
-            others = (stack for at, stack in enumerate(self._deep) if at != more)
-            found.append((_shorter(deepest, others) or builder.partitioned(config), lacking))
-        return found
-
-    def _staged(self, stages: int) -> _Staged | None:
-        """The sketches of pipelines, all stages of which lack equally many units; kept.
+    def _staged(self, stages: int) -> _Sketches | None:
+        """The sketches of pipelines of so many stages, all of which lack equally many units; kept.
 
         None where the stages have units of several stacks: what they take would not grow by the same.
         """
@@ -132,46 +121,57 @@ class Pricer:
             except Diagnostic:
                 runs = []
             alike = len(runs) == 1 and len(runs[0]) == stages
-            found = self._sketched(runs, min(1.0, self._worth)) if alike else ()
-            self._in_stages[stages] = _Staged(runs[0], found[0][0], *found[1]) if found else None
+            self._in_stages[stages] = self._sketched(runs, min(1.0, self._worth)) if alike else None
         return self._in_stages[stages]
 
-    def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> Sequence[tuple[Builder, int]]:
-        """Builders of the base and of each deeper step, and how many units the base lacks in each run of a stack.
-
-        Empty if they are not worth it, or if there is no such step.
-        """
+    def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> _Sketches | None:
+        """The sketches of a step whose stacks have these runs of units; None if not worth it, or if there are none."""
         least = [min((run.units for run in of_stack), default=0) for of_stack in runs]
         lacking = {at: units - UNITS for at, units in enumerate(least) if units > UNITS}
         units = sum(stack.units for stack in self._builder.stacks)
         base = units - sum(lack * len(runs[at]) for at, lack in lacking.items())
         sketched = (1 + len(lacking)) * base + sum(len(runs[at]) for at in lacking)
         if not lacking or worth * sketched > units:
-            return ()
-        found = [
-            (
-                self._builder.without((run, less - (at == more)) for at, less in lacking.items() for run in runs[at]),
-                lack,
-            )
-            for more, lack in ((None, 0), *lacking.items())
-        ]
-        made = [(builder, lack) for builder, lack in found if builder is not None]
-        return made if len(made) == len(found) else ()
+            return None
+
+        def builder(*more: int) -> Builder | None:
+            """Of the base with a unit more in each run of these stacks."""
+            return self._builder.without((run, less - (at in more)) for at, less in lacking.items() for run in runs[at])
+
+        found = [builder(), *map(builder, lacking)]
+        deepest = found[-1] if len(lacking) == 1 else builder(*lacking)
+        made = [each for each in found if each is not None]
+        if deepest is None or len(made) < len(found):
+            return None
+        return _Sketches([runs[at] for at in lacking], deepest, list(zip(made, (0, *lacking.values()), strict=True)))
 
     def _priced(self, module: Module, config: Config) -> Sketch:
         return sketch(module, config, self._machine, self._fused, self._seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    """The sketches of the pipelines with one number of stages."""
+class _Sketches:
+    """Steps with few units of each stack, from whose prices that of a deep one follows."""
 
-    runs: Sequence[Stack]
-    """Of the one stack of layers, the units of each stage."""
-    base: Builder
-    deeper: Builder
-    lacking: int
-    """How many units the base lacks in each stage."""
+    deep: Sequence[Sequence[Stack]]
+    """The stacks of which they lack units, each as the runs that lack equally many."""
+    deepest: Builder
+    """Of the step with a unit more of every stack than the base."""
+    builders: Sequence[tuple[Builder, int]]
+    """Of the base, and of each with a unit more of one stack; how many units the base lacks in each run of it."""
+
+    def partitioned(self, config: Config) -> list[tuple[Module, int]]:
+        """The modules of a plan of each of these steps, and how many units the base lacks.
+
+        All come from that of the deepest: what passes make of equal layers is equal. Where it is not, the passes make
+        each.
+        """
+        deepest = self.deepest.partitioned(config)
+        found: list[tuple[Module, int]] = []
+        for more, (builder, lacking) in enumerate(self.builders, -1):
+            others = [run for at, of_stack in enumerate(self.deep) if at != more for run in of_stack]
+            found.append((_shorter(deepest, others) or builder.partitioned(config), lacking))
+        return found
 
 
 def _shorter(module: Module, stacks: Iterable[Stack]) -> Module | None:
