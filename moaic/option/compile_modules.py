@@ -108,8 +108,8 @@ class CompiledCall:
         if torch.compiler.is_compiling() or _ROOT.entered or not is_on_accelerator(self._module):
             return torch_private.call_of(self._module)(*args, **kwargs)
         with left_alone():
-            values = torch_private.values_in((args, kwargs))
-            if self._is_plain or self._is_given_parameters(inspect.currentframe()) or self._is_called_plainly(values):
+            frame = inspect.currentframe()
+            if self._is_plain or self._is_called_plainly(torch_private.values_in((args, kwargs)), frame):
                 return torch_private.call_of(self._module)(*args, **kwargs)
             try:
                 return self._compiled(*args, **kwargs)
@@ -123,14 +123,14 @@ class CompiledCall:
         LOGGER.warning("%s runs op by op from now on, without a plan: %s", type(self._module).__name__, reason)
         return result
 
-    def _is_called_plainly(self, values: Sequence[object]) -> bool:
-        """Whether a call with these values among its arguments runs op by op.
+    def _is_called_plainly(self, values: Sequence[object], frame: FrameType | None) -> bool:
+        """Whether the call in this frame, with these values among its arguments, runs op by op.
 
         It does for tensors of other classes, such as nested ones: a plan knows plain tensors. Under hooks on saved
         tensors: nothing of a compiled step is saved that they could pack. Under hooks of all modules, which Dynamo does
-        not call for PyTorch's own. And where a gradient of an input is wanted,
-        as in gradient penalties and differential equations: that is most often differentiated again, which no compiled
-        graph can be.
+        not call for PyTorch's own. And where a gradient is wanted of an input, as in gradient penalties and
+        differential equations, or of parameters that the call is given, as in MAML: it is most often differentiated
+        again, which no compiled graph can be.
         """
         others = [type(value).__name__ for value in values if isinstance(value, Tensor) and type(value) not in PLAIN]
         if others:
@@ -141,18 +141,14 @@ class CompiledCall:
             self._tell("under hooks of all modules")
         elif torch.is_grad_enabled() and wants_gradient_of_inputs(values):
             self._tell("where the gradient of an input is wanted: it may be differentiated again")
+        elif torch.is_grad_enabled() and torch_private.is_functional_call(frame) and self._wants_gradients():
+            self._tell("where it is called with parameters from elsewhere: their gradients may be differentiated again")
         else:
             return torch_private.is_traced_by_fx()
         return True
 
-    def _is_given_parameters(self, frame: FrameType | None) -> bool:
-        """Whether a call has parameters from elsewhere, whose gradients may be differentiated again, as in MAML."""
-        if not torch_private.is_functional_call(frame) or not torch.is_grad_enabled():
-            return False
-        if not any(param.requires_grad for param in self._module.parameters()):
-            return False
-        self._tell("where it is called with parameters from elsewhere: their gradients may be differentiated again")
-        return True
+    def _wants_gradients(self) -> bool:
+        return any(param.requires_grad for param in self._module.parameters())
 
     def _tell(self, when: str) -> None:
         if not self._has_told:
