@@ -79,7 +79,7 @@ class GraphReader:
         if node.target in _CHECKS:
             return self._check(node)
         if node.target is aten._assert_scalar.default:
-            # Of sizes, which Dynamo's guards compare before each call; of values, what it asks has no number.
+            # It is about sizes, which Dynamo compares before each call: a number that depends on values was refused.
             return None
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | SymInt | SymFloat | SymBool):
