@@ -19,6 +19,7 @@ ENOUGH: Final = 1 << 16
 
 def let_sleep() -> None:
     """Let idle threads of OpenMP sleep; where the program has fewer than half of the cores, the others are free."""
+    # OpenMP counts the cores of the affinity: it knows no quota.
     own, available = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if own > 1 and available <= 2 * own:
         for _ in range((available - own) // (own - 1) + 1):

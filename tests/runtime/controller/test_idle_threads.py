@@ -12,24 +12,30 @@ from moaic.runtime.host.cores import cores
 COPIES = 100
 
 SCRIPT = f"""
-import os, time, torch
+import os, threading, time, torch
 from moaic.runtime.controller.idle_threads import let_sleep
 
 source, target = torch.ones(1 << 17), torch.empty(1 << 17)
 
 def others():
-    "Seconds of computing by all threads but the main one."
-    tasks = set(os.listdir("/proc/self/task")) - {{str(os.getpid())}}
-    return sum(int(open(f"/proc/self/task/{{task}}/schedstat").read().split()[0]) for task in tasks) / 1e9
+    "All threads but the main one."
+    return set(os.listdir("/proc/self/task")) - {{str(os.getpid())}}
+
+def seconds():
+    "Seconds of computing by the others."
+    return sum(int(open(f"/proc/self/task/{{task}}/schedstat").read().split()[0]) for task in others()) / 1e9
 
 target.copy_(source)
+alone = len(others())
 let_sleep()
-time.sleep(0.1)
-before = others()
+idle = [thread for thread in threading.enumerate() if thread.name == "idle"]
+while len(others()) < alone + len(idle) * torch.get_num_threads():
+    time.sleep(0.01)
+before = seconds()
 for _ in range({COPIES}):
     target.copy_(source)
     time.sleep(0.01)
-print(others() - before)
+print(seconds() - before)
 """
 
 
