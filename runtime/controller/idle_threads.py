@@ -22,10 +22,15 @@ def let_sleep() -> None:
     # OpenMP counts the cores of the affinity: it knows no quota.
     own, available = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if own > 1 and available <= 2 * own:
-        for _ in range((available - own) // (own - 1) + 1):
-            threading.Thread(target=_with_team, name="idle", daemon=True).start()
+        teams = [threading.Event() for _ in range((available - own) // (own - 1) + 1)]
+        for made in teams:
+            threading.Thread(target=_with_team, args=(made,), name="idle", daemon=True).start()
+        # A program that ends while one of its threads is in an op of PyTorch is aborted.
+        for made in teams:
+            made.wait()
 
 
-def _with_team() -> None:
+def _with_team(made: threading.Event) -> None:
     torch.empty(ENOUGH, dtype=torch.uint8, device="cpu").zero_()
+    made.set()
     threading.Event().wait()

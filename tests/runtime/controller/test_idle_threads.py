@@ -29,8 +29,7 @@ target.copy_(source)
 alone = len(others())
 let_sleep()
 idle = [thread for thread in threading.enumerate() if thread.name == "idle"]
-while len(others()) < alone + len(idle) * torch.get_num_threads():
-    time.sleep(0.01)
+assert len(others()) >= alone + len(idle) * torch.get_num_threads() > alone
 before = seconds()
 for _ in range({COPIES}):
     target.copy_(source)
