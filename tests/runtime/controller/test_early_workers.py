@@ -52,9 +52,12 @@ def test_they_are_the_workers_of_the_accelerator(early: EarlyWorkers) -> None:
     accelerator.close()
 
 
-def test_those_of_another_flavor_are_ended(early: EarlyWorkers) -> None:
-    started = fork_servers()
+def test_those_of_another_flavor_are_ended() -> None:
+    others, early = fork_servers(), EarlyWorkers()
+    early.start(TWO)
+    started = fork_servers() - others
     assert early.take(replace(TWO, workers=3)) is None
+    assert started
     assert not started & fork_servers()
 
 
