@@ -30,6 +30,9 @@ ACCUMULATE: Final = "moai.accumulate"
 ADD_TO: Final = "moai.add_to"
 """Adds to a sum inside a compiled function: the first operand is the sum."""
 
+REPEAT_LAST: Final = "moai.repeat_last"
+"""Makes the dim `dim` as long as that of its result, by copies of the last element along it."""
+
 SDPA: Final = "moai.sdpa"
 SDPA_BACKWARD: Final = "moai.sdpa_backward"
 GROUPED_MM: Final = "moai.grouped_mm"

@@ -28,10 +28,12 @@ from moaic.ir.op_names import (
     RAND,
     RECURRENT,
     RECURRENT_BACKWARD,
+    REPEAT_LAST,
     SCALED_MM,
     SDPA,
     SDPA_BACKWARD,
 )
+from moaic.ir.ops.refitting import dim_from_front
 from moaic.ir.specialize import Specializer
 from moaic.ir.symbols import Numbers
 from moaic.ir.types import TensorType
@@ -218,6 +220,12 @@ def _add_to(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     return torch.add(*operands)
 
 
+def _repeat_last(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
+    (source,), dim = operands, dim_from_front(op)
+    index = torch.arange(op.results[0].type.shape[dim], device=device).clamp(max=source.shape[dim] - 1)
+    return torch.index_select(source, dim, index)
+
+
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "aten.view": _view,
     "aten.view_as_complex": _view_as_complex,
@@ -235,6 +243,7 @@ LOWERINGS: Final[Mapping[str, Lowering]] = {
     RAND: rand,
     CHECKED: _checked,
     ADD_TO: _add_to,
+    REPEAT_LAST: _repeat_last,
 }
 """The ops that are not always one aten call: those of `moai`, and those whose aten form depends on strides."""
 

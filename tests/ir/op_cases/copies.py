@@ -6,8 +6,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moaic.ir.graph import Attr
-from tests.ir.op_cases.drawing import Case, Cases, Drawn, case
+from moaic.ir.graph import Attr, Op, Value
+from moaic.ir.op_names import REPEAT_LAST
+from moaic.ir.types import TensorType
+from tests.ir.op_cases.drawing import Case, Cases, Drawn, case, operands_like
 from tests.ir.op_cases.views import lengths
 
 cases = Cases()
@@ -36,6 +38,15 @@ def slice_scatter(d: Drawn, name: str) -> Case:
     whole = d.real(*shape)
     part = torch.ops.aten.slice.Tensor(whole, dim, start, end, step.get("step", 1))
     return case(name, whole, d.real(*part.shape), dim=dim, start=start, end=end, **step)
+
+
+@cases(REPEAT_LAST)
+def repeat_last(d: Drawn, name: str) -> Case:
+    shape = list(d.shape(1))
+    dim = d.dim(len(shape))
+    given = d.real(*shape)
+    shape[dim % len(shape)] += d.number(0, 3)
+    return Case(Op(name, operands_like([given]), (Value(TensorType("f64", tuple(shape))),), {"dim": dim}), (given,))
 
 
 @cases("constant_pad_nd")
