@@ -22,6 +22,7 @@ from moaic.passes.sharding.data_parallel import DataParallel, MicroBatches
 from moaic.passes.sharding.expert_parallel import ExpertParallel
 from moaic.passes.sharding.fsdp import FullyShardedDataParallel
 from moaic.passes.sharding.loss_chunks import LossChunks
+from moaic.passes.sharding.of_padded import OfPadded
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.passes.sharding.tensor_parallel import TensorParallel
 from moaic.passes.transforms.outline import Outline
@@ -46,6 +47,7 @@ class Builder:
         self._verifies = not is_sketch
         self._outlined = step if is_sketch else check_made(Outline().apply(check_made(step, "capture")), Outline.name)
         self._results: dict[tuple[Pass, ...], Module | Diagnostic] = {}
+        self._of_padded = OfPadded(step, lambda padded: Builder(padded, coefficients))
 
     @cached_property
     def stacks(self) -> Sequence[Stack]:
@@ -80,6 +82,8 @@ class Builder:
 
     def partitioned(self, config: Config) -> Module:
         """The module of the plan for `config`; raises Diagnostic with the reason where there is none."""
+        if (other := self._of_padded.instead(config)) is not None:
+            return other.partitioned(config)
         module, done = self._outlined, ()
         for step in passes_of(config, self._coefficients):
             done = (*done, step)

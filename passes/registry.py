@@ -16,6 +16,7 @@ from moaic.passes.sharding.data_parallel import DataParallel, MicroBatches
 from moaic.passes.sharding.expert_parallel import ExpertParallel
 from moaic.passes.sharding.fsdp import FullyShardedDataParallel
 from moaic.passes.sharding.loss_chunks import LossChunks
+from moaic.passes.sharding.pad_batch import PadBatch
 from moaic.passes.sharding.tensor_parallel import TensorParallel
 from moaic.passes.transforms.dce import DeadCodeElimination
 from moaic.passes.transforms.hoist_casts import HoistCasts
@@ -26,6 +27,7 @@ from moaic.passes.transforms.to_float64 import ToFloat64
 
 _IN_ORDER: tuple[type[Pass], ...] = (
     SymbolicZeros,
+    PadBatch,
     Outline,
     Recomputation,
     MicroBatches,

@@ -6,14 +6,16 @@ given the states in which its operands exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Role, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
+from moaic.ir.op_names import REPEAT_LAST
 from moaic.ir.rules import Strategy
+from moaic.ir.sizes import Size
 from moaic.passes.loop_axes import MICRO_BATCHES
 from moaic.passes.perf.flops import function_flops
 from moaic.passes.sharding.axis import Axis, MaterializedStates, unshardable
@@ -46,41 +48,58 @@ class DataParallel:
 
 
 def batch_size(function: Function) -> int:
-    """Rows of the batch: the first dim of the first input that has one."""
+    """Rows of the batch, padding among them: the first dim of the first input that has one."""
+    for value in _padded(function):
+        return value.type.shape[0]
     for index, value in enumerate(function.params):
         if function.param_role(index).kind == "input" and value.type.shape and value.type.dtype != "bool":
             return value.type.shape[0]
     return 1
 
 
+def _padded(function: Function) -> Iterator[Value]:
+    """What the batch is padded to where it enters the step."""
+    entering = frozenset(function.params)
+    return (op.results[0] for op in function.ops if op.name == REPEAT_LAST and op.operands[0] in entering)
+
+
 def carriers(function: Function) -> frozenset[Value]:
-    """The inputs and tangents that carry the batch in dim 0."""
+    """The inputs and tangents that carry the batch in dim 0, or what these are padded to."""
+    if padded := frozenset(_padded(function)):
+        return padded
     rows = batch_size(function)
     kinds = [function.param_role(index).kind for index in range(len(function.params))]
     pairs = zip(function.params, kinds, strict=True)
     return frozenset(value for value, kind in pairs if kind in ("input", "tangent") and value.type.shape[:1] == (rows,))
 
 
-def batch_states(module: Module, axis: Axis) -> tuple[State, ...]:
-    """Inputs that carry the batch in dim 0 are sharded, within micro-batches where there are any; others replicated."""
+def batch_states(module: Module, axis: Axis) -> dict[Value, State]:
+    """What carries the batch in dim 0 is sharded, within micro-batches where there are any; other inputs replicated."""
     rows = batch_size(module.main)
     parts = module.mesh.size(MICRO_BATCHES) * axis.size
     if rows % parts:
-        raise Diagnostic(f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts")
+        raise Diagnostic(
+            f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts",
+            hint=None if isinstance(rows, Size) else f"pad={-(-rows // parts) * parts}, as the first pass, adds rows",
+        )
 
-    carrying = carriers(module.main)
-    return tuple(Sharded(0, rows // parts) if value in carrying else REPLICATED for value in module.main.params)
+    sharded: State = Sharded(0, rows // parts)
+    return dict.fromkeys(module.main.params, REPLICATED) | dict.fromkeys(carriers(module.main), sharded)
 
 
 def shard_batch(module: Module, axis: Axis) -> Partitioned:
     """`module` with the batch sharded over `axis`; gradients and updates end replicated."""
-    states = batch_states(module, axis)
-    module = decompose_extremes(module, axis, lambda module, axis: find_strategies(module, axis, _batch))
-    return partition(module, axis, states, _complete, cheapest_in_space)
+    module = decomposed(module, axis)
+    return partition(module, axis, batch_states(module, axis), _complete, cheapest_in_space)
 
 
-def _batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
-    return zip(module.main.params, batch_states(module, axis), strict=True)
+def decomposed(module: Module, axis: Axis) -> Module:
+    """`module` with every extreme decomposed that the batch, sharded over `axis`, would cut."""
+    return decompose_extremes(module, axis, lambda module, axis: find_strategies(module, axis, _batch))
+
+
+def _batch(module: Module, axis: Axis) -> Iterable[tuple[Value, State]]:
+    return batch_states(module, axis).items()
 
 
 def split_into_micro_batches(module: Module, axis: Axis) -> Partitioned:

@@ -100,8 +100,7 @@ def _seed_batch(module: Module, axis: Axis) -> Iterator[tuple[Value, State]]:
     """Rows within what other axes have left of the batch, if they divide."""
     rows, parts = batch_size(module.main), module.mesh.ranks * axis.size
     if rows % parts == 0:
-        carrying = carriers(module.main)
-        yield from ((value, Sharded(0, rows // parts)) for value in module.main.params if value in carrying)
+        yield from ((value, Sharded(0, rows // parts)) for value in carriers(module.main))
 
 
 def _heavy_ops_sharded(sets: StrategySets) -> StrategySets:

@@ -25,7 +25,7 @@ def partition_as_inputs(step: Module, mesh: Mesh, layouts: Sequence[Layout | Non
     complete = _completed(step.main, layouts)
     for name, size in mesh.axes:
         if size > 1:
-            states = [layout.state(name) for layout in complete]
+            states = {param: layout.state(name) for param, layout in zip(module.main.params, complete, strict=True)}
             module = partition(module, Axis(name, size), states, _complete, cheapest_in_space).module
     return check_made(module, "resting")
 

@@ -31,6 +31,8 @@ class Insertion:
     mesh: Mesh
     """The module's mesh with the axis."""
     select: StrategySelector
+    suggested: Mapping[Value, State]
+    """States in which results of ops should be made."""
     callee_params: ParamStates | None
     max_early_flops: float
 
@@ -81,6 +83,8 @@ class FunctionPartitioner:
         """The old op that is being rewritten: it needs whatever is materialized meanwhile."""
         self.copies = defaultdict[Op, list[Op]](list)
         """By old op, the new ops that compute it, on the unsharded value or on shards."""
+        self.last_views = frozenset[Op]()
+        """Views that lead to results of the main function alone."""
         self.early_reader: dict[Op, Op] = {}
         """By op that runs before the first micro-batch, the op that needs its result there."""
         self.early_flops = Counter[Op]()
@@ -90,6 +94,7 @@ class FunctionPartitioner:
         """The new function; `results` gives the states of main results, None leaves those of a callee as made."""
         if self.axis.is_loop and results is not None:
             self._shard_params()
+            self.last_views = _last_views(self.old)
         roles = {value: self.old.result_role(i) for i, value in enumerate(self.old.results)}
         for index, op in enumerate(self.old.ops):
             self.current = op
@@ -160,8 +165,13 @@ class FunctionPartitioner:
             self._emit(op, inputs, selected)
 
     def candidates(self, op: Op, rule: Rule, inputs: Sequence[Value]) -> list[Strategy]:
-        """Every strategy that the operands' states suggest; the replicated one last."""
+        """Every strategy that the operands' states suggest, or that is suggested; the replicated one last."""
         strategies: dict[Strategy, None] = {}
+        for value, dims in zip(op.results, rule.results, strict=True):
+            if (state := self.insertion.suggested.get(value)) is not None:
+                strategy = rule.following(dims, state, self.axis.size)
+                if strategy is not None:
+                    strategies[strategy] = None
         for i, value in enumerate(inputs):
             for state in self.materialized[value]:
                 strategy = rule.following(rule.operands[i], state, self.axis.size)
@@ -183,7 +193,7 @@ class FunctionPartitioner:
         is_unsharded = self.axis.is_loop and all(state == REPLICATED for state in wanted)
         if is_unsharded and any(REPLICATED not in self.materialized[value] for value in inputs):
             # An op over a loop axis that takes no part, and whose operands do not all exist unsharded yet.
-            if any(isinstance(self.first_state[value], Sharded) for value in inputs):
+            if op not in self.last_views and any(isinstance(self.first_state[value], Sharded) for value in inputs):
                 # It needs all parts of an operand: run it before the loop.
                 #   %h = aten.mm %x, %w : f32[8{mb}, 64]        %x and %w exist unsharded
                 #   %s = aten.cumsum %h {dim = 0} : f32[8, 64]  the op; its rule lets no axis shard dim 0
@@ -192,7 +202,7 @@ class FunctionPartitioner:
                 #   %s = aten.cumsum %h {dim = 0} : f32[8, 64]
                 self._shard_early_results(op, results, op)
                 return
-            # It reads a sum over the parts: run it after the loop.
+            # It reads a sum over the parts, or what it makes is only returned: run it after the loop.
             #   %total = aten.sum %h : f32[] +mb
             #   %loss = aten.neg %total : f32[]
             # becomes, after the last micro-batch,
@@ -384,6 +394,17 @@ class FunctionPartitioner:
         assert self.current is not None
         what = f"`%{value.name}`" if value.name else f"a value of {list(value.type.shape)}"
         return unshardable(self.axis, self.current, f"{what} is split where it enters @{self.old.name}")
+
+
+def _last_views(function: Function) -> frozenset[Op]:
+    """The views whose results no op reads but other such views."""
+    found, read = set[Op](), set[Value]()
+    for op in reversed(function.ops):
+        if kind_of(op) is Kind.VIEW and read.isdisjoint(op.results):
+            found.add(op)
+        else:
+            read.update(op.inputs())
+    return frozenset(found)
 
 
 def _layout_state(state: State) -> type[State]:

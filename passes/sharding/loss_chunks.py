@@ -169,8 +169,9 @@ def _chunked(module: Module, region: _Region, axis: Axis) -> Function:
     """The main function with the region over the loop axis."""
     main = module.main
     whole = _outlined(main, region.ops)
-    states = [region.states.get(value, REPLICATED) for value in whole.inputs()]
     function = fresh(Function("loss", tuple(whole.inputs()), tuple(main.ops[i] for i in region.ops), whole.results))
+    pairs = zip(function.params, whole.inputs(), strict=True)
+    states = {param: region.states.get(value, REPLICATED) for param, value in pairs}
     chunked = partition(
         Module((function,), module.mesh), axis, states, lambda role, value, state: state, cheapest_in_time
     )

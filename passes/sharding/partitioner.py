@@ -16,7 +16,7 @@ operands.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moaic.ir.backward_slice import backward_slice
@@ -45,7 +45,7 @@ class Partitioned:
 def partition(
     module: Module,
     axis: Axis,
-    inputs: Sequence[State],
+    states: Mapping[Value, State],
     results: ResultStates,
     select: StrategySelector,
     callee_params: ParamStates | None = None,
@@ -53,13 +53,13 @@ def partition(
 ) -> Partitioned:
     """`module` with `axis` in every type.
 
-    `inputs` are the states of the main function's parameters; over a loop axis those of one part, while the parameters
-    themselves stay replicated. A backward op is deferred rather than have more than `max_early_flops` computed before
-    the first micro-batch. Raises UnshardableOp.
+    `states` are those of the main function's parameters; over a loop axis those of one part, while the parameters
+    themselves stay replicated. Results of ops among them are made so where that costs nothing. A backward op is
+    deferred rather than have more than `max_early_flops` computed before the first micro-batch. Raises UnshardableOp.
     """
     mesh = module.mesh.with_axis(axis.name, axis.size)
-    partitioner = _ModulePartitioner(Insertion(module, axis, mesh, select, callee_params, max_early_flops))
-    main = partitioner.partitioned(module.main, tuple(inputs), results)
+    partitioner = _ModulePartitioner(Insertion(module, axis, mesh, select, states, callee_params, max_early_flops))
+    main = partitioner.partitioned(module.main, tuple(states[param] for param in module.main.params), results)
     functions = (*partitioner.callees.values(), main)
     early = partitioner.early_flops
     early_op = max(early, key=lambda op: early[op], default=None)

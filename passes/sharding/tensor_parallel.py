@@ -68,9 +68,9 @@ def solved(
     def result_state(role: Role, value: Value, state: State) -> State:
         return results[value, role]
 
-    inputs = tuple(solution.of_param(value) for value in main.params)
+    states = {param: solution.of_param(value) for param, value in zip(copied.main.params, main.params, strict=True)}
     return partition(
-        copied, axis, inputs, result_state, select, lambda f: tuple(solution.of_param(v) for v in f.params)
+        copied, axis, states, result_state, select, lambda f: tuple(solution.of_param(v) for v in f.params)
     )
 
 
