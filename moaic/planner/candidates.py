@@ -11,6 +11,7 @@ from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module
+from moaic.ir.sizes import Size
 from moaic.ir.specialize import in_example
 from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
 from moaic.passes.schedules import SCHEDULES
@@ -33,6 +34,9 @@ LONG = 4096
 FEW_WORKERS = 16
 """Up to this many, stages and parts of weights may be of any number; with more they divide the workers, or by two."""
 
+PADDED = 1.25
+"""The most rows to which a batch is padded unasked, as a multiple of its own."""
+
 WIDE = 64 * MIB
 """Bytes of logits per worker from which on the loss may be computed in chunks."""
 
@@ -44,6 +48,8 @@ class _Facts:
     """What the step says about its candidates."""
 
     rows: int
+    pads: bool
+    """Whether more rows can be added to the batch."""
     trains: bool
     experts: int
     """The fewest experts of a mixture."""
@@ -108,12 +114,18 @@ class CandidateSpace:
         )
 
     def in_parts(self, mesh: Config) -> Iterator[Config]:
-        """A mesh with every number of micro-batches that divides the batch on it, in every order."""
+        """A mesh with every number of micro-batches into which the batch is split on it, in every order."""
         facts, request = self.facts, self.request
-        for micro_batches in _micro_batches(facts.rows, request):
-            if _divides(mesh.dp * micro_batches, facts.rows) and not self._could_split_rows(mesh, micro_batches):
+        for micro_batches in _micro_batches(facts, request):
+            if self._splits(mesh.dp * micro_batches) and not self._could_split_rows(mesh, micro_batches):
                 for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
                     yield replace(mesh, micro_batches=micro_batches, schedule=schedule)
+
+    def _splits(self, parts: int) -> bool:
+        """Whether the batch is split into so many parts: where it divides, or is padded by little or as asked."""
+        asked = (self.request.dp or 1) * (self.request.micro_batches or 1)
+        is_asked = asked == parts and _is_split(parts, self.facts.rows, pads=self.facts.pads)
+        return is_asked or _is_padded_by_little(parts, self.facts)
 
     def _could_split_rows(self, mesh: Config, micro_batches: int) -> bool:
         """Whether ranks that share the sequences of some rows could have as many whole rows each, and less to send."""
@@ -149,14 +161,15 @@ def candidate_space(step: Module, workers: int, request: Request) -> CandidateSp
 
     Where sizes are open they are possible for those of the example.
     """
+    pads = can_pad(step)
     step = in_example(step)
     rows, trains = batch_size(step.main), is_training(step)
     check_request(step, workers, request)
-    _check_batch(workers, rows, request)
-    _check_shares(workers, rows, trains, request)
+    _check_batch(workers, rows, request, pads=pads)
+    _check_shares(workers, rows, trains, request, pads=pads)
     experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
     chunks = _chunks(step, workers, trains, request)
-    facts = _Facts(rows, trains, experts, longest, _casts_parameters(step.main), chunks)
+    facts = _Facts(rows, pads, trains, experts, longest, _casts_parameters(step.main), chunks)
     meshes = {*_meshes(facts, workers, request), *_fullest(facts, workers, request)}
     space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
     possible = space.without([])
@@ -175,13 +188,13 @@ def is_training(step: Module) -> bool:
 
 
 def relaxed(step: Module, request: Request) -> Request:
-    """The request; for a step without gradients, without a split that does not divide the batch."""
+    """The request; for a step without gradients, without a split of the batch that is not possible."""
     return request if is_training(step) else fitting(step, request)
 
 
 def fitting(step: Module, request: Request) -> Request:
-    """The request, without dp and micro_batches if these do not divide the batch of `step`."""
-    if batch_size(step.main) % ((request.dp or 1) * (request.micro_batches or 1)) == 0:
+    """The request, without dp and micro_batches if the batch of `step` cannot be split so."""
+    if _is_split((request.dp or 1) * (request.micro_batches or 1), batch_size(step.main), pads=can_pad(step)):
         return request
     return replace(request, dp=None, micro_batches=None)
 
@@ -283,10 +296,11 @@ def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> S
     return [name for name in SCHEDULES if name != "gpipe"] if trains else [Config().schedule]
 
 
-def _micro_batches(rows: int, request: Request) -> Sequence[int]:
+def _micro_batches(facts: _Facts, request: Request) -> Sequence[int]:
     if request.micro_batches is not None:
         return [request.micro_batches]
-    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if _divides(1 << power, rows)]
+    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if _is_padded_by_little(1 << power, facts)]
+    rows = facts.rows
     return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
 
 
@@ -340,8 +354,13 @@ def _check_ranks(workers: int, request: Request) -> None:
         )
 
 
-def _check_batch(workers: int, rows: int, request: Request) -> None:
+def _check_batch(workers: int, rows: int, request: Request, *, pads: bool) -> None:
     dp, parts = request.dp or 1, request.micro_batches or 1
+    if _is_split(dp * parts, rows, pads=pads):
+        return
+    if pads:
+        names = " with ".join(f"{name}={n}" for name, n in (("dp", dp), ("micro_batches", parts)) if n > 1)
+        raise Diagnostic(f"{names} makes {dp * parts} parts of a batch of {rows}: at most {max(1, rows)} are possible")
     if not _divides(parts, rows):
         raise Diagnostic(f"micro_batches={parts} does not divide a batch of {rows}: {_would(_divisors(rows))}")
     if not _divides(dp, rows):
@@ -376,15 +395,15 @@ def _check_distribution(workers: int, trains: bool, request: Request) -> None:
         )
 
 
-def _check_shares(workers: int, rows: int, trains: bool, request: Request) -> None:
-    """Raises Diagnostic where parameters are to be sharded over an open `dp`, and no dp divides the rows."""
+def _check_shares(workers: int, rows: int, trains: bool, request: Request, *, pads: bool) -> None:
+    """Raises Diagnostic where parameters are to be sharded over an open `dp`, and no dp splits the rows."""
     if request.dp is not None or not _distributes(trains, request):
         return
     most = workers // (_stages(request) * prod(n or 1 for n in (request.ep, request.cp, request.tp)))
     parts = request.micro_batches or 1
-    if not any(_divides(dp * parts, rows) for dp in range(2, most + 1)):
+    if not any(_is_split(dp * parts, rows, pads=pads) for dp in range(2, most + 1)):
         raise Diagnostic(
-            f"{_wanted_distribution(request)} shares parameters out over dp, and no dp from 2 to {most} divides a "
+            f"{_wanted_distribution(request)} shares parameters out over dp, and no dp from 2 to {most} splits a "
             f"batch of {rows}" + (f" in {parts} micro-batches" if parts > 1 else "")
         )
 
@@ -424,6 +443,21 @@ def _are(workers: int) -> str:
 
 def _divisors(rows: int, most: int | None = None) -> list[int]:
     return [n for n in range(1, min(rows or 1, most or rows or 1) + 1) if _divides(n, rows)]
+
+
+def can_pad(step: Module) -> bool:
+    """Whether rows can be added to the batch of `step`: its size is no open one."""
+    return not isinstance(batch_size(step.main), Size)
+
+
+def _is_split(parts: int, rows: int, *, pads: bool) -> bool:
+    """Whether a batch can be split into so many parts, padded if need be."""
+    return _divides(parts, rows) or (pads and parts <= rows)
+
+
+def _is_padded_by_little(parts: int, facts: _Facts) -> bool:
+    padded = -(-facts.rows // parts) * parts
+    return _divides(parts, facts.rows) or (facts.pads and parts <= facts.rows and padded <= PADDED * facts.rows)
 
 
 def _divides(parts: int, rows: int) -> bool:

@@ -332,7 +332,7 @@ def outputs_do_not_fit(nbytes: int, limit: int) -> None:
 def batch_split_otherwise(step: Module) -> None:
     _once(
         logging.WARNING,
-        "A batch of %d does not divide as was asked for: it is split otherwise, with the same result.",
+        "A batch of %d cannot be split as was asked for: it is split otherwise, with the same result.",
         batch_size(step.main),
     )
 
@@ -394,7 +394,7 @@ def data_assigned(place: str) -> None:
 def configuration(step: Module, config: Config) -> str:
     """The decisions of a plan in one line: `num_stages : 1, num_micro_batches : 4, …`."""
     said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}
-    said["dp"] = f"batch_per_device : {batch_size(step.main) // (config.dp * config.micro_batches)}"
+    said["dp"] = f"batch_per_device : {-(-batch_size(step.main) // (config.dp * config.micro_batches))}"
     if config.pp == 1:
         said["schedule"] = ""
     return ", ".join(filter(None, (said[name] for name in LOGGED)))

@@ -17,6 +17,7 @@ from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated
 from moaic.passes.perf.machine import Machine
 from moaic.passes.pipeline.shares import Share
 from moaic.passes.schedules import schedule_of
+from moaic.passes.sharding.of_padded import OfPadded
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.passes.transforms.shallow import Stack, shallow
 
@@ -41,9 +42,12 @@ class Pricer:
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
         self._shares: dict[int, list[Share]] = {}
+        self._of_padded = OfPadded(step, lambda padded: Pricer(padded, machine, worth))
 
     def price(self, config: Config) -> tuple[Memory, Prediction]:
         """Memory and time of the plan for `config`; raises Diagnostic with the reason where there is none."""
+        if (other := self._of_padded.instead(config)) is not None:
+            return other.price(config)
         found = self._from_sketches(config) if config.pp == 1 else self._from_staged(config)
         return found or self._whole(config)
 
@@ -77,6 +81,8 @@ class Pricer:
         if not self._trains or config.micro_batches == 1:
             return StageBound()
         try:
+            if (other := self._of_padded.instead(config)) is not None:
+                return other.stage_bound(config)
             found = self._sketches_of(unstaged(config))
             if found is None:
                 return StageBound()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moaic.ir.errors import Diagnostic
+from moaic.ir.verify import load
 from moaic.passes.config import Config, Request, simplicity
 from moaic.planner.candidates import candidate_space, candidates, relaxed
 from moaic.planner.request import parse_request
@@ -51,6 +52,7 @@ def test_meshes_of_fewer_ranks_than_workers_are_among_them() -> None:
     assert {(config.dp, config.tp) for config in found} == {
         *((1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)),
         *((2, 1), (2, 2), (2, 3)),
+        *((3, 1), (3, 2)),
         (4, 1),
     }
 
@@ -92,12 +94,12 @@ def test_a_request_for_everything_leaves_one() -> None:
         (2, "dp=3", "dp=3 needs 3 workers, there are 2"),
         (1, "tp=2", "tp=2 needs 2 workers, there is 1"),
         (2, "dp=2,tp=2", "dp=2 with tp=2 needs 4 workers, there are 2"),
-        (2, "micro_batches=3", "micro_batches=3 does not divide a batch of 8: 1, 2, 4 or 8 would"),
-        (4, "dp=3", "dp=3 does not divide a batch of 8: 1, 2 or 4 would"),
-        (2, "dp=2,micro_batches=8", "with dp=2, micro_batches of 1, 2 or 4 would"),
+        (2, "micro_batches=9", "micro_batches=9 makes 9 parts of a batch of 8: at most 8 are possible"),
+        (16, "dp=12", "dp=12 makes 12 parts of a batch of 8: at most 8 are possible"),
+        (2, "dp=2,micro_batches=8", "dp=2 with micro_batches=8 makes 16 parts of a batch of 8"),
         (2, "dp=1,distribute_param=step", "dp=1 leaves no one to share with"),
         (2, "tp=2,distribute_param=use", "with tp=2 needs 4 workers, there are 2"),
-        (2, "distribute_param=step,micro_batches=8", "no dp from 2 to 2 divides a batch of 8 in 8 micro-batches"),
+        (2, "distribute_param=step,micro_batches=8", "no dp from 2 to 2 splits a batch of 8 in 8 micro-batches"),
         (2, "tp=2,schedule=gpipe", "stages of a pipeline, which with tp=2 needs 4 workers, there are 2"),
         (2, "distribute_param=use,schedule=gpipe", "over dp, which with schedule=gpipe needs 4 workers, there are 2"),
         (2, "distribute_param=none,distribute_low_prec_param=true", "distribute_param=none gathers none"),
@@ -136,15 +138,39 @@ def test_every_request_has_candidates_or_says_why(workers: int, rows: int, reque
 
 def test_a_batch_of_no_rows_is_not_split() -> None:
     assert {(config.dp, config.micro_batches) for config in candidates(evaluation(rows=0), 2, Request())} == {(1, 1)}
-    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 0: 1 would"):
+    with pytest.raises(Diagnostic, match="dp=2 makes 2 parts of a batch of 0: at most 1 are possible"):
         candidates(evaluation(rows=0), 2, Request(dp=2))
 
 
 def test_evaluation_of_a_last_batch_may_be_split_otherwise() -> None:
     request = Request(dp=2, micro_batches=2, distribute_param="step")
     assert relaxed(evaluation(rows=4), request) == request
+    assert relaxed(evaluation(rows=5), request) == request
     assert relaxed(evaluation(rows=3), request) == Request(distribute_param="step")
     assert relaxed(dense(rows=3), request) == request
+
+
+def test_a_batch_is_padded_unasked_by_a_quarter_at_most() -> None:
+    found = candidates(dense(rows=7), 4, Request(recompute="saved", distribute_param="none"))
+    assert {(config.dp, config.micro_batches) for config in found if config.tp == config.pp == 1} == {
+        *((1, 1), (1, 2), (1, 4), (1, 7)),
+        *((2, 1), (2, 2)),
+        (4, 1),
+    }
+    asked = candidates(dense(rows=9), 8, Request(dp=8, micro_batches=1, recompute="saved", distribute_param="none"))
+    assert asked == [Config(dp=8)]
+
+
+def test_a_batch_of_open_size_is_not_padded() -> None:
+    step = load("""// moai 1
+sizes s0 = 7
+func @step(%x: f32[s0, 4] input "x") -> (f32[s0, 4] output "y") {
+  %y = aten.exp %x : f32[s0, 4] forward
+  return %y
+}""")
+    assert {(config.dp, config.micro_batches) for config in candidates(step, 4, Request())} == {(1, 1), (1, 7)}
+    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 7: 1 would"):
+        candidates(step, 4, Request(dp=2))
 
 
 def test_dp_may_be_the_most_that_divides_the_batch() -> None:

@@ -23,18 +23,19 @@ pytestmark = pytest.mark.usefixtures("no_accelerator")
     ("step", "asked", "kept"),
     [
         (dense(), "dp=2,tp=2,micro_batches=2,recompute=full", "dp=2,tp=2,micro_batches=2,recompute=full"),
-        (dense(rows=5), "dp=2,tp=2", "tp=2"),
-        (dense(rows=5), "dp=2,micro_batches=2,recompute=full", "recompute=full"),
-        (dense(rows=6), "dp=2,micro_batches=2", "dp=2"),
-        (dense(rows=6), "dp=4,distribute_param=step", "distribute_param=step"),
-        (dense(rows=5), "dp=2,distribute_param=step,distribute_low_prec_param=true", ""),
-        (dense(rows=5), "pp=2,micro_batches=2,schedule=gpipe", "pp=2,schedule=gpipe"),
+        (dense(rows=5), "dp=2,micro_batches=2", "dp=2,micro_batches=2"),
+        (dense(rows=1), "dp=2,tp=2", "tp=2"),
+        (dense(rows=1), "dp=2,micro_batches=2,recompute=full", "recompute=full"),
+        (dense(rows=3), "dp=2,micro_batches=2", "dp=2"),
+        (dense(rows=3), "dp=4,distribute_param=step", "distribute_param=step"),
+        (dense(rows=1), "dp=2,distribute_param=step,distribute_low_prec_param=true", ""),
+        (dense(rows=1), "pp=2,micro_batches=2,schedule=gpipe", "pp=2,schedule=gpipe"),
         (dense(), "cp=2,dp=2", "dp=2"),
         (dense(), "ep=2,tp=2", "tp=2"),
         (dense(), "loss_chunks=2,dp=2", "dp=2"),
         (dense(width=3, hidden=5), "tp=2,micro_batches=2", "micro_batches=2"),
         (normalized(), "dp=2,micro_batches=4", "dp=2"),
-        (evaluation(rows=3), "dp=2,distribute_param=step", "distribute_param=step"),
+        (evaluation(rows=1), "dp=2,distribute_param=step", "distribute_param=step"),
     ],
 )
 def test_what_is_possible_is_kept(step: Module, asked: str, kept: str) -> None:
@@ -56,25 +57,25 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_first_whole_graph_is_refused_what_it_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
     piece = Piece()
-    for rows in (5, 3):
-        with pytest.raises(Diagnostic, match=f"dp=2 does not divide a batch of {rows}"):
-            planned(dense(rows), "dp=2", piece)
+    for _ in range(2):
+        with pytest.raises(Diagnostic, match="dp=2 makes 2 parts of a batch of 1"):
+            planned(dense(rows=1), "dp=2", piece)
     assert not said(caplog)
 
 
 def test_later_batches_relax_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     piece = Piece()
-    assert [planned(dense(rows), "dp=2", piece).dp for rows in (8, 5, 4, 3)] == [2, 1, 2, 1]
+    assert [planned(dense(rows), "dp=2", piece).dp for rows in (8, 1, 5, 1)] == [2, 1, 2, 1]
     (line,) = said(caplog)
     assert line.startswith("A later batch cannot follow dp=2 and runs under ")
-    assert line.endswith(", with the same result: dp=2 does not divide a batch of 5: 1 would")
+    assert line.endswith(", with the same result: dp=2 makes 2 parts of a batch of 1: at most 1 are possible")
 
 
 def test_an_evaluation_is_no_proof_that_training_can_follow() -> None:
     piece = Piece()
-    assert planned(evaluation(rows=3), "dp=2", piece).dp == 1
-    with pytest.raises(Diagnostic, match="dp=2 does not divide a batch of 5"):
-        planned(dense(rows=5), "dp=2", piece)
+    assert planned(evaluation(rows=1), "dp=2", piece).dp == 1
+    with pytest.raises(Diagnostic, match="dp=2 makes 2 parts of a batch of 1"):
+        planned(dense(rows=1), "dp=2", piece)
 
 
 def test_a_piece_relaxes_and_names_its_place_and_no_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +98,7 @@ def test_what_no_batch_can_follow_is_refused_to_pieces_too() -> None:
 
 def test_a_variant_that_cannot_have_the_first_ones_plan_relaxes(caplog: pytest.LogCaptureFixture) -> None:
     steps = planning.Planning(parse_request("dp=2"), Piece())
-    assert [steps.plan(dense(rows)).config.dp for rows in (8, 5, 8)] == [2, 1, 2]
+    assert [steps.plan(dense(rows)).config.dp for rows in (8, 1, 8)] == [2, 1, 2]
     assert len(said(caplog)) == 1
 
 

@@ -140,10 +140,17 @@ def test_micro_batches_are_dropped_silently_where_nobody_asked(caplog: pytest.Lo
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
-def test_evaluation_of_an_odd_batch_is_relaxed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    found = search.search(evaluation(rows=3), machine(), Request(dp=2), pool=InProcessPool())
+def test_evaluation_of_too_few_rows_is_relaxed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    found = search.search(evaluation(rows=1), machine(), Request(dp=2), pool=InProcessPool())
     assert found.plan.config.dp == 1
-    assert "a batch of 3 does not divide" in caplog.text.lower()
+    assert "A batch of 1 cannot be split as was asked for" in caplog.text
+
+
+def test_an_odd_batch_is_padded(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "moaic"):
+        found = search.search(dense(rows=5), machine(), Request(dp=2), pool=InProcessPool())
+    assert found.plan.config.dp == 2
+    assert "batch_per_device : 3" in caplog.text
 
 
 def test_a_bug_in_one_candidate_leaves_the_others(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
