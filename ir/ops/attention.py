@@ -14,7 +14,7 @@ from moaic.ir.ops.checks import layouts_follow_rule, operand_count, result_count
 from moaic.ir.ops.declaration import ByCoordinate, Check, Complaints, Kind, OpDecl
 from moaic.ir.ops.rule_building import operand_types, rule_of_factors
 from moaic.ir.printer import render_attr, render_type
-from moaic.ir.ring_attention import around, attention_of, ring_rule, why_not
+from moaic.ir.ring_attention import around, attention_of, is_ring, ring_rule, why_not
 from moaic.ir.rules import Rule
 from moaic.ir.types import TensorType
 
@@ -50,18 +50,18 @@ def _flops_backward(op: Op) -> int:
 
 
 def _check(op: Op, mesh: Mesh) -> Complaints:
-    yield from operand_count(op, 3, 4)
-    yield from result_count(op, 2)
+    counts = [*operand_count(op, 3, 4), *result_count(op, 2)]
     operands = [operand for operand in op.operands[:3] if isinstance(operand, Value)]
-    yield from shapes(op, "bhqd bhkd bhke bhqe bhq", [*operands, *op.results], {})
+    misfits = counts or [*shapes(op, "bhqd bhkd bhke bhqe bhq", [*operands, *op.results], {})]
+    yield from misfits or _mask_misfits(op, mesh)
     yield from _check_attrs(op)
 
 
 def _check_backward(op: Op, mesh: Mesh) -> Complaints:
-    yield from operand_count(op, 6, 7)
-    yield from result_count(op, 3)
+    counts = [*operand_count(op, 6, 7), *result_count(op, 3)]
     operands = [operand for operand in op.operands[:6] if isinstance(operand, Value)]
-    yield from shapes(op, "bhqe bhqd bhkd bhke bhqe bhq bhqd bhkd bhke", [*operands, *op.results], {})
+    misfits = counts or [*shapes(op, "bhqe bhqd bhkd bhke bhqe bhq bhqd bhkd bhke", [*operands, *op.results], {})]
+    yield from misfits or _mask_misfits(op, mesh)
     yield from _check_attrs(op)
 
 
@@ -76,12 +76,15 @@ def _in_ring(check_attention: Check) -> Check:
     """The check of ring attention: one block of each value per rank of the axis, other layouts by its rule."""
 
     def check(op: Op, mesh: Mesh) -> Complaints:
-        yield from check_attention(op, mesh)
+        complaints = [*check_attention(op, mesh)]
+        yield from complaints
         axis = op.attrs.get("axis")
         if not isinstance(axis, str) or axis not in mesh.sizes:
             yield f"attribute `axis` is `{render_attr(axis)}`, no axis of the mesh {mesh}"
             return
-        if (why := why_not(op, mesh.size(axis))) or (why := _mask_misfit(op, mesh)):
+        if complaints:
+            return
+        if why := why_not(op, mesh.size(axis)):
             yield why
             return
         stripes = op.attrs.get("stripes", mesh.size(axis))
@@ -98,17 +101,16 @@ def _in_ring(check_attention: Check) -> Check:
     return check
 
 
-def _mask_misfit(op: Op, mesh: Mesh) -> str:
-    """Why the mask does not broadcast; empty where it does, and where there is none."""
+def _mask_misfits(op: Op, mesh: Mesh) -> Complaints:
+    """Why the mask, if there is one, does not broadcast."""
     query, key, _ = query_key_value(op)
-    mask = mask_of(attention_of(op))
+    mask = mask_of(attention_of(op) if is_ring(op) else op)
     if mask is None:
-        return ""
+        return
     wanted = (*query.type.shape[:3], key.type.shape[2])
     shape = mask.type.shape
-    if len(shape) <= 4 and all(one in (1, other) for one, other in zip(shape[::-1], wanted[::-1], strict=False)):
-        return ""
-    return f"the mask `{render_type(mask.type, mesh)}` does not broadcast to {list(wanted)}"
+    if len(shape) > 4 or any(one not in (1, other) for one, other in zip(shape[::-1], wanted[::-1], strict=False)):
+        yield f"the mask `{render_type(mask.type, mesh)}` does not broadcast to {list(wanted)}"
 
 
 def _causal_rows(op: Op) -> Iterator[tuple[Value, int]]:

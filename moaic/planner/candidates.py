@@ -350,7 +350,8 @@ def _check_ranks(workers: int, request: Request) -> None:
         names = " with ".join(f"{name}={n}" for name, n in asked if n > 1)
         raise Diagnostic(
             f"{names} needs {ranks} workers, there {_are(workers)}",
-            hint=f"ask for at most {workers}, or set the number of workers with MOAI_FLAVOR or torch.moai.set_flavor",
+            hint=f"ask for at most {workers}, or for more workers: a program by MOAI_FLAVOR or torch.moai.set_flavor, "
+            "a command by its options",
         )
 
 

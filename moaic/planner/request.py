@@ -24,6 +24,8 @@ def parse_request(text: str) -> Request:
             raise Diagnostic(
                 f"plan option `{part}` is not of the form name=value", hint="for example dp=2,micro_batches=4"
             )
+        if name.strip() in given:
+            raise Diagnostic(f"plan option `{name.strip()}` stands twice", hint=f"leave out one of them in `{text}`")
         given[name.strip()] = value.strip()
     return request_from(dict(given))
 

@@ -40,6 +40,14 @@ DEVICE_KEYS: Final = (
 )
 LINK_KEYS: Final = ("level", "joins", "rate", "latency", "direct", "shared")
 
+EXAMPLES: Final[Mapping[str, str]] = {
+    "matmul": '{bf16 = [989e12, "published"]}',
+    "efficiency": '{matmul = [0.7, "measured"]}',
+    "contention": '[0.1, "measured"]',
+    **dict.fromkeys(("latency", "overhead", "launch"), '[5e-6, "measured"]'),
+}
+"""What a key may be, where that is no rate."""
+
 MOST: Final = 1e21
 """Above all rates there are."""
 
@@ -212,7 +220,9 @@ def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
         if not isinstance(joins, int) or joins <= below or joins % below:
             most = f"a multiple of the {below} of the level before" if levels else "at least 2"
             raise Diagnostic(
-                f"link `{name}` needs joins, its number of workers: {most}", table.place("joins"), hint=LINK_EXAMPLE
+                f"link `{name}` needs joins, a whole number of workers: {most}",
+                table.place("joins"),
+                hint=LINK_EXAMPLE,
             )
         if is_last and _flag(table, "direct"):
             raise Diagnostic(
@@ -271,7 +281,8 @@ def _number(table: TomlTable, key: str, given: object) -> Number:
     """A plain number, or one with its source. Raises Diagnostic."""
     value, source = (given[0], given[1]) if _is_pair(given) else (given, "assumed")
     known = [str(each) for each in MeasureSource]
-    hint = f'for example {key} = [3.35e12, "published"]; sources are {", ".join(known)}'
+    example = EXAMPLES.get(key, '[3.35e12, "published"]')
+    hint = f"for example {key} = {example}; sources are {', '.join(known)}"
     if not isinstance(value, int | float) or isinstance(value, bool) or source not in known:
         raise Diagnostic(f"{key} is a number, or a number and its source, not `{given}`", table.place(key), hint=hint)
     least = "at least 0" if key in MAY_BE_ZERO else "above 0"

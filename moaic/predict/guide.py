@@ -17,7 +17,7 @@ from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import Number
 from moaic.passes.perf.structural_hash import key_of
-from moaic.planner.search import Selection, search
+from moaic.planner.search import NoPlanFits, Selection, search
 from moaic.planner.worker import CompilerPool
 from moaic.predict.captured_step import captured_step
 from moaic.predict.kernel_cache import MadeKernels
@@ -31,6 +31,9 @@ HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per wo
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers if the user names none."""
+
+DOUBLED = 6
+"""How often the workers are doubled to find out on how many a plan fits."""
 
 LITTLE = 0.01
 """Seconds below which whole milliseconds are too coarse."""
@@ -87,6 +90,10 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
     """The estimate for one step on one machine."""
     try:
         selection = _selected(step, machine, question, pool)
+    except NoPlanFits as error:
+        enough = _enough_workers(step, machine, question, pool) if machine.workers == max(question.workers) else None
+        more = f"; on {enough} workers one does" if enough else ""
+        return Estimate(machine.workers, batch, reason=error.message + more)
     except Diagnostic as error:
         return Estimate(machine.workers, batch, reason=error.message)
     if question.folder is not None:
@@ -105,6 +112,20 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
         functions=len(keys),
         known=sum(key in selection.machine.made for key in keys),
     )
+
+
+def _enough_workers(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> int | None:
+    """A number of workers on which a plan fits: the first among those that double; None if none of them is enough."""
+    for _ in range(DOUBLED):
+        machine = replace(machine, workers=2 * machine.workers)
+        try:
+            search(step, machine, question.request, pool=pool, runs=False)
+        except NoPlanFits:
+            continue
+        except Diagnostic:
+            return None
+        return machine.workers
+    return None
 
 
 def _selected(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> Selection:

@@ -80,11 +80,12 @@ def batch_states(module: Module, axis: Axis) -> dict[Value, State]:
     if rows % parts:
         raise Diagnostic(
             f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts",
-            hint=None if isinstance(rows, Size) else f"pad={-(-rows // parts) * parts}, as the first pass, adds rows",
+            hint="" if isinstance(rows, Size) else f"pad={-(-rows // parts) * parts}, as the first pass, adds rows",
         )
 
-    sharded: State = Sharded(0, rows // parts)
-    return dict.fromkeys(module.main.params, REPLICATED) | dict.fromkeys(carriers(module.main), sharded)
+    states: dict[Value, State] = dict.fromkeys(module.main.params, REPLICATED)
+    states.update(dict.fromkeys(carriers(module.main), Sharded(0, rows // parts)))
+    return states
 
 
 def shard_batch(module: Module, axis: Axis) -> Partitioned:

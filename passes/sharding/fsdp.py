@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Operand, Value
 from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
 from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -38,9 +39,14 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
     """`module` with gradients reduce-scattered and, for the levels `step` and `use`, parameters sharded.
 
     With `low_precision` a parameter that is only read through a cast to a narrower type is cast before it is gathered.
+    Raises Diagnostic where no gradient has a dim that divides.
     """
-    if level == "none" or module.mesh.size(AXIS) == 1:
+    ranks = module.mesh.size(AXIS)
+    if level == "none" or ranks == 1:
         return module
+    gradients = [module.main.results[index].type for index in module.main.gradients]
+    if gradients and all(persistent_state(each, module.mesh) == REPLICATED for each in gradients):
+        raise Diagnostic(f"distribute_param={level} shares out nothing: no dim of a parameter divides by dp={ranks}")
     if low_precision:
         module = hoist_casts(module)
     main = _scatter_gradients(module.main, module.mesh, per_micro_batch=level == "use")

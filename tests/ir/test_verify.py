@@ -171,6 +171,10 @@ UNSOUND = [
     (body("%y = moai.rand %k {splits = 3} : f32[8]"), "attribute `splits` is `3`, not a list"),
     (body("%y, %z = moai.sdpa %x, %x, %x, _ : f32[8], f32[8]"), "`[8, 16]` is not of the form b, h, q, d"),
     (
+        body("%y, %z = moai.sdpa %q, %q, %q, %x : f32[2, 1, 4, 3], f32[2, 1, 4]", "%x: f32[8, 9], %q: f32[2, 1, 4, 3]"),
+        "the mask `f32[8, 9]` does not broadcast to [2, 1, 4, 4]",
+    ),
+    (
         body("%y, %z = moai.sdpa %q, %q, %q, _ {is_causal = 1} : f32[1, 1, 1, 1], f32[1, 1, 1]", "%q: f32[1, 1, 1, 1]"),
         "attribute `is_causal` is `1`, not true or false",
     ),

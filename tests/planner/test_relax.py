@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_accelerator")
         (dense(rows=1), "dp=2,tp=2", "tp=2"),
         (dense(rows=1), "dp=2,micro_batches=2,recompute=full", "recompute=full"),
         (dense(rows=3), "dp=2,micro_batches=2", "dp=2"),
-        (dense(rows=3), "dp=4,distribute_param=step", "distribute_param=step"),
+        (dense(rows=3, width=6), "dp=4,distribute_param=step", "distribute_param=step"),
         (dense(rows=1), "dp=2,distribute_param=step,distribute_low_prec_param=true", ""),
         (dense(rows=1), "pp=2,micro_batches=2,schedule=gpipe", "pp=2,schedule=gpipe"),
         (dense(), "cp=2,dp=2", "dp=2"),

@@ -127,7 +127,10 @@ def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: P
         (DEVICE.replace("0.25", "1.5") + LINKS, "the efficiency of attention is a share from 0 to 1"),
         ('[[device]]\nname = "x"\n' + LINKS, "a device needs a rate of matrix products in f32"),
         ('[[device]]\nname = "x"\nmatmul = { f32 = 1e12 }\n' + LINKS, "a device needs vector, a number"),
-        (DEVICE + LINKS.replace("joins = 4", ""), "link `host` needs joins, its number of workers: at least 2"),
+        (
+            DEVICE + LINKS.replace("joins = 4", ""),
+            "needs joins, a whole number of workers: at least 2",
+        ),
         (DEVICE + LINKS.replace("rate = 50e9", ""), "a link needs rate, a number"),
         (
             DEVICE + LINKS.replace("rate = 50e9", "joins = 8\nrate = 50e9"),

@@ -132,6 +132,15 @@ def test_a_plan_is_priced_by_its_kernels(tmp_path: Path) -> None:
     assert not kernels.make(program_of(load((tmp_path / "batch-8-on-2.moai").read_text(encoding="utf-8"))))
 
 
+def test_the_guide_says_on_how_many_workers_a_plan_fits() -> None:
+    step, machine = dense(width=64, hidden=64), replace(named_cluster(TARGET.name).machine(1), memory=60_000)
+    asked = Question(ModelSource("llama", {}), (8,), 8, machine, (1,), parse_request("recompute=saved"))
+    reason = planned(step, 8, machine, asked, InProcessPool()).reason
+    assert re.search(r"no plan fits: .*; on (2|4) workers one does", reason)
+    too_little = replace(machine, memory=1)
+    assert "one does" not in planned(step, 8, too_little, asked, InProcessPool()).reason
+
+
 @pytest.mark.exact
 def test_the_guide_says_where_its_numbers_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
