@@ -1,4 +1,4 @@
-"""What is made of a step for plans that pad its batch: by the number of rows, once."""
+"""Plans that pad the batch are those of another step: one with more rows, made once for each number of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OfPadded(Generic[T]):
-    """What is made of a step, made of it with a padded batch, for plans into whose parts the batch does not divide."""
+    """What is made of padded steps, in place of that made of the step, where the batch does not divide."""
 
     def __init__(self, step: Module, make: Callable[[Module], T]) -> None:
         self._step = step
@@ -25,7 +25,10 @@ class OfPadded(Generic[T]):
         self._made: dict[int, T | Diagnostic] = {}
 
     def instead(self, config: Config) -> T | None:
-        """That for `config`; None where the batch divides. Raises Diagnostic where it cannot be padded."""
+        """What is made of the step with the rows that `config` needs; None where the batch divides.
+
+        Raises Diagnostic where it cannot be padded.
+        """
         parts = config.dp * config.micro_batches
         if self._rows % parts == 0:
             return None

@@ -56,7 +56,13 @@ def pad_batch(module: Module, rows: int) -> Module:
     axis = Axis(ROW, have)
     spread = decomposed(module, axis)
     by_row = partition(spread, axis, batch_states(spread, axis), _whole, cheapest_in_space).module.main
-    return without_dead_ops(Module((_Padding(have, rows).padded(by_row),), module.mesh))
+    padded = without_dead_ops(Module((_Padding(have, rows).padded(by_row),), module.mesh))
+    if batch_size(padded.main) != rows:
+        raise Diagnostic(
+            f"a batch of {have} is not padded to {rows} rows: what reads it tells its rows apart",
+            hint=f"micro-batches and parts of dp that together divide {have} need no padding",
+        )
+    return padded
 
 
 def _whole(role: Role, value: Value, state: State) -> State:
@@ -120,8 +126,8 @@ class _Padding:
         rule, inputs = rule_of(op), list(op.inputs())
         operands = {value: self._with_rows(value) for value in inputs}
         if PARTIAL in map(_state, op.results) and any(map(_is_by_row, inputs)):
-            summed = self._summed(rule, inputs)
-            if summed is None:
+            summed = self._summed(op, rule)
+            if not summed:
                 return False
             operands |= {value: self._with_zeros(value, operands[value]) for value in summed}
         results = tuple(Value(self._type(value, self._rows), value.name) for value in op.results)
@@ -134,15 +140,22 @@ class _Padding:
         self._note_zeros(op, rule, operands)
         return True
 
-    def _summed(self, rule: Rule, inputs: Sequence[Value]) -> list[Value] | None:
-        """The operands that have to be zero for the copies to count nothing in sums over rows; None for no such."""
+    def _summed(self, op: Op, rule: Rule) -> Sequence[Value]:
+        """The operands that have to be zero for the copies to count nothing in sums over rows; none for no such.
+
+        In products of gradients one of the factors: a copy of a row whose values are not finite makes the gradient as
+        little finite as the row does.
+        """
+        inputs = list(op.inputs())
         linear = [[inputs[i] for i in each] for each in rule.linear]
         summed = [
             [value for value in values if _is_by_row(value)]
             for values in linear
             if any(map(_is_by_row, values)) and REPLICATED not in map(_state, values)
         ]
-        return min(summed, key=self._not_zero, default=None)
+        if self._gradients.isdisjoint(inputs):
+            return [value for values in summed for value in values]
+        return min(summed, key=self._not_zero, default=())
 
     def _not_zero(self, values: Sequence[Value]) -> int:
         return sum(self._longer[value] not in self._zero for value in values)
@@ -163,8 +176,10 @@ class _Padding:
 
         Not a range, by whose further numbers a look-up of rows would find none.
         """
+        if op.name != RAND:
+            return False
         shape, dim = self._by_rows(op.results[0], self._have)
-        return op.name == RAND and prod(shape[:dim]) == 1
+        return prod(shape[:dim]) == 1
 
     def _begins_gradients(self, op: Op) -> bool:
         """Whether an op makes gradients of rows from those of sums over rows."""
