@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
+from math import gcd
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from moaic.compile.oom_advice import Capacity, OversizedStep, advice
 from moaic.compile.plan_runner import PlanRunner
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.ir.sizes import number_at
 from moaic.ir.specialize import in_example, specialized, symbols_of
 from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import HALF
@@ -183,7 +185,7 @@ class OpenSizesError(Exception):
 
 
 class Planning:
-    """Plans all variants of one step (one captured graph at concrete sizes) by one configuration."""
+    """Plans all variants of the steps of one captured graph: those whose batches split alike by one configuration."""
 
     def __init__(
         self,
@@ -197,7 +199,8 @@ class Planning:
         self._steps = steps
         self._autotune = autotune
         self._piece = piece
-        self._config: Config | None = None
+        self._configs: dict[int, Config] = {}
+        """By the equal parts into which a batch falls, what its steps are planned by."""
         self._limit: int | None = None
         """Bytes that plans may need, where one ran out of memory although it was predicted to fit."""
         self._ran_short: set[tuple[Config, int]] = set()
@@ -209,23 +212,32 @@ class Planning:
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met, and OpenSizesError."""
         report = Report.current()
-        symbols = symbols_of(step)
+        symbols, parts = symbols_of(step), self._parts(batch_size(step.main))
+        config = self._configs.get(parts)
         try:
             with report.timed("planning_s"), self.logged():
-                plan = self._first(step) if self._config is None else self._again(step, self._config)
+                plan = self._first(step) if config is None else self._again(step, config)
         except EarlierFailure as failure:
             raise failure.error from None
         except (AssertionError, RuntimeError) as error:
             if symbols is None:
                 raise
             raise OpenSizesError from error
-        self._config = self._config or plan.config
+        self._configs.setdefault(parts, plan.config)
         self._piece.model.is_planned = True
         if symbols is not None:
             symbols.check(_Fits(plan, self._machine().memory))
+            rows = batch_size(step.main)
+            # A batch of more equal parts has its own plan: an odd one, the last of an epoch, must not decide for all.
+            symbols.check(lambda numbers: self._parts(number_at(rows, numbers)) <= parts)
         report.plan = str(plan.config)
         session.SESSION.planned(report.plan, plan.programs.joint.mesh)
         return plan
+
+    def _parts(self, rows: int) -> int:
+        """Into how many equal parts so many rows fall, of those that were asked for or of the workers."""
+        asked = (self.request.dp or 1) * (self.request.micro_batches or 1)
+        return gcd(rows, asked if asked > 1 else self._machine().workers)
 
     def logged(self) -> AbstractContextManager[None]:
         """A context in which the log says each thing of this model once."""
@@ -255,7 +267,8 @@ class Planning:
         if failed in self._ran_short:
             return False
         self._ran_short.add(failed)
-        if self._limit is not None and self._limit < tried.peak and self._config != tried.plan.config:
+        parts = self._parts(batch_size(tried.step.main))
+        if self._limit is not None and self._limit < tried.peak and self._configs.get(parts) != tried.plan.config:
             # Another step of the model has moved on already.
             return forgive()
         found = self._next(tried, tried.limit(shortage))
@@ -263,9 +276,9 @@ class Planning:
             self._to_remember = None
             return False
         selection, request, self._limit = found
-        self._config = selection.plan.config
+        config = self._configs[parts] = selection.plan.config
         self._take(tried.step, selection, request)
-        log.moved_on(tried.plan.config, tried.peak, str(shortage), self._config, _need(selection, apart=tried.apart))
+        log.moved_on(tried.plan.config, tried.peak, str(shortage), config, _need(selection, apart=tried.apart))
         # If the worker had what was predicted, the next program would run out of memory, too.
         is_wrong = self._to_remember is not None or shortage.held + shortage.free >= tried.peak
         self._to_remember = partial(self._remember, tried.step, selection, request) if is_wrong else None

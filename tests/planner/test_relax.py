@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,11 @@ from moaic.capture.pieces import Model, Piece
 from moaic.compile import planning
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Location, Module
+from moaic.ir.printer import render
+from moaic.ir.specialize import symbols_of
+from moaic.ir.verify import load
 from moaic.passes.config import Config
+from moaic.passes.sharding.data_parallel import batch_size
 from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request
 from tests.passes.steps import dense, evaluation, machine, normalized
@@ -100,6 +105,24 @@ def test_a_variant_that_cannot_have_the_first_ones_plan_relaxes(caplog: pytest.L
     steps = planning.Planning(parse_request("dp=2"), Piece())
     assert [steps.plan(dense(rows)).config.dp for rows in (8, 1, 8)] == [2, 1, 2]
     assert len(said(caplog)) == 1
+
+
+def test_an_odd_batch_does_not_decide_for_those_that_divide() -> None:
+    steps = planning.Planning(parse_request("dp=2"), Piece(Model(has_followed=True)))
+    odd = _of_open_size(dense(rows=7))
+    assert steps.plan(odd).config.dp == 1
+    symbols = symbols_of(odd)
+    assert symbols is not None
+    assert symbols.hold([9])
+    assert not symbols.hold([8])
+    assert steps.plan(_of_open_size(dense(rows=8))).config.dp == 2
+    assert steps.plan(_of_open_size(dense(rows=9))).config.dp == 1
+
+
+def _of_open_size(step: Module) -> Module:
+    rows = batch_size(step.main)
+    text = re.sub(rf"\b{rows}\b", "s0", render(step))
+    return load(text.replace("\n", f"\nsizes s0 = {rows}\n", 1))
 
 
 def _at(file: str, line: int, step: Module) -> Module:
