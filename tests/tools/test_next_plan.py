@@ -69,7 +69,8 @@ try:
         optimizer.step()
         optimizer.zero_grad()
     means, weights = model[0].running_mean.tolist(), [weight.sum().item() for weight in model.parameters()]
-    print(json.dumps([*losses, *sum(gradients, []), *means, *weights, model[0].num_batches_tracked.item()]))
+    numbers = [*losses, *sum(gradients, []), *means, *weights, model[0].num_batches_tracked.item()]
+    print(json.dumps({"numbers": numbers, "plan": torch.moai.report()["plan"]}))
 except RuntimeError as error:
     print(type(error).__name__, error)
 """
@@ -88,7 +89,12 @@ class Run:
 
     @property
     def numbers(self) -> list[float]:
-        return json.loads(self.said)
+        return json.loads(self.said)["numbers"]
+
+    @property
+    def plan(self) -> str:
+        """The last one."""
+        return json.loads(self.said)["plan"]
 
 
 def ran(
@@ -129,8 +135,9 @@ def test_it_has_the_result_of_one_device_and_is_remembered(person: Person) -> No
     # A little more, as what a process holds varies; dp=2 would not fit in that either.
     again = ran(person, 125)
     assert not again.moves
-    # All of the training has been under the last plan.
-    assert again.said == moved.said
+    # What a process holds may make the second step of the first program move on once more, so bits may differ.
+    assert again.plan == moved.plan
+    assert again.numbers == alone
 
 
 @pytest.mark.exact
