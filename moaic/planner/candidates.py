@@ -161,7 +161,7 @@ def candidate_space(step: Module, workers: int, request: Request) -> CandidateSp
 
     Where sizes are open they are possible for those of the example.
     """
-    pads = can_pad(step)
+    pads = _can_pad(step)
     step = in_example(step)
     rows, trains = batch_size(step.main), is_training(step)
     check_request(step, workers, request)
@@ -194,7 +194,7 @@ def relaxed(step: Module, request: Request) -> Request:
 
 def fitting(step: Module, request: Request) -> Request:
     """The request, without dp and micro_batches if the batch of `step` cannot be split so."""
-    if _is_split((request.dp or 1) * (request.micro_batches or 1), batch_size(step.main), pads=can_pad(step)):
+    if _is_split((request.dp or 1) * (request.micro_batches or 1), batch_size(step.main), pads=_can_pad(step)):
         return request
     return replace(request, dp=None, micro_batches=None)
 
@@ -446,7 +446,7 @@ def _divisors(rows: int, most: int | None = None) -> list[int]:
     return [n for n in range(1, min(rows or 1, most or rows or 1) + 1) if _divides(n, rows)]
 
 
-def can_pad(step: Module) -> bool:
+def _can_pad(step: Module) -> bool:
     """Whether rows can be added to the batch of `step`: its size is no open one."""
     return not isinstance(batch_size(step.main), Size)
 
