@@ -57,11 +57,11 @@ class PartBuilder(OpBuilder):
     def kept(self, here: Value, value: Value) -> Value:
         """`value` where `here` is true, else zero; partial where `value` is."""
         tensor = broadcast_type(value.type.dtype, here, value)
-        return self.emit(_FILL, [value, self.elsewhere(here)], tensor, value=_zero(value))
+        return self.emit(MASKED_FILL, [value, self.elsewhere(here)], tensor, value=zero_of(value))
 
     def finish_kept(self, here: Value, value: Value) -> None:
         """`kept` as the last op."""
-        self.finish(_FILL, [value, self.elsewhere(here)], value=_zero(value))
+        self.finish(MASKED_FILL, [value, self.elsewhere(here)], value=zero_of(value))
 
     def elsewhere(self, here: Value) -> Value:
         return self.emit("aten.logical_not", [here], here.type)
@@ -110,10 +110,11 @@ class PartBuilder(OpBuilder):
         return along
 
 
-_FILL = "aten.masked_fill.Scalar"
+MASKED_FILL = "aten.masked_fill.Scalar"
 
 
-def _zero(value: Value) -> Attr:
+def zero_of(value: Value) -> Attr:
+    """The literal zero of the kind of a value."""
     return 0 if value.type.dtype.startswith(("i", "u")) else 0.0
 
 

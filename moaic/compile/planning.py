@@ -212,7 +212,8 @@ class Planning:
     def plan(self, step: Module) -> Plan:
         """The plan for `step`; raises Diagnostic where the request cannot be met, and OpenSizesError."""
         report = Report.current()
-        symbols, parts = symbols_of(step), self._parts(batch_size(step.main))
+        symbols, rows = symbols_of(step), batch_size(step.main)
+        parts = self._parts(rows)
         config = self._configs.get(parts)
         try:
             with report.timed("planning_s"), self.logged():
@@ -227,7 +228,6 @@ class Planning:
         self._piece.model.is_planned = True
         if symbols is not None:
             symbols.check(_Fits(plan, self._machine().memory))
-            rows = batch_size(step.main)
             # A batch of more equal parts has its own plan: an odd one, the last of an epoch, must not decide for all.
             symbols.check(lambda numbers: self._parts(number_at(rows, numbers)) <= parts)
         report.plan = str(plan.config)

@@ -16,7 +16,7 @@ from moaic.ir.specialize import in_example
 from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
 from moaic.passes.schedules import SCHEDULES
 from moaic.passes.sharding.context_parallel import lengths
-from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
 from moaic.passes.transforms.hoist_casts import narrows
@@ -457,8 +457,8 @@ def _is_split(parts: int, rows: int, *, pads: bool) -> bool:
 
 
 def _is_padded_by_little(parts: int, facts: _Facts) -> bool:
-    padded = -(-facts.rows // parts) * parts
-    return _divides(parts, facts.rows) or (facts.pads and parts <= facts.rows and padded <= PADDED * facts.rows)
+    is_little = padded_rows(facts.rows, parts) <= PADDED * facts.rows
+    return _divides(parts, facts.rows) or (facts.pads and parts <= facts.rows and is_little)
 
 
 def _divides(parts: int, rows: int) -> bool:

@@ -52,7 +52,7 @@ from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf import optimizer
 from moaic.passes.perf.numbers import MeasureSource
-from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.text.units import MIB
 
 LOGGER = logging.getLogger("moaic")
@@ -394,7 +394,8 @@ def data_assigned(place: str) -> None:
 def configuration(step: Module, config: Config) -> str:
     """The decisions of a plan in one line: `num_stages : 1, num_micro_batches : 4, …`."""
     said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}
-    said["dp"] = f"batch_per_device : {-(-batch_size(step.main) // (config.dp * config.micro_batches))}"
+    parts = config.dp * config.micro_batches
+    said["dp"] = f"batch_per_device : {padded_rows(batch_size(step.main), parts) // parts}"
     if config.pp == 1:
         said["schedule"] = ""
     return ", ".join(filter(None, (said[name] for name in LOGGED)))

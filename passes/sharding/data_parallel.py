@@ -57,6 +57,11 @@ def batch_size(function: Function) -> int:
     return 1
 
 
+def padded_rows(rows: int, parts: int) -> int:
+    """The fewest rows, of at least so many, that fall into equal parts."""
+    return -(-rows // parts) * parts
+
+
 def _padded(function: Function) -> Iterator[Value]:
     """What the batch is padded to where it enters the step."""
     entering = frozenset(function.params)
@@ -80,7 +85,7 @@ def batch_states(module: Module, axis: Axis) -> dict[Value, State]:
     if rows % parts:
         raise Diagnostic(
             f"{axis.name}={axis.size}: a batch of {rows} does not divide into {parts} equal parts",
-            hint="" if isinstance(rows, Size) else f"pad={-(-rows // parts) * parts}, as the first pass, adds rows",
+            hint="" if isinstance(rows, Size) else f"pad={padded_rows(rows, parts)}, as the first pass, adds rows",
         )
 
     states: dict[Value, State] = dict.fromkeys(module.main.params, REPLICATED)

@@ -166,17 +166,14 @@ class FunctionPartitioner:
 
     def candidates(self, op: Op, rule: Rule, inputs: Sequence[Value]) -> list[Strategy]:
         """Every strategy that the operands' states suggest, or that is suggested; the replicated one last."""
+        suggested = self.insertion.suggested
+        known = [(dims, state) for v, dims in zip(op.results, rule.results, strict=True) if (state := suggested.get(v))]
+        known += [(rule.operands[i], state) for i, value in enumerate(inputs) for state in self.materialized[value]]
         strategies: dict[Strategy, None] = {}
-        for value, dims in zip(op.results, rule.results, strict=True):
-            if (state := self.insertion.suggested.get(value)) is not None:
-                strategy = rule.following(dims, state, self.axis.size)
-                if strategy is not None:
-                    strategies[strategy] = None
-        for i, value in enumerate(inputs):
-            for state in self.materialized[value]:
-                strategy = rule.following(rule.operands[i], state, self.axis.size)
-                if strategy is not None and self._fits(op, inputs, strategy):
-                    strategies[strategy] = None
+        for dims, state in known:
+            strategy = rule.following(dims, state, self.axis.size)
+            if strategy is not None and self._fits(op, inputs, strategy):
+                strategies[strategy] = None
         for linear in rule.linear:
             if any(PARTIAL in self.materialized[inputs[i]] for i in linear):
                 strategies[rule.by_linearity(linear)] = None

@@ -9,7 +9,7 @@ from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.verify import check_made
 from moaic.passes.config import Config
-from moaic.passes.sharding.data_parallel import batch_size
+from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.passes.sharding.pad_batch import PadBatch, pad_batch
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class OfPadded(Generic[T]):
         parts = config.dp * config.micro_batches
         if self._rows % parts == 0:
             return None
-        rows = -(-self._rows // parts) * parts
+        rows = padded_rows(self._rows, parts)
         if rows not in self._made:
             try:
                 self._made[rows] = self._make(check_made(pad_batch(self._step, rows), PadBatch.name))

@@ -13,6 +13,7 @@ from math import prod
 from typing import ClassVar, Final
 
 from moaic.ir.collectives import COLLECTIVES
+from moaic.ir.coordinate_dependent import MASKED_FILL, zero_of
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import NOWHERE, Attr, Function, Module, Op, Role, Value
 from moaic.ir.layout import PARTIAL, REPLICATED, Sharded, State
@@ -44,7 +45,7 @@ class PadBatch:
 def pad_batch(module: Module, rows: int) -> Module:
     """A captured step with its batch padded to `rows`; what it takes and returns is as before.
 
-    Raises Diagnostic where it has more rows, or open ones, and where rows cannot be told from other elements.
+    Raises Diagnostic where it has as many rows, or open ones, and where all that reads it tells its rows apart.
     """
     have = batch_size(module.main)
     if module.mesh.axes or len(module.functions) > 1:
@@ -223,9 +224,8 @@ class _Padding:
         rows = self._emit("aten.arange", (), TensorType("i64", (self._rows,)), end=self._rows)
         copies = self._emit("aten.ge.Scalar", (rows, None), TensorType("bool", (self._rows,)), other=self._have)
         copies = self._viewed(copies, (self._rows, *(1 for _ in shape[dim + 1 :])))
-        fill: Attr = False if new.type.dtype == "bool" else 0 if new.type.dtype[0] in "iu" else 0.0
         wide = self._viewed(new, shape)
-        filled = self._emit("aten.masked_fill.Scalar", (wide, copies), wide.type, value=fill)
+        filled = self._emit(MASKED_FILL, (wide, copies), wide.type, value=zero_of(new))
         zero = self._viewed(filled, new.type.shape)
         self._zero.add(zero)
         return zero
