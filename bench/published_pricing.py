@@ -18,7 +18,7 @@ from moaic.ir.graph import Module
 from moaic.passes.build import Builder
 from moaic.passes.config import Config
 from moaic.passes.estimate.memory import fused_functions
-from moaic.passes.estimate.step_time import function_seconds
+from moaic.passes.estimate.step_time import Rates, function_seconds
 from moaic.passes.estimate.structural import Deeper, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import Number
@@ -108,9 +108,9 @@ class Step:
         return replace(price, seconds=price.seconds + self.stack.step)
 
     def _extrapolated(self, config: Config, machine: Machine) -> Price:
-        seconds = on_stack(self.stack, function_seconds(machine, self.fused))
+        rates = [Rates(machine, on_stack(self.stack, function_seconds(machine, self.fused)))] * config.pp
         modules = self.sketched(config)
-        base, *rest = (sketch(module, config, machine, self.fused, seconds) for module, _ in modules)
+        base, *rest = (sketch(module, config, rates, self.fused) for module, _ in modules)
         deeper = [Deeper(each, lacking) for each, (_, lacking) in zip(rest, modules[1:], strict=True)]
         found = extrapolated(base, deeper)
         if found is None:

@@ -54,16 +54,16 @@ class Builder:
         """The stacks of equal layers of the step."""
         return stacks_of(self._outlined.main)
 
-    def shares(self, stacks: Sequence[Stack], stages: int) -> list[Share]:
-        """What the stages of a pipeline have of the step; raises Diagnostic where it cannot be cut into so many."""
-        return shares(self._outlined, stacks, stages)
+    def shares(self, stacks: Sequence[Stack], wanted: Sequence[int]) -> list[Share]:
+        """What the stages of a pipeline have of the step; raises Diagnostic where it cannot be cut into these."""
+        return shares(self._outlined, stacks, wanted)
 
-    def runs(self, stages: int) -> list[list[Stack]]:
-        """By stack of the step, its runs of units that a pipeline has whole in one of so many stages.
+    def runs(self, shares: Sequence[int]) -> list[list[Stack]]:
+        """By stack of the step, its runs of units that a pipeline has whole in one of stages with these shares.
 
-        Raises Diagnostic where it cannot be cut into so many.
+        Raises Diagnostic where it cannot be cut into these.
         """
-        return runs_of(self._outlined, self.stacks, stages)
+        return runs_of(self._outlined, self.stacks, shares)
 
     def without(self, units: Iterable[tuple[Stack, int]]) -> Builder | None:
         """The builder for the step without so many units of each of these runs; None where it has no such form."""
@@ -125,6 +125,6 @@ def passes_of(config: Config, coefficients: CostCoefficients) -> Iterator[Pass]:
         schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
         if config.micro_batches > 1 and schedule.splits_backward:
             yield SplitBackward()
-        yield AssignStages(config.pp, config.schedule)
+        yield AssignStages(config.pp, config.schedule, config.stage_shares)
     if config.loss_chunks > 1:
         yield LossChunks(config.loss_chunks)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from moaic.passes.decision import DECLARED, YES_OR_NO, Decision, beyond_one, decision
+from moaic.passes.pipeline.stage_shares import EQUAL
 from moaic.passes.schedules import SCHEDULES
 
 Recompute = Literal["saved", "full"]
@@ -65,6 +66,12 @@ class Config:
         logged=lambda schedule: f"schedule : {schedule}",
     )
     """Name or text of a pipeline's schedule; ignored without a pipeline."""
+    stage_shares: str = decision(
+        EQUAL,
+        "shares of the layers that the workers along `pp` have, where these are not equally fast",
+        values="`equal`, `5+2`, …",
+        logged=lambda shares: "" if shares == EQUAL else f"stage_shares : {shares}",
+    )
     cp: int = decision(1, "parts of the sequence", logged=beyond_one("cp"))
     ep: int = decision(1, "parts of the experts, and of the batch with them", logged=beyond_one("ep"))
     gather_keys: bool = decision(
@@ -88,6 +95,12 @@ class Config:
         return self.pp * self.dp * self.ep * self.cp * self.tp
 
     @property
+    def ranks_of_stages(self) -> list[range]:
+        """The ranks of each worker along `pp`."""
+        each = self.ranks // self.pp
+        return [range(each * stage, each * (stage + 1)) for stage in range(self.pp)]
+
+    @property
     def mesh(self) -> Config:
         """How many ranks each axis has, and nothing else decided."""
         return Config(pp=self.pp, dp=self.dp, ep=self.ep, cp=self.cp, tp=self.tp)
@@ -105,20 +118,20 @@ DECISIONS: Mapping[str, Decision] = {each.name: each.metadata[DECLARED] for each
 """By name, in the order in which plans are written."""
 
 FROM_SIMPLE = (
-    *("pp", "schedule", "micro_batches", "recompute", "distribute_param", "ep", "cp", "tp", "dp"),
+    *("pp", "stage_shares", "schedule", "micro_batches", "recompute", "distribute_param", "ep", "cp", "tp", "dp"),
     *("distribute_low_prec_param", "gather_keys", "loss_chunks"),
 )
 """The simpler of two plans has the lower value in the first of these decisions that differs."""
 
 KEPT = (
-    *("ep", "tp", "cp", "dp", "micro_batches", "pp", "schedule", "distribute_param", "distribute_low_prec_param"),
-    *("loss_chunks", "gather_keys", "recompute"),
+    *("ep", "tp", "cp", "dp", "micro_batches", "pp", "schedule", "stage_shares", "distribute_param"),
+    *("distribute_low_prec_param", "loss_chunks", "gather_keys", "recompute"),
 )
 """Decisions by priority: where two decisions of a request exclude each other, the first is kept."""
 
 LOGGED = (
     *("pp", "micro_batches", "dp", "ep", "cp", "gather_keys", "tp", "recompute", "loss_chunks", "distribute_param"),
-    *("schedule", "distribute_low_prec_param"),
+    *("schedule", "stage_shares", "distribute_low_prec_param"),
 )
 """The order of the line that a plan is logged as."""
 
@@ -165,6 +178,7 @@ class Request:
     distribute_low_prec_param: bool | None = None
     pp: int | None = None
     schedule: str | None = None
+    stage_shares: str | None = None
     cp: int | None = None
     ep: int | None = None
     gather_keys: bool | None = None

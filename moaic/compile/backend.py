@@ -58,9 +58,9 @@ def moai(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="moai", options={...})`: plan a graph and run it on all workers.
 
-    The options of a plan are pp, dp, cp, ep, tp, micro_batches, schedule, recompute, loss_chunks, gather_keys,
-    distribute_param and distribute_low_prec_param; the default of each is its entry in the environment variable
-    MOAI_PLAN, else "auto". Further options:
+    The options of a plan are pp, dp, cp, ep, tp, micro_batches, schedule, stage_shares, recompute, loss_chunks,
+    gather_keys, distribute_param and distribute_low_prec_param; the default of each is its entry in the environment
+    variable MOAI_PLAN, else "auto". Further options:
 
     * `precision="bf16"`: the model computes as under autocast, and its parameters keep their type; `"float8"`: linear
       layers compute in eight-bit floats, too.

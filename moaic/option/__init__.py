@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def enable_advanced_parallelization(**options: object) -> None:
     """Makes "cuda" mean the virtual accelerator in this process, and compiles modules that are on it.
 
-    Options are those of the backend (`pp`, `dp`, `cp`, `ep`, `tp`, `micro_batches`, `schedule`, `recompute`,
-    `loss_chunks`, `gather_keys`, `distribute_param`, `distribute_low_prec_param`, `precision`, `compile`,
+    Options are those of the backend (`pp`, `dp`, `cp`, `ep`, `tp`, `micro_batches`, `schedule`, `stage_shares`,
+    `recompute`, `loss_chunks`, `gather_keys`, `distribute_param`, `distribute_low_prec_param`, `precision`, `compile`,
     `cuda_graphs`, `expected_steps`, `autotune`), and by their other names `pipeline_parallel`, `num_stages`,
     `num_micro_batches`, `activation_recomputation`, `distribute_parameter` and `mixed_precision`; others are chosen by
     the planner. A second call replaces the options. Raises Diagnostic for an unknown option or value.

@@ -14,13 +14,15 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.sizes import Size
 from moaic.ir.specialize import in_example
 from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
+from moaic.passes.pipeline.stage_shares import EQUAL, parse_shares
 from moaic.passes.schedules import SCHEDULES
 from moaic.passes.sharding.context_parallel import lengths
 from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
 from moaic.passes.transforms.hoist_casts import narrows
-from moaic.text.units import MIB
+from moaic.planner.stage_speeds import Speeds
+from moaic.text.units import MIB, count
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
@@ -59,6 +61,8 @@ class _Facts:
     """Whether a parameter is cast to a narrower type."""
     chunks: Sequence[int]
     """Numbers of chunks of the loss."""
+    speeds: Speeds | None
+    """Of workers that are not equally fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +120,11 @@ class CandidateSpace:
     def in_parts(self, mesh: Config) -> Iterator[Config]:
         """A mesh with every number of micro-batches into which the batch is split on it, in every order."""
         facts, request = self.facts, self.request
+        shares = _stage_shares(mesh, facts, request)
         for micro_batches in _micro_batches(facts, request):
             if self._splits(mesh.dp * micro_batches) and not self._could_split_rows(mesh, micro_batches):
                 for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
-                    yield replace(mesh, micro_batches=micro_batches, schedule=schedule)
+                    yield replace(mesh, micro_batches=micro_batches, schedule=schedule, stage_shares=shares)
 
     def _splits(self, parts: int) -> bool:
         """Whether the batch is split into so many parts: where it divides, or is padded by little or as asked."""
@@ -156,8 +161,10 @@ class CandidateSpace:
         return sum(map(self.count, self.meshes))
 
 
-def candidate_space(step: Module, workers: int, request: Request) -> CandidateSpace:
+def candidate_space(step: Module, workers: int, request: Request, speeds: Speeds | None = None) -> CandidateSpace:
     """The configurations that keep to `request`. Raises Diagnostic where there is none.
+
+    Where workers are not equally fast, `speeds` says how much stages on them get.
 
     Where sizes are open they are possible for those of the example.
     """
@@ -169,7 +176,7 @@ def candidate_space(step: Module, workers: int, request: Request) -> CandidateSp
     _check_shares(workers, rows, trains, request, pads=pads)
     experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
     chunks = _chunks(step, workers, trains, request)
-    facts = _Facts(rows, pads, trains, experts, longest, _casts_parameters(step.main), chunks)
+    facts = _Facts(rows, pads, trains, experts, longest, _casts_parameters(step.main), chunks, speeds)
     meshes = {*_meshes(facts, workers, request), *_fullest(facts, workers, request)}
     space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
     possible = space.without([])
@@ -209,6 +216,7 @@ def check_workers(workers: int, request: Request) -> None:
     """Raises Diagnostic where no step could follow `request` on so many workers."""
     _check_ranks(workers, request)
     _check_schedule(workers, request)
+    _check_stage_shares(request)
 
 
 def _meshes(facts: _Facts, workers: int, request: Request) -> Iterator[Config]:
@@ -294,6 +302,12 @@ def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> S
     if micro_batches < pp:
         return [Config().schedule] if request.pp is not None else []
     return [name for name in SCHEDULES if name != "gpipe"] if trains else [Config().schedule]
+
+
+def _stage_shares(mesh: Config, facts: _Facts, request: Request) -> str:
+    if request.stage_shares is not None:
+        return request.stage_shares
+    return EQUAL if facts.speeds is None else facts.speeds.shares(mesh)
 
 
 def _micro_batches(facts: _Facts, request: Request) -> Sequence[int]:
@@ -430,6 +444,18 @@ def _check_schedule(workers: int, request: Request) -> None:
         raise Diagnostic(
             f"schedule={request.schedule} orders the stages of a pipeline, which with {others} needs {needed} workers, "
             f"there {_are(workers)}"
+        )
+
+
+def _check_stage_shares(request: Request) -> None:
+    if request.stage_shares in (None, EQUAL):
+        return
+    shares, stages = len(parse_shares(request.stage_shares)), request.pp or 1
+    if shares != stages or shares == 1:
+        raise Diagnostic(
+            f"stage_shares={request.stage_shares} has the shares of {count(shares, 'worker')} along pp, "
+            f"the plan has pp={stages}",
+            hint="one number for each worker along pp, which are at least two: stage_shares=5+2",
         )
 
 

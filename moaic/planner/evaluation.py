@@ -56,6 +56,9 @@ They are most of the candidates, and need the most time to be priced.
 CLEARLY = 0.05
 """Relative difference that exceeds what predictions of plans of one step err by."""
 
+AS_ALONE = 0.95
+"""The relative speed of unequal workers in a plan is that of the whole step on one of each, but for this part."""
+
 ENOUGH = 64
 """Prices and bounds of plans after which a plan has to promise more and more to be looked into."""
 
@@ -177,7 +180,7 @@ class Evaluation:
         others = (each for each in (*self.no_better, *self.slower) if each.config.pp <= self.simplest.pp)
         self._wait_again(sorted(others, key=lambda each: each.seconds)[:missing])
         self._open([each for each in self.waiting if each.is_whole])
-        fitting = [each for each in self.waiting if each.nbytes <= self.machine.memory]
+        fitting = [each for each in self.waiting if each.nbytes <= self.machine.most_memory]
         return [each.config for each in sorted(fitting, key=lambda each: each.seconds)[:missing]]
 
     def _whole(self, mesh: Config) -> _Waiting:
@@ -207,15 +210,17 @@ class Evaluation:
             config: Alone(costs[config].seconds.value, memory, costs[config].of("optimizer"))
             for config, memory in memories.items()
         }
-        return Bounds(on_one_device, self.machine)
+        if (speeds := self.space.facts.speeds) is None:
+            return Bounds(on_one_device, self.machine)
+        return Bounds(on_one_device, self.machine, fastest=lambda mesh: speeds.fastest(mesh) / AS_ALONE)
 
     def _leave_out(self) -> None:
         """Drops every candidate that need not be compiled, with the reason."""
         kept: list[_Waiting] = []
         for each in self.waiting:
-            if each.nbytes > self.machine.memory:
+            if each.nbytes > self.machine.most_memory:
                 self.too_large.add(each.config)
-                self._drop(each, f"needs at least {per_worker(each.nbytes, self.machine)}")
+                self._drop(each, f"needs at least {per_worker(each.nbytes, self.machine.most_memory)}")
             elif self.impossible and (reason := self.impossible.get(least(each.config))):
                 self._drop(each, reason)
             elif self._is_slower(each):
@@ -308,7 +313,8 @@ class Evaluation:
     def _least(self, config: Config) -> Config:
         """The plan that bounds all on the mesh of `config`: with dp in place of stages if the rows suffice."""
         in_place = flat(config.mesh)
-        return in_place if self.space.facts.rows % in_place.dp == 0 else least(config)
+        is_bound = not self.machine.kinds and self.space.facts.rows % in_place.dp == 0
+        return in_place if is_bound else least(config)
 
     def _unknown_meshes(self, promising: Sequence[_Waiting]) -> list[Config]:
         """The plans that bound all on the meshes of these and are not known yet.
@@ -390,10 +396,7 @@ class Evaluation:
         """Compiles these candidates and predicts those that fit."""
         self.looked_into += len(configs)
         self.looked_into_before = self.looked_into
-        made = {
-            config: compiled_candidate(config, result, self.machine)
-            for config, result in self._compiled(configs).items()
-        }
+        made = {config: compiled_candidate(config, result) for config, result in self._compiled(configs).items()}
         costs = self._costs([config for config, candidate in made.items() if not candidate.dropped])
         self.found.update((config, replace(each, prediction=costs.get(config))) for config, each in made.items())
         self.too_large.update(config for config, each in made.items() if each.dropped and each.memory is not None)

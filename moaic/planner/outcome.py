@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from moaic.passes.config import Config, simplicity
 from moaic.passes.estimate.memory import Memory
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction
-from moaic.passes.perf.machine import Machine
 from moaic.planner.worker import Compiled
 from moaic.text.units import mib
 
@@ -78,12 +77,12 @@ class SearchResult:
         return each.config != self.selected, each.seconds is None, not each.is_measured, each.price(self.steps)
 
 
-def compiled_candidate(config: Config, result: Compiled, machine: Machine) -> Candidate:
+def compiled_candidate(config: Config, result: Compiled) -> Candidate:
     """The outcome of compiling a candidate, without its prediction."""
     if result.crash:
         return crashed(config, result.crash)
-    if result.memory is not None and result.memory.peak > machine.memory:
-        return Candidate(config, result.memory, dropped=f"needs {per_worker(result.memory.peak, machine)}")
+    if (memory := result.memory) is not None and memory.peak > memory.limit:
+        return Candidate(config, memory, dropped=f"needs {per_worker(memory.peak, memory.limit)}")
     return Candidate(config, result.memory, dropped=result.dropped)
 
 
@@ -107,5 +106,5 @@ def simplest(prices: Mapping[Config, float]) -> Config | None:
     return min(equal, key=simplicity, default=None)
 
 
-def per_worker(nbytes: int, machine: Machine) -> str:
-    return f"{mib(nbytes)} per worker, and there are {mib(machine.memory)}"
+def per_worker(nbytes: int, limit: int) -> str:
+    return f"{mib(nbytes)} per worker, and there are {mib(limit)}"

@@ -12,10 +12,11 @@ from moaic.passes.config import Config
 from moaic.passes.estimate.lower_bound import unstaged
 from moaic.passes.estimate.memory import Memory, fused_functions
 from moaic.passes.estimate.stages import StageBound, bound_of_stages
-from moaic.passes.estimate.step_time import Prediction, function_seconds
+from moaic.passes.estimate.step_time import Prediction, Rates, function_seconds
 from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
 from moaic.passes.pipeline.shares import Share
+from moaic.passes.pipeline.stage_shares import shares_of_stages
 from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.of_padded import OfPadded
 from moaic.passes.sharding.solver.costs import coefficients_of
@@ -32,16 +33,16 @@ class Pricer:
         self._machine = machine
         self._builder = Builder(step, coefficients_of(machine))
         self._fused = fused_functions()
-        self._seconds = function_seconds(machine, self._fused)
+        self._rates = [Rates(each, function_seconds(each, self._fused)) for each in machine.by_kind]
         self._worth = worth
         self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
         # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
         unverified = self._builder.without([]) if self._sketches is not None else None
         self._of_whole = unverified or self._builder
-        self._in_stages: dict[int, _Sketches | None] = {}
+        self._in_stages: dict[tuple[int, ...], _Sketches | None] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}
-        self._shares: dict[int, list[Share]] = {}
+        self._shares: dict[tuple[int, ...], list[Share]] = {}
         self._of_padded = OfPadded(step, lambda padded: Pricer(padded, machine, worth))
 
     def price(self, config: Config) -> tuple[Memory, Prediction]:
@@ -66,7 +67,7 @@ class Pricer:
 
         Raises Diagnostic with the reason where there is no such plan.
         """
-        found = self._staged(schedule_of(config.schedule, config.pp, config.micro_batches).stages)
+        found = self._staged(_shares_in(config))
         return [(self._of_whole.partitioned(config), 0)] if found is None else found.partitioned(config)
 
     def _from_sketches(self, config: Config) -> tuple[Memory, Prediction] | None:
@@ -87,17 +88,17 @@ class Pricer:
             if found is None:
                 return StageBound()
             schedule = schedule_of(config.schedule, config.pp, config.micro_batches)
-            stages = self._shares_of(schedule.stages)
+            stages = self._shares_of(_shares_in(config))
         except Diagnostic:
             return StageBound()
         return bound_of_stages(config, schedule, stages, *found)
 
-    def _shares_of(self, stages: int) -> list[Share]:
-        """What each of so many stages has of the stacks that have deeper sketches."""
+    def _shares_of(self, wanted: tuple[int, ...]) -> list[Share]:
+        """What each of the stages has of the stacks that have deeper sketches."""
         assert self._sketches is not None
-        if stages not in self._shares:
-            self._shares[stages] = self._builder.shares([stack for (stack,) in self._sketches.deep], stages)
-        return self._shares[stages]
+        if wanted not in self._shares:
+            self._shares[wanted] = self._builder.shares([stack for (stack,) in self._sketches.deep], wanted)
+        return self._shares[wanted]
 
     def _sketches_of(self, config: Config) -> tuple[Sketch, list[Deeper]] | None:
         """The sketches of a plan, the base and the deeper ones; kept for bounds where no parameters are sharded."""
@@ -116,19 +117,19 @@ class Pricer:
         assert self._sketches is not None
         return self._sketches.partitioned(config)
 
-    def _staged(self, stages: int) -> _Sketches | None:
-        """The sketches of pipelines of so many stages, all of which lack equally many units; kept.
+    def _staged(self, shares: tuple[int, ...]) -> _Sketches | None:
+        """The sketches of pipelines of these stages, all of which lack equally many units; kept.
 
         None where the stages have units of several stacks: what they take would not grow by the same.
         """
-        if stages not in self._in_stages:
+        if shares not in self._in_stages:
             try:
-                runs = [of_stack for of_stack in self._builder.runs(stages) if of_stack]
+                runs = [of_stack for of_stack in self._builder.runs(shares) if of_stack]
             except Diagnostic:
                 runs = []
-            alike = len(runs) == 1 and len(runs[0]) == stages
-            self._in_stages[stages] = self._sketched(runs, min(1.0, self._worth)) if alike else None
-        return self._in_stages[stages]
+            alike = len(runs) == 1 and len(runs[0]) == len(shares)
+            self._in_stages[shares] = self._sketched(runs, min(1.0, self._worth)) if alike else None
+        return self._in_stages[shares]
 
     def _sketched(self, runs: Sequence[Sequence[Stack]], worth: float) -> _Sketches | None:
         """The sketches of a step whose stacks have these runs of units; None if not worth it, or if there are none."""
@@ -152,7 +153,13 @@ class Pricer:
         return _Sketches([runs[at] for at in lacking], deepest, list(zip(made, (0, *lacking.values()), strict=True)))
 
     def _priced(self, module: Module, config: Config) -> Sketch:
-        return sketch(module, config, self._machine, self._fused, self._seconds)
+        rates = [self._rates[self._machine.slowest_kind(ranks)] for ranks in config.ranks_of_stages]
+        return sketch(module, config, rates, self._fused)
+
+
+def _shares_in(config: Config) -> tuple[int, ...]:
+    """The shares of the stages of a plan."""
+    return shares_of_stages(config.stage_shares, schedule_of(config.schedule, config.pp, config.micro_batches))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import DECISIONS, Request, type_of
+from moaic.passes.pipeline.stage_shares import EQUAL, parse_shares
 from moaic.passes.schedules import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
 
 
@@ -31,12 +32,18 @@ def parse_request(text: str) -> Request:
 
 
 def request_from(options: dict[str, object]) -> Request:
-    """A Request from option names and values ("auto", None, numbers, booleans or their text). Raises Diagnostic."""
+    """A Request from option names and values ("auto", None, numbers, booleans or their text). Raises Diagnostic.
+
+    Shares of stages say how many stages there are.
+    """
     known = {field.name for field in fields(Request)}
     for name in options:
         if name not in known:
             raise Diagnostic(f"there is no plan option `{name}`", hint=f"options are {', '.join(sorted(known))}")
-    return Request(**{name: _value(name, value) for name, value in options.items()})  # pyright: ignore[reportArgumentType]
+    asked = Request(**{name: _value(name, value) for name, value in options.items()})  # pyright: ignore[reportArgumentType]
+    if asked.pp is None and asked.stage_shares not in (None, EQUAL):
+        return replace(asked, pp=len(parse_shares(asked.stage_shares)))
+    return asked
 
 
 def _value(name: str, value: object) -> object:
@@ -45,6 +52,10 @@ def _value(name: str, value: object) -> object:
     type_, text = type_of(name), str(value)
     if name == "schedule":
         return _schedule(text)
+    if name == "stage_shares":
+        if text != EQUAL:
+            parse_shares(text)
+        return text
     if type_ is int:
         if not text.isdigit() or int(text) < 1:
             raise Diagnostic(f"{name}={value} is not a positive whole number")

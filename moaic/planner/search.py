@@ -28,6 +28,7 @@ from moaic.planner.candidates import CandidateSpace, candidate_space, relaxed
 from moaic.planner.evaluation import Evaluation
 from moaic.planner.measured import MeasureKernels, Remeasured, kernels_of, measured
 from moaic.planner.outcome import TIE, Candidate, SearchResult, crashed, simplest_of_equals
+from moaic.planner.stage_speeds import speeds_of
 from moaic.planner.worker import CompilerPool, InProcessPool
 from moaic.text.units import mib
 
@@ -80,7 +81,7 @@ def search(
     if wanted != request:
         log.batch_split_otherwise(step)
     log.without_rule(step)
-    space = candidate_space(step, machine.workers, wanted)
+    space = candidate_space(step, machine.workers, wanted, speeds_of(in_example(step), machine))
     log.candidates_counted(space.total)
     compilers = pool if space.total > 1 else InProcessPool()
     example = in_example(step)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeGuard, cast
 from moaic.ir.errors import Diagnostic
 from moaic.ir.types import DTYPE_BYTES
 from moaic.passes.perf.links import Level
-from moaic.passes.perf.machine import ASSUMED_OVERHEAD, Machine, MadeKernel
+from moaic.passes.perf.machine import ASSUMED_OVERHEAD, Machine, MadeKernel, WorkerKind
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 from moaic.runtime.host.cluster import EXAMPLE as HOST_EXAMPLE
 from moaic.runtime.host.cluster import HOST_KEYS, SINGLE, TABLES
@@ -111,19 +111,17 @@ class Cluster:
 
     @property
     def device(self) -> Device:
-        """The device by which plans are made: of several the slowest, as all workers get equal shares."""
-        used = [each.device for each in self.hosts] or self.devices
-        return min(used, key=lambda each: each.rates.get("mm.bf16", each.rates["mm.f32"]).value)
+        """The slowest kind of device."""
+        return min((each.device for each in self.hosts), key=_speed, default=min(self.devices, key=_speed))
 
     def machine(self, workers: int, made: Mapping[str, tuple[MadeKernel, ...]] | None = None) -> Machine:
-        """As many workers of the cluster, and the known kernels. Raises Diagnostic where it has fewer."""
+        """As many workers of the cluster, the fastest, and the known kernels. Raises Diagnostic where it has fewer."""
         if self.workers is not None and workers > self.workers:
             raise Diagnostic(f"the hosts of {self.path} have {self.workers} workers, not {workers}")
-        device = self.device
-        memory = min(each.memory for each in ([host.device for host in self.hosts] or [device]))
+        device, kinds = self.device, self._kinds()
         return Machine(
             workers,
-            int(USABLE * memory),
+            min([int(USABLE * device.memory), *(kind.memory for kind in kinds)]),
             device.bandwidth,
             device.rates,
             call_overhead=device.overhead,
@@ -134,7 +132,32 @@ class Cluster:
             adds_traffic=device.target is not None,
             levels=self.levels,
             made=made or {},
+            kinds=kinds,
         )
+
+    def _kinds(self) -> tuple[WorkerKind, ...]:
+        """The kinds of workers, the fastest first; none where all are equal."""
+        hosts = sorted(self.hosts, key=lambda each: -_speed(each.device))
+        if len({host.device.name for host in hosts}) <= 1:
+            return ()
+        return tuple(_kind(host) for host in hosts)
+
+
+def _speed(device: Device) -> float:
+    return device.rates.get("mm.bf16", device.rates["mm.f32"]).value
+
+
+def _kind(host: Hosts) -> WorkerKind:
+    device = host.device
+    return WorkerKind(
+        host.count * host.workers,
+        int(USABLE * device.memory),
+        device.bandwidth,
+        device.rates,
+        device.overhead,
+        device.launch,
+        device.contention,
+    )
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -9,7 +9,7 @@ equal shares of parameters and work.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
@@ -46,7 +46,7 @@ class Alone:
     optimizer: float = 0.0
     """Seconds of them that the optimizer takes."""
 
-    def shared(self, ranks: int, stretch: float) -> float:
+    def shared(self, ranks: float, stretch: float) -> float:
         """Seconds of so many ranks."""
         return _stretched(self.seconds, self.optimizer, stretch) / ranks
 
@@ -124,6 +124,8 @@ class Bounds:
     machine: Machine
     simpler: Mapping[Config, Work] = field(default_factory=dict[Config, Work])
     """Plans that do no more work than others (`unstaged`, `least`, `flat`, `in_turn`)."""
+    fastest: Callable[[Config], float] = lambda mesh: mesh.ranks
+    """How many workers that are as fast as the first do no less than those of a plan."""
     finer: dict[tuple[Config, Config], float] = field(default_factory=dict[tuple[Config, Config], float])
     """By known plan and finer mesh, the bound that was found before."""
 
@@ -143,7 +145,7 @@ class Bounds:
 
         def under(order: Config) -> float:
             stretch = least_stretch(order.schedule, order.pp, order.micro_batches)
-            on_one = min((known.shared(mesh.ranks, stretch) for known in self.by_config.values()), default=0.0)
+            on_one = min((known.shared(self.fastest(mesh), stretch) for known in self.by_config.values()), default=0.0)
             return max(on_one, on_mesh.under(order, stretch))
 
         return min(map(under, orders))
@@ -151,7 +153,7 @@ class Bounds:
     def _seconds(self, config: Config, on_mesh: _OnMesh) -> float:
         known, same = self.by_config.get(alone(config)), self.simpler.get(unstaged(config))
         stretch = _shape(config).stretch
-        on_one = 0.0 if known is None else known.shared(config.ranks, stretch)
+        on_one = 0.0 if known is None else known.shared(self.fastest(config), stretch)
         staged = 0.0 if same is None else _stretched(same.seconds, same.once, stretch) / config.pp
         return max(on_one, on_mesh.under(config, stretch), staged)
 
@@ -162,7 +164,9 @@ class Bounds:
         """
         same = self.simpler.get(least(mesh))
         in_turn = self._finer_than(least(mesh)) if same is None else [(same.seconds, same.once)]
-        return _OnMesh(in_turn, self._finer_than(mesh) if mesh.pp > 1 else [])
+        # Stages leave slow workers less to do than dp in their place would.
+        in_place = self._finer_than(mesh) if mesh.pp > 1 and not self.machine.kinds else []
+        return _OnMesh(in_turn, in_place)
 
     def _finer_than(self, mesh: Config) -> list[tuple[float, float]]:
         """The bound from the plan on each coarser mesh, and the seconds of it for which no stage waits."""
@@ -278,7 +282,7 @@ def replicated(config: Config) -> Config:
 
 def in_turn(config: Config) -> Config:
     """The plan whose ranks run the stages of `config` one after the other, parameters sharded in the same way."""
-    return replace(config, pp=1, schedule=Config().schedule)
+    return replace(config, pp=1, schedule=Config().schedule, stage_shares=Config().stage_shares)
 
 
 def flat(mesh: Config) -> Config:

@@ -30,7 +30,7 @@ from moaic.passes.perf.ring_attention import transient
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the worker with the highest peak over a whole step."""
+    """Bytes on the fullest worker: that with the highest peak over a whole step, where all may use equally many."""
 
     parameters: int
     """Persistent parameters and buffers."""
@@ -39,6 +39,8 @@ class Memory:
     """Optimizer state, assumed."""
     joint: int
     """Peak of the joint program, persistent values included, outputs beside a loss left out."""
+    limit: int = 0
+    """Bytes that this worker may use, where it is predicted for a machine."""
 
     @property
     def step(self) -> int:

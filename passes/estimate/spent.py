@@ -10,8 +10,7 @@ from moaic.ir.collectives import COMMUNICATING
 from moaic.ir.op_names import SEND
 from moaic.passes.estimate.per_rank import ends_of
 from moaic.passes.estimate.sequence import WHOLE, Instruction, Instructions
-from moaic.passes.estimate.step_time import FunctionSeconds, op_seconds, stream_of
-from moaic.passes.perf.machine import Machine
+from moaic.passes.estimate.step_time import Rates, op_seconds, stream_of
 from moaic.passes.perf.numbers import MeasureSource, Number, total
 
 
@@ -30,18 +29,22 @@ class Spent:
     """Seconds of all that does not run for each micro-batch, and what it costs the rest."""
 
 
-def spent_by(
-    step: Instructions, order: Sequence[Instruction], machine: Machine, seconds: FunctionSeconds
-) -> list[Spent]:
-    """Seconds of every worker along `pp`."""
+def spent_by(step: Instructions, order: Sequence[Instruction], rates: Sequence[Rates]) -> list[Spent]:
+    """Seconds of every worker along `pp`, which have these rates."""
     module = step.excerpt.joint
     functions = {function.name: function for function in module.functions}
-    prices = [op_seconds(op, module.mesh, functions, machine, seconds) for op in step.ops]
-    streams = [stream_of(op, machine) for op in step.ops]
-    clocks = _Times(step, [total(price.values()).value for price in prices], streams, machine.contention)
+    known: dict[int, list[dict[str, Number]]] = {}
+    for each in rates:
+        if id(each) not in known:
+            known[id(each)] = [op_seconds(op, module.mesh, functions, each.machine, each.seconds) for op in step.ops]
+    prices = [known[id(each)] for each in rates]
+    seconds = {key: [total(price.values()).value for price in of_ops] for key, of_ops in known.items()}
+    streams = [stream_of(op, rates[0].machine) for op in step.ops]
+    contention = [each.machine.contention for each in rates]
+    clocks = _Times(step, [seconds[id(each)] for each in rates], streams, contention)
     clocks.run(order)
     runs = Counter(index for index, _ in order)
-    return [_spent(worker, step, prices, runs, clocks) for worker in range(step.mesh.size("pp"))]
+    return [_spent(worker, step, prices[worker], runs, clocks) for worker in range(step.mesh.size("pp"))]
 
 
 def _spent(
@@ -57,7 +60,7 @@ def _spent(
         if worker not in step.workers[index]:
             continue
         if step.parts[index] == WHOLE:
-            slowed = 0.0 if clocks.streams[index] is None else clocks.contention
+            slowed = 0.0 if clocks.streams[index] is None else clocks.contention[worker]
             once += (1 + slowed) * total(price.values()).value
         if step.ops[index].name in COMMUNICATING and step.ops[index].attrs["axis"] == "dp":
             over_dp += runs[index] * total(price.values()).value
@@ -77,10 +80,15 @@ class _Times:
     """The times of workers and values: the rules of `simulate`."""
 
     def __init__(
-        self, step: Instructions, seconds: Sequence[float], streams: Sequence[str | None], contention: float
+        self,
+        step: Instructions,
+        seconds: Sequence[Sequence[float]],
+        streams: Sequence[str | None],
+        contention: Sequence[float],
     ) -> None:
         self.step = step
         self.seconds = seconds
+        """By worker and position."""
         self.streams = streams
         """By position, the stream of an asynchronous instruction."""
         self.contention = contention
@@ -102,8 +110,9 @@ class _Times:
             if sends[index]:
                 self._send(index, part)
                 continue
-            stream, duration = self.streams[index], self.seconds[index]
+            stream = self.streams[index]
             for worker in self.step.workers[index]:
+                duration = self.seconds[worker][index]
                 if stream is None:
                     self._run(index, part, worker, duration)
                 else:
@@ -116,8 +125,8 @@ class _Times:
         times = [self.ready.get((self.step.maker(read, part), worker), 0.0) for read in self.waited[index]]
         end = max([self.asynchronous[worker, stream], self.clock[worker], *times]) + duration
         self.asynchronous[worker, stream] = self.ready[(index, part), worker] = end
-        self.clock[worker] += self.contention * duration
-        self.exposed[worker] += self.contention * duration
+        self.clock[worker] += self.contention[worker] * duration
+        self.exposed[worker] += self.contention[worker] * duration
 
     def _run(self, index: int, part: int, worker: int, duration: float) -> None:
         earliest = start = self.clock[worker]
@@ -130,8 +139,8 @@ class _Times:
         self.clock[worker] = start + duration
 
     def _send(self, index: int, part: int) -> None:
-        op, half = self.step.ops[index], self.seconds[index] / 2
-        source, target = ends_of(op)
+        source, target = ends_of(self.step.ops[index])
+        half = self.seconds[source][index] / 2
         self._run(index, part, source, half)
         self.ready[(index, part), target] = self.clock[source]
         self.clock[target] += half

@@ -75,6 +75,14 @@ class Prediction:
         return self.seconds.value + self.compiling / steps
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What describes a worker, and the seconds that functions take it."""
+
+    machine: Machine
+    seconds: FunctionSeconds
+
+
 def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds:
     """Seconds of one call of a function, heavy and light kernels apart, cached per function."""
     known: dict[Function, Mapping[str, Number]] = {}
@@ -88,9 +96,10 @@ def function_seconds(machine: Machine, fused: FusedFunctions) -> FunctionSeconds
 
 
 def predict(plan: Plan, machine: Machine, seconds: FunctionSeconds) -> Prediction:
-    """The whole step: forward and backward as one, then the optimizer."""
+    """The whole step on equal workers: forward and backward as one, then the optimizer."""
     spent = program_seconds(plan.programs.joint, machine, seconds)
-    return Prediction({**spent, "optimizer": optimizer_seconds(plan, machine)}, compile_seconds(plan.programs.joint))
+    optimizing = optimizer_seconds(plan, [machine] * plan.programs.joint.mesh.size("pp"))
+    return Prediction({**spent, "optimizer": optimizing}, compile_seconds(plan.programs.joint))
 
 
 def compile_seconds(program: Module) -> float:
@@ -244,10 +253,14 @@ def _arithmetic(op: Op, machine: Machine) -> Number:
     return Number(flops / rate.value, rate.source)
 
 
-def optimizer_seconds(plan: Plan, machine: Machine) -> Number:
-    """Seconds of the assumed optimizer, with the all-gathers of updates where parameters are replicated."""
+def optimizer_seconds(plan: Plan, machines: Sequence[Machine]) -> Number:
+    """Seconds of the assumed optimizer, with the all-gathers of updates where parameters are replicated.
+
+    `machines` describe the workers along `pp`.
+    """
     mesh = plan.programs.joint.mesh
-    spent = [_optimizer_at(plan, coords, mesh, machine) for coords in owner_coordinates(mesh)]
+    pairs = zip(owner_coordinates(mesh), machines, strict=True)
+    spent = [_optimizer_at(plan, coords, mesh, machine) for coords, machine in pairs]
     return max(spent, key=lambda number: number.value)
 
 

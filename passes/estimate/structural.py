@@ -17,11 +17,10 @@ from moaic.passes.estimate.held import Held, Profile, held_by
 from moaic.passes.estimate.memory import FusedFunctions, Memory
 from moaic.passes.estimate.sequence import Instructions
 from moaic.passes.estimate.spent import Spent, spent_by
-from moaic.passes.estimate.step_time import ROUNDING, FunctionSeconds, Prediction, compile_seconds, optimizer_seconds
+from moaic.passes.estimate.step_time import ROUNDING, Prediction, Rates, compile_seconds, optimizer_seconds
 from moaic.passes.loop_axes import MICRO_BATCHES
 from moaic.passes.lowering.plan import Plan
 from moaic.passes.lowering.programs import Halves, Programs, excerpt
-from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import ZERO, Number, total
 from moaic.passes.schedules import schedule_in
 
@@ -42,19 +41,22 @@ class Sketch:
     """Seconds of the assumed optimizer."""
     compiling: float
     """Seconds that compiling its functions takes."""
+    limits: Sequence[int]
+    """Bytes that each worker may use."""
 
 
-def sketch(module: Module, config: Config, machine: Machine, fused: FusedFunctions, seconds: FunctionSeconds) -> Sketch:
-    """The prices of a partitioned module with all of its micro-batches."""
+def sketch(module: Module, config: Config, rates: Sequence[Rates], fused: FusedFunctions) -> Sketch:
+    """The prices of a partitioned module with all of its micro-batches, on workers along `pp` that have these rates."""
     lowered = excerpt(module, PARTS)
     step = Instructions(lowered, module.mesh.size(MICRO_BATCHES), schedule_in(module))
-    order = step.overlapping() if machine.overlaps else [*step.in_order()]
+    order = step.overlapping() if rates[0].machine.overlaps else [*step.in_order()]
     plan = Plan(config, module, Programs(lowered.joint, lowered.joint_params, _no_halves))
     return Sketch(
-        spent_by(step, order, machine, seconds),
+        spent_by(step, order, rates),
         held_by(step, order, plan, fused),
-        optimizer_seconds(plan, machine),
+        optimizer_seconds(plan, [each.machine for each in rates]),
         compile_seconds(lowered.joint),
+        [each.machine.memory for each in rates],
     )
 
 
@@ -68,11 +70,11 @@ def extrapolated(base: Sketch, deeper: Sequence[Deeper]) -> tuple[Memory, Predic
     memories = [_memory(at, base, deeper) for at in workers]
     if None in memories:
         return None
-    memory = max((each for each in memories if each is not None), key=lambda each: each.peak)
+    fullest = max((each for each in memories if each is not None), key=lambda each: each.peak / each.limit)
     last = max(workers, key=lambda at: _grown(base, deeper, lambda each: each.spent[at].end))
     compiling = _grown(base, deeper, lambda each: each.compiling)
     over_dp = _grown(base, deeper, lambda each: each.spent[last].over_dp)
-    return memory, Prediction(_parts(last, base, deeper), compiling, over_dp)
+    return fullest, Prediction(_parts(last, base, deeper), compiling, over_dp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def _memory(worker: int, base: Sketch, deeper: Sequence[Deeper]) -> Memory | Non
         nbytes(lambda held: held.gradients),
         nbytes(lambda held: held.optimizer),
         max([nbytes(lambda held: held.before), *peaks]),
+        base.limits[worker],
     )
 
 

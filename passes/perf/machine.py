@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from typing import Any
 
 from moaic.ir.collectives import sent_share
 from moaic.ir.layout import Mesh
@@ -49,8 +51,21 @@ ASSUMED_PASSES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What describes consecutive workers of a machine whose workers are not all equal, as in `Machine`."""
+
+    workers: int
+    memory: int
+    bandwidth: Number
+    flops: Mapping[str, Number]
+    call_overhead: Number
+    launch: Number
+    contention: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
-    """A set of equal workers. Rates are those of one worker while all of them are busy."""
+    """A set of workers. Rates are those of one worker, the slowest of them, while all of them are busy."""
 
     workers: int
     memory: int
@@ -82,6 +97,24 @@ class Machine:
     """Generated kernels of functions, by `key_of` the function: more exact than `fusion` where they are known."""
     kernels: Mapping[str, Number] | None = None
     """Seconds of heavy ops that were measured in exactly these sizes, by `kernel_text`."""
+
+    kinds: tuple[WorkerKind, ...] = ()
+    """The kinds of its workers in order, the fastest first, where they are not all equal; more are like the last."""
+
+    @property
+    def by_kind(self) -> list[Machine]:
+        """For each kind of worker, as many workers as this machine has, all of that kind."""
+        return [replace(self, kinds=(), **_described(kind)) for kind in self.kinds] or [self]
+
+    def slowest_kind(self, ranks: range) -> int:
+        """The place in `by_kind` of the slowest kind among these workers."""
+        ends = accumulate(kind.workers for kind in self.kinds[:-1])
+        return next((kind for kind, end in enumerate(ends) if ranks.stop <= end), max(0, len(self.kinds) - 1))
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes that the workers with the most memory may use."""
+        return max([self.memory, *(kind.memory for kind in self.kinds)])
 
     def rate(self, family: str, dtype: str) -> Number:
         """FLOPs per second of a family of ops in a dtype; for light ops results per second."""
@@ -143,6 +176,10 @@ class Machine:
         if self.levels and not (is_near and "all_gather" in self.links):
             return message_over(self.levels, nbytes, is_inside)
         return self.collective("all_gather", 2 * nbytes, RankGroup(2))
+
+
+def _described(kind: WorkerKind) -> dict[str, Any]:
+    return {each.name: getattr(kind, each.name) for each in fields(kind) if each.name != "workers"}
 
 
 def larger_side(before: TensorType, after: TensorType, mesh: Mesh) -> int:

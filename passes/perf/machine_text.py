@@ -9,7 +9,7 @@ from typing import Any
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.perf.links import Level, Link
-from moaic.passes.perf.machine import Machine, MadeKernel
+from moaic.passes.perf.machine import Machine, MadeKernel, WorkerKind
 from moaic.passes.perf.numbers import ZERO, MeasureSource, Number
 
 
@@ -31,6 +31,7 @@ def to_text(machine: Machine) -> str:
             "flops": {key: _number_out(number) for key, number in sorted(machine.flops.items())},
             "links": {kind: _link_out(link) for kind, link in sorted(machine.links.items())},
             "kernels": machine.kernels and {key: _number_out(number) for key, number in machine.kernels.items()},
+            "kinds": [_kind_out(kind) for kind in machine.kinds],
             "made": {key: [astuple(kernel) for kernel in kernels] for key, kernels in sorted(machine.made.items())},
         },
         indent=1,
@@ -56,6 +57,7 @@ def from_text(text: str, name: str = "this") -> Machine:
             levels=tuple(_level_in(level) for level in data.get("levels", [])),
             links={str(kind): _link_in(link) for kind, link in data.get("links", {}).items()},
             kernels=None if (known := data.get("kernels")) is None else _numbers_in(known),
+            kinds=tuple(_kind_in(kind) for kind in data.get("kinds", [])),
             made={
                 str(key): tuple(MadeKernel(*kernel) for kernel in kernels)
                 for key, kernels in data.get("made", {}).items()
@@ -85,6 +87,30 @@ def _level_out(level: Level) -> dict[str, object]:
 def _level_in(data: Mapping[str, Any]) -> Level:
     latency, rate = _number_in(data["latency"]), _number_in(data["rate"])
     return Level(str(data["name"]), int(data["workers"]), latency, rate, bool(data.get("direct", False)))
+
+
+def _kind_out(kind: WorkerKind) -> dict[str, object]:
+    return {
+        "workers": kind.workers,
+        "memory": kind.memory,
+        "bandwidth": _number_out(kind.bandwidth),
+        "flops": {key: _number_out(number) for key, number in sorted(kind.flops.items())},
+        "call_overhead": _number_out(kind.call_overhead),
+        "launch": _number_out(kind.launch),
+        "contention": kind.contention,
+    }
+
+
+def _kind_in(data: Mapping[str, Any]) -> WorkerKind:
+    return WorkerKind(
+        int(data["workers"]),
+        int(data["memory"]),
+        _number_in(data["bandwidth"]),
+        _numbers_in(data["flops"]),
+        _number_in(data["call_overhead"]),
+        _number_in(data["launch"]),
+        float(data["contention"]),
+    )
 
 
 def _number_out(number: Number) -> list[float | str]:

@@ -1,9 +1,10 @@
 """Cut a step into pipeline stages: every value of the main function gets a stage, its owner on the axis `pp`.
 
-The forward is partitioned into consecutive stages of equal cost, with boundaries that few bytes cross; a backward op is
-in the stage of its forward. Cheap values that depend on inputs and parameters alone (masks, rotary tables, counts of
-labels) float: each stage that reads one computes it. A parameter is owned by the first stage that reads it, which sends
-it to the others; the gradients of one parameter from several stages are summed over micro-batches first, and sent once.
+The forward is partitioned into consecutive stages of equal cost, or of the shares that the plan names, with boundaries
+that few bytes cross; a backward op is in the stage of its forward. Cheap values that depend on inputs and parameters
+alone (masks, rotary tables, counts of labels) float: each stage that reads one computes it. A parameter is owned by the
+first stage that reads it, which sends it to the others; the gradients of one parameter from several stages are summed
+over micro-batches first, and sent once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import MICRO_BATCHES, combines_parts
 from moaic.passes.pipeline.inline_layers import with_layers_inlined
 from moaic.passes.pipeline.spine import Spine
+from moaic.passes.pipeline.stage_shares import EQUAL, shares_of_stages
 from moaic.passes.schedules import Schedule, forwards_only, schedule_of
 from moaic.passes.transforms.dce import without_dead_ops
 
@@ -37,38 +39,45 @@ CLONE_FACTOR = 2
 @dataclass(frozen=True, slots=True)
 class AssignStages:
     name: ClassVar[str] = AXIS
-    summary: ClassVar[str] = "assign layers to pipeline stages: the number of workers, then the schedule"
+    summary: ClassVar[str] = (
+        "assign layers to pipeline stages: the number of workers, the schedule, then the shares of the workers"
+    )
     workers: int = 2
     schedule: str = "1f1b"
+    shares: str = EQUAL
 
     def apply(self, module: Module) -> Module:
         parts = module.mesh.size(MICRO_BATCHES)
-        return in_stages(module, schedule_of(self.schedule, self.workers, parts))
+        schedule = schedule_of(self.schedule, self.workers, parts)
+        return in_stages(module, schedule, shares_of_stages(self.shares, schedule))
 
 
-def in_stages(module: Module, schedule: Schedule) -> Module:
-    """`module` with an axis `pp` of the schedule's stages; raises Diagnostic where it cannot be cut into these."""
+def in_stages(module: Module, schedule: Schedule, shares: Sequence[int]) -> Module:
+    """`module` with an axis `pp` of the schedule's stages, which have these shares of the work.
+
+    Raises Diagnostic where it cannot be cut into these.
+    """
     if not module.main.gradients:
         schedule = forwards_only(schedule)
     stages, parts = schedule.stages, module.mesh.size(MICRO_BATCHES)
     if schedule.parts != parts:
         raise Diagnostic(f"the schedule is for {schedule.parts} micro-batches, the plan has micro_batches={parts}")
-    module = with_layers_inlined(module, stages)
-    main = _summed_per_stage(module.main, _StageAssignment(module, module.main, stages))
+    module = with_layers_inlined(module, shares)
+    main = _summed_per_stage(module.main, _StageAssignment(module, module.main, shares))
     mesh = module.mesh.with_axis(AXIS, stages, outermost=True)
-    placed = _StagePlacer(module, main, stages).run()
+    placed = _StagePlacer(module, main, shares).run()
     return without_dead_ops(Module((*module.functions[:-1], placed), mesh, schedule.rows))
 
 
 class _StageAssignment:
     """The stage of each op of the main function that does not float, and of each parameter."""
 
-    def __init__(self, module: Module, main: Function, stages: int) -> None:
+    def __init__(self, module: Module, main: Function, shares: Sequence[int]) -> None:
         self.main = main
         spine = Spine(module, main)
         self.producer, self.forward, self.floating = spine.producer, spine.forward, spine.floating
         self.reads = self._params_read()
-        self.stage = spine.cut(stages)
+        self.stage = spine.cut(shares)
         self._place_backward()
         self.owners = self._param_owners()
 
@@ -193,8 +202,8 @@ def _summed_type(value: Value) -> TensorType:
 class _StagePlacer:
     """Rewrites the main function with every op on its stage, and sends and recomputation between stages."""
 
-    def __init__(self, module: Module, main: Function, stages: int) -> None:
-        self.assignment = _StageAssignment(module, main, stages)
+    def __init__(self, module: Module, main: Function, shares: Sequence[int]) -> None:
+        self.assignment = _StageAssignment(module, main, shares)
         self.main = main
         self.ops: list[Op] = []
         self.params = {param: self._param(param) for param in main.params}

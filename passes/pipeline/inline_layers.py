@@ -6,6 +6,7 @@ inlined into the main function, forward and backward, so that the boundary can g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -20,18 +21,18 @@ FLOPS_PER_BYTE = 16.0
 """FLOPs that take as long as one byte of memory traffic; only the balance between stages depends on it."""
 
 UNEVEN = 1.1
-"""Stages of whole layers are kept if the largest costs no more than this many times the mean."""
+"""Stages of whole layers are kept if the largest costs no more than this many times its share."""
 
 
-def with_layers_inlined(module: Module, stages: int) -> Module:
-    """`module` with the layers inlined in which boundaries between balanced stages fall."""
+def with_layers_inlined(module: Module, shares: Sequence[int]) -> Module:
+    """`module` with the layers inlined in which boundaries fall between stages that have these shares of it."""
     main = module.main
     forward = [main.ops[i] for i in sorted(needed_forward(main))]
     prefix_sums = [0.0, *accumulate(cost_of(module, op) for op in forward)]
-    share = prefix_sums[-1] / stages
-    if len(forward) >= stages and least_bound(prefix_sums, stages) <= UNEVEN * share:
+    share = prefix_sums[-1] / sum(shares)
+    if len(forward) >= len(shares) and least_bound(prefix_sums, shares) <= UNEVEN * share:
         return module
-    boundaries = [share * number for number in range(1, stages)]
+    boundaries = [share * sum(shares[:number]) for number in range(1, len(shares))]
     straddling = {
         op.loc.module
         for i, op in enumerate(forward)

@@ -22,11 +22,11 @@ class Share:
     """Share of the cost of what is outside of these stacks."""
 
 
-def shares(module: Module, stacks: Sequence[Stack], stages: int) -> list[Share]:
-    """The shares of the stages into which an outlined step is cut; raises Diagnostic where it cannot be cut so."""
-    module = with_layers_inlined(module, stages)
+def shares(module: Module, stacks: Sequence[Stack], wanted: Sequence[int]) -> list[Share]:
+    """What stages of these relative sizes have of an outlined step; raises Diagnostic where it cannot be cut so."""
+    module, stages = with_layers_inlined(module, wanted), len(wanted)
     spine = Spine(module, module.main)
-    cut = spine.cut(stages)
+    cut = spine.cut(wanted)
     costs = [[0.0] * stages for _ in (*stacks, None)]
     for position, cost in zip(spine.positions, spine.costs, strict=True):
         costs[_stack(module.main.ops[position], stacks)][cut[position]] += cost

@@ -31,12 +31,15 @@ class Spine:
         """The cost of each op in the balance between stages."""
         return [cost_of(self.module, self.main.ops[i]) for i in self.positions]
 
-    def cut(self, stages: int) -> dict[int, int]:
-        """By position in the main function, the stage of each op; raises Diagnostic where there are too few ops."""
-        if len(self.positions) < stages:
+    def cut(self, shares: Sequence[int]) -> dict[int, int]:
+        """By position in the main function, the stage of each op, where stages have these shares of the work.
+
+        Raises Diagnostic where there are too few ops.
+        """
+        if (stages := len(shares)) > len(self.positions):
             ops = count(len(self.positions), "op")
             raise Diagnostic(f"pp={stages} needs {stages} stages, and the forward has {ops} to share out")
-        found = balanced_partition(self.costs, self._crossing(), stages)
+        found = balanced_partition(self.costs, self._crossing(), shares)
         return dict(zip(self.positions, found, strict=True))
 
     def _floating(self) -> set[int]:

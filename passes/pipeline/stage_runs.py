@@ -14,10 +14,10 @@ from moaic.passes.transforms.outline import layer_of
 from moaic.passes.transforms.shallow import Stack
 
 
-def runs_of(module: Module, stacks: Sequence[Stack], stages: int) -> list[list[Stack]]:
+def runs_of(module: Module, stacks: Sequence[Stack], shares: Sequence[int]) -> list[list[Stack]]:
     """By stack, its runs of units that are whole in one stage; raises Diagnostic where there are not so many stages."""
-    module = with_layers_inlined(module, stages)
-    cut = Spine(module, module.main).cut(stages)
+    module = with_layers_inlined(module, shares)
+    cut = Spine(module, module.main).cut(shares)
     places: dict[tuple[str, int], set[int | None]] = defaultdict(set)
     for position, stage in cut.items():
         op = module.main.ops[position]

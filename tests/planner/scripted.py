@@ -29,16 +29,19 @@ class Scripted:
         self.peaks = peaks or {}
         self.compiling = compiling or {}
         self.compiled: list[Config] = []
+        self.limit = 0
 
     def begin(self, step: Module, machine: Machine) -> None:
-        pass
+        self.limit = machine.memory
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
         self.compiled += configs
-        return [
-            Compiled(Memory(0, 0, 0, self.peaks.get(config, 1))) if config in self.seconds else Compiled(dropped="no")
-            for config in configs
-        ]
+        return [self._compiled(config) for config in configs]
+
+    def _compiled(self, config: Config) -> Compiled:
+        if config not in self.seconds:
+            return Compiled(dropped="no")
+        return Compiled(Memory(0, 0, 0, self.peaks.get(config, 1), self.limit))
 
     def cost(self, configs: Sequence[Config]) -> list[Prediction]:
         return [

@@ -169,6 +169,8 @@ def test_a_plan_costs_what_its_written_out_program_costs(model: str, count: int,
                 Config(dp=2, pp=2, tp=2, micro_batches=8, schedule="zero-bubble", distribute_param="use"),
                 Config(pp=2, cp=2, dp=2, micro_batches=4, schedule="interleaved", distribute_param="step"),
                 Config(pp=2, tp=4, micro_batches=8, schedule="interleaved", loss_chunks=2),
+                Config(pp=2, tp=2, micro_batches=4, stage_shares="2+1"),
+                Config(pp=2, dp=2, micro_batches=4, schedule="zero-bubble", stage_shares="1+3"),
             )
         ),
     ],
@@ -321,12 +323,14 @@ def test_stages_share_out_the_layers_as_a_pipeline_does() -> None:
     main = builder.partitioned(Config(pp=2, micro_batches=2)).main
     forward = [op for op in main.ops if op.name == "call" and op.loc.side == "forward"]
     owners = [op.results[0].type.layout.owner_on("pp") for op in forward]
-    halves = builder.shares(builder.stacks, 2)
+    halves = builder.shares(builder.stacks, (1, 1))
     assert [share.units[0] for share in halves] == pytest.approx([owners.count(0), owners.count(1)])
     # A boundary may divide a layer: none of it is lost.
-    thirds = builder.shares(builder.stacks, 3)
+    thirds = builder.shares(builder.stacks, (1, 1, 1))
     assert sum(share.units[0] for share in thirds) == pytest.approx(8)
     assert sum(share.others for share in thirds) == pytest.approx(1)
+    most, least = builder.shares(builder.stacks, (7, 1))
+    assert most.units[0] > 2 * least.units[0]
 
 
 def _work(model: str, pricer: Pricer, config: Config) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,12 +96,20 @@ def test_a_file_of_little_means_the_same_to_both_readers(tmp_path: Path) -> None
     assert [host.memory for host in listed] == 3 * [4 * 80 * 10**9]
 
 
-def test_plans_for_devices_of_several_kinds_are_made_for_the_slowest(tmp_path: Path) -> None:
+def test_workers_of_several_kinds_are_described_each_the_fastest_first(tmp_path: Path) -> None:
     other = DEVICE.replace("half an H100", "slow").replace("500e12", "100e12").replace("40GB", "80GB")
-    text = DEVICE + other + LINKS + HOSTS + HOSTS.replace("node", "old").replace("half an H100", "slow")
+    text = other + DEVICE + LINKS + HOSTS.replace("node", "old").replace("half an H100", "slow") + HOSTS
     machine = cluster(tmp_path, text).machine(24)
     assert machine.rate("mm", "bf16").value == 50e12
-    assert machine.memory == int(USABLE * 40 * GIB)
+    assert (machine.memory, machine.most_memory) == (int(USABLE * 40 * GIB), int(USABLE * 80 * GIB))
+    fast, slow = machine.by_kind
+    assert [each.rate("mm", "bf16").value for each in (fast, slow)] == [250e12, 50e12]
+    assert [each.memory for each in (fast, slow)] == [int(USABLE * 40 * GIB), int(USABLE * 80 * GIB)]
+    ranks = (range(12), range(11, 13), range(12, 24), range(30))
+    assert [machine.slowest_kind(each) for each in ranks] == [0, 1, 1, 1]
+    assert cluster(tmp_path, DEVICE + LINKS + HOSTS + HOSTS.replace("node", "old")).machine(24).by_kind == [
+        replace(fast, name="half an H100, cluster")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""The shares of the work that the workers of a pipeline have, as users write them: `5+2` for two of unequal speed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from moaic.ir.errors import Diagnostic
+from moaic.passes.schedules import Schedule
+
+EQUAL: Final = "equal"
+"""The word for as large a share for each worker."""
+
+_SHARES = re.compile(r"[1-9][0-9]{0,3}(\+[1-9][0-9]{0,3})*")
+
+
+def parse_shares(text: str) -> tuple[int, ...]:
+    """The shares in a text; raises Diagnostic where it is none."""
+    if not _SHARES.fullmatch(text):
+        raise Diagnostic(
+            f"stage_shares={text} is not of the form 5+2",
+            hint=f"the share of each worker along pp, from 1 to 9999, or {EQUAL}",
+        )
+    return tuple(map(int, text.split("+")))
+
+
+def shares_of_stages(text: str, schedule: Schedule) -> tuple[int, ...]:
+    """By stage, its share: that of its worker, or an equal one. Raises Diagnostic where they are for other workers."""
+    workers = len(schedule.workers)
+    shares = (1,) * workers if text == EQUAL else parse_shares(text)
+    if len(shares) != workers:
+        raise Diagnostic(f"stage_shares={text} has the shares of {len(shares)} workers, the plan has pp={workers}")
+    return tuple(shares[worker] for worker in schedule.owners)
