@@ -99,7 +99,10 @@ def doctor(chosen: argparse.Namespace) -> int:
 
 
 def guide(chosen: argparse.Namespace) -> int:
-    """`moaic guide`: prints a Markdown table row by row; for GPUs also the sources of its numbers."""
+    """`moaic guide`: prints a Markdown table row by row; for GPUs also the sources of its numbers.
+
+    Returns 1 where no row has a plan.
+    """
     from moaic.planner.processes import ProcessPool
     from moaic.predict import named_clusters
     from moaic.predict.guide import Estimate, answers, head, row, sources
@@ -117,7 +120,7 @@ def guide(chosen: argparse.Namespace) -> int:
     if chosen.machine is not None and named_clusters.is_cluster(chosen.machine):
         of_plans = [sources(answer) for answer in estimates if not answer.reason]
         print("\n".join(["", f"{question.machine.name}:", "", *named_clusters.sources(question.machine), *of_plans]))
-    return 0
+    return int(all(answer.reason for answer in estimates))
 
 
 def _question(chosen: argparse.Namespace) -> Question:

@@ -152,6 +152,12 @@ def test_the_guide_says_where_its_numbers_come_from(
     assert re.search(r"launch [\d.]+ us \(assumed\), .*; kernels were made of ([1-9]\d*) of \1 functions", said)
 
 
+def test_a_guide_without_any_plan_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GUIDE, "--workers", "1"]) == 1
+    assert "dp=2 needs 2 workers, there is 1" in capsys.readouterr().out
+    assert main([*GUIDE, "--workers", "1,2"]) == 0
+
+
 def test_a_guide_over_many_batches_does_not_end_where_dynamo_gives_up() -> None:
     tiny = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     source = ModelSource("llama", {**tiny, "num_key_value_heads": 2, "vocab_size": 64})
