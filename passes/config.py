@@ -155,7 +155,7 @@ def simplicity(config: Config) -> tuple[int, ...]:
 def _rank(name: str, value: Any) -> int:
     if name == "schedule":
         return [*SCHEDULES, value].index(value)
-    if type_of(name) is bool:
+    if type_of(name) is bool or name == "stage_shares":
         return value != getattr(Config(), name)
     words = get_args(type_of(name))
     return words.index(value) if words else value

@@ -177,7 +177,8 @@ def candidate_space(step: Module, workers: int, request: Request, speeds: Speeds
     experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
     chunks = _chunks(step, workers, trains, request)
     facts = _Facts(rows, pads, trains, experts, longest, _casts_parameters(step.main), chunks, speeds)
-    meshes = {*_meshes(facts, workers, request), *_fullest(facts, workers, request)}
+    sizes = [workers] if speeds is None else speeds.fewer(workers)
+    meshes = {mesh for n in sizes for mesh in (*_meshes(facts, n, request), *_fullest(facts, n, request))}
     space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
     possible = space.without([])
     assert possible.meshes, f"{request} was found possible, and nothing keeps to it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import gcd
 
 from moaic.ir.graph import Module
@@ -33,6 +34,11 @@ class Speeds:
     def fastest(self, mesh: Config) -> float:
         """How many of the fastest workers do as much as those of a plan."""
         return mesh.ranks / mesh.pp * sum(self._of_stages(mesh)) / self.of_kind[0]
+
+    def fewer(self, workers: int) -> list[int]:
+        """Numbers of workers, up to so many, that are all of the fastest kinds: slower ones may not be worth it."""
+        ends = accumulate(kind.workers for kind in self.machine.kinds)
+        return [*(end for end in ends if end < workers), workers]
 
     def _of_stages(self, mesh: Config) -> list[float]:
         """The speed of each worker along `pp`: that of the slowest of its ranks, which the others wait for."""

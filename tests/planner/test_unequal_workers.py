@@ -11,7 +11,7 @@ import pytest
 from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
-from moaic.passes.config import Config, Request
+from moaic.passes.config import Config, Request, simplicity
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine, WorkerKind
 from moaic.passes.perf.numbers import Number
@@ -87,13 +87,17 @@ def test_the_best_plan_gives_fast_workers_more_layers() -> None:
     assert seconds < 0.9 * best(mixed(1, 1).by_kind[0], Request(pp=1, dp=1, tp=1))[1]
 
 
-def test_more_workers_never_make_a_step_slower() -> None:
-    alone = best(replace(mixed(1, 0, factor=1.0), kinds=()))[1]
-    for slow, factor in ((1, 2.0), (1, 20.0), (3, 20.0)):
-        config, seconds = best(mixed(1, slow, factor))
-        assert seconds <= alone * (1 + TIE), config
-        if factor == 20.0:
-            assert config.ranks == 1, "the slow ones are left out"
+@pytest.mark.parametrize(("fast", "slow", "factor"), [(1, 1, 2.0), (1, 3, 20.0), (3, 1, 20.0)])
+def test_more_workers_never_make_a_step_slower(fast: int, slow: int, factor: float) -> None:
+    _, alone = best(replace(mixed(fast, 0, factor=1.0), kinds=()))
+    config, seconds = best(mixed(fast, slow, factor))
+    assert seconds <= alone * (1 + TIE), config
+    if factor == 20.0:
+        assert config.ranks == fast, "the slow ones are left out"
+
+
+def test_equal_shares_are_the_simplest() -> None:
+    assert simplicity(Config(pp=2)) < simplicity(Config(pp=2, stage_shares="3+1"))
 
 
 @pytest.mark.parametrize(
