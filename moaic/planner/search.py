@@ -89,7 +89,7 @@ def search(
     while True:
         found = _evaluated(example, space.without(rejected), compilers, machine, steps)
         if all(candidate.dropped for candidate in found):
-            raise _impossible([*found, *rejected.values()], machine, wanted)
+            raise _impossible([*found, *rejected.values()], wanted)
         remeasured = Remeasured(found, machine)
         if measure is not None:
             remeasured = measured(example, found, machine, steps, measure)
@@ -191,14 +191,14 @@ def _select(found: Sequence[Candidate], steps: int) -> SearchResult:
     return SearchResult(tuple(found), selected, steps=steps)
 
 
-def _impossible(found: Sequence[Candidate], machine: Machine, request: Request) -> Diagnostic:
+def _impossible(found: Sequence[Candidate], request: Request) -> Diagnostic:
     """The error if no candidate is left: too little memory if that dropped any, else the reason of the simplest."""
-    sized = [(candidate.memory.peak, candidate.config) for candidate in found if candidate.memory is not None]
+    sized = [(each.memory.peak, each.config, each.memory.limit) for each in found if each.memory is not None]
     if sized:
-        (least, config), count = min(sized), sum(1 + each.others for each in found)
+        (least, config, limit), count = min(sized), sum(1 + each.others for each in found)
         return NoPlanFits(
             f"no plan fits: the smallest of {count}, {config}, needs {mib(least)} per worker, and there are "
-            f"{mib(machine.memory)}",
+            f"{mib(limit)}",
             found,
             request,
         )

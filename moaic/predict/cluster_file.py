@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
@@ -137,20 +138,22 @@ class Cluster:
 
     def _kinds(self) -> tuple[WorkerKind, ...]:
         """The kinds of workers, the fastest first; none where all are equal."""
-        hosts = sorted(self.hosts, key=lambda each: -_speed(each.device))
-        if len({host.device.name for host in hosts}) <= 1:
+        hosts = sorted(self.hosts, key=lambda host: _speed(host.device), reverse=True)
+        kinds = [[*alike] for _, alike in groupby(hosts, lambda host: (host.device.name, host.device.memory))]
+        if len(kinds) <= 1:
             return ()
-        return tuple(_kind(host) for host in hosts)
+        return tuple(_kind(alike[0].device, sum(host.count * host.workers for host in alike)) for alike in kinds)
 
 
-def _speed(device: Device) -> float:
-    return device.rates.get("mm.bf16", device.rates["mm.f32"]).value
+def _speed(device: Device) -> tuple[float, float, str, int]:
+    """Orders devices by the rate of products, then by that of memory; those alike are side by side."""
+    rate = device.rates.get("mm.bf16", device.rates["mm.f32"])
+    return rate.value, device.bandwidth.value, device.name, device.memory
 
 
-def _kind(host: Hosts) -> WorkerKind:
-    device = host.device
+def _kind(device: Device, workers: int) -> WorkerKind:
     return WorkerKind(
-        host.count * host.workers,
+        workers,
         int(USABLE * device.memory),
         device.bandwidth,
         device.rates,

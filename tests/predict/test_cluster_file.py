@@ -107,6 +107,10 @@ def test_workers_of_several_kinds_are_described_each_the_fastest_first(tmp_path:
     assert [each.memory for each in (fast, slow)] == [int(USABLE * 40 * GIB), int(USABLE * 80 * GIB)]
     ranks = (range(12), range(11, 13), range(12, 24), range(30))
     assert [machine.slowest_kind(each) for each in ranks] == [0, 1, 1, 1]
+    more = HOSTS.replace("node", "late").replace("device =", 'memory = "80GB"\ndevice =')
+    assert [kind.workers for kind in cluster(tmp_path, text + more).machine(36).kinds] == [12, 12, 12]
+    more = HOSTS.replace("node", "late")
+    assert [kind.workers for kind in cluster(tmp_path, text + more).machine(36).kinds] == [24, 12]
     assert cluster(tmp_path, DEVICE + LINKS + HOSTS + HOSTS.replace("node", "old")).machine(24).by_kind == [
         replace(fast, name="half an H100, cluster")
     ]
