@@ -110,7 +110,7 @@ class Step:
     def _extrapolated(self, config: Config, machine: Machine) -> Price:
         rates = [Rates(machine, on_stack(self.stack, function_seconds(machine, self.fused)))] * config.pp
         modules = self.sketched(config)
-        base, *rest = (sketch(module, config, rates, self.fused) for module, _ in modules)
+        base, *rest = (sketch(module, config, rates, [machine.memory] * config.pp, self.fused) for module, _ in modules)
         deeper = [Deeper(each, lacking) for each, (_, lacking) in zip(rest, modules[1:], strict=True)]
         found = extrapolated(base, deeper)
         if found is None:

@@ -120,10 +120,10 @@ class CandidateSpace:
     def in_parts(self, mesh: Config) -> Iterator[Config]:
         """A mesh with every number of micro-batches into which the batch is split on it, in every order."""
         facts, request = self.facts, self.request
-        shares = _stage_shares(mesh, facts, request)
         for micro_batches in _micro_batches(facts, request):
             if self._splits(mesh.dp * micro_batches) and not self._could_split_rows(mesh, micro_batches):
-                for schedule in _schedules(mesh.pp, micro_batches, facts.trains, request):
+                orders = _schedules(mesh.pp, micro_batches, facts.trains, request)
+                for schedule, shares in product(orders, _stage_shares(mesh, facts, request)):
                     yield replace(mesh, micro_batches=micro_batches, schedule=schedule, stage_shares=shares)
 
     def _splits(self, parts: int) -> bool:
@@ -305,10 +305,10 @@ def _schedules(pp: int, micro_batches: int, trains: bool, request: Request) -> S
     return [name for name in SCHEDULES if name != "gpipe"] if trains else [Config().schedule]
 
 
-def _stage_shares(mesh: Config, facts: _Facts, request: Request) -> str:
+def _stage_shares(mesh: Config, facts: _Facts, request: Request) -> Sequence[str]:
     if request.stage_shares is not None:
-        return request.stage_shares
-    return EQUAL if facts.speeds is None else facts.speeds.shares(mesh)
+        return [request.stage_shares]
+    return [EQUAL] if facts.speeds is None else facts.speeds.shares(mesh)
 
 
 def _micro_batches(facts: _Facts, request: Request) -> Sequence[int]:

@@ -153,8 +153,9 @@ class Pricer:
         return _Sketches([runs[at] for at in lacking], deepest, list(zip(made, (0, *lacking.values()), strict=True)))
 
     def _priced(self, module: Module, config: Config) -> Sketch:
-        rates = [self._rates[self._machine.slowest_kind(ranks)] for ranks in config.ranks_of_stages]
-        return sketch(module, config, rates, self._fused)
+        stages = config.ranks_of_stages
+        rates = [self._rates[self._machine.slowest_kind(ranks)] for ranks in stages]
+        return sketch(module, config, rates, [self._machine.least_memory(ranks) for ranks in stages], self._fused)
 
 
 def _shares_in(config: Config) -> tuple[int, ...]:

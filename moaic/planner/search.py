@@ -81,7 +81,9 @@ def search(
     if wanted != request:
         log.batch_split_otherwise(step)
     log.without_rule(step)
-    space = candidate_space(step, machine.workers, wanted, speeds_of(in_example(step), machine))
+    speeds = speeds_of(in_example(step), machine)
+    machine = machine if speeds is None else speeds.machine
+    space = candidate_space(step, machine.workers, wanted, speeds)
     log.candidates_counted(space.total)
     compilers = pool if space.total > 1 else InProcessPool()
     example = in_example(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
@@ -9,11 +10,11 @@ from math import gcd
 from moaic.ir.graph import Module
 from moaic.passes.config import Config
 from moaic.passes.perf.machine import Machine
-from moaic.passes.pipeline.stage_shares import EQUAL
+from moaic.passes.pipeline.stage_shares import EQUAL, MOST
 from moaic.planner.pricer import Pricer
 
 FINENESS = 4
-"""Parts of the slowest stage's share by which shares are told apart."""
+"""Parts of the smallest share by which shares are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,10 @@ class Speeds:
     of_kind: tuple[float, ...]
     """Steps per second."""
 
-    def shares(self, mesh: Config) -> str:
-        """The shares of the workers along `pp`; `equal` where all are."""
-        speeds = self._of_stages(mesh)
-        parts = [round(FINENESS * speed / min(speeds)) for speed in speeds]
-        common = gcd(*parts)
-        return "+".join(str(part // common) for part in parts) if len({*parts}) > 1 else EQUAL
+    def shares(self, mesh: Config) -> list[str]:
+        """The shares that the workers along `pp` may get: by their speeds, and by their memory."""
+        memory = [self.machine.least_memory(ranks) for ranks in mesh.ranks_of_stages]
+        return [*dict.fromkeys(map(_in_proportion, (self._of_stages(mesh), memory)))]
 
     def fastest(self, mesh: Config) -> float:
         """How many of the fastest workers do as much as those of a plan."""
@@ -45,9 +44,20 @@ class Speeds:
         return [self.of_kind[self.machine.slowest_kind(ranks)] for ranks in mesh.ranks_of_stages]
 
 
+def _in_proportion(sizes: Sequence[float]) -> str:
+    """Shares in proportion to sizes; `equal` where all are about the same."""
+    least = max(min(sizes), FINENESS * max(sizes) / MOST)
+    parts = [max(1, round(FINENESS * size / least)) for size in sizes]
+    common = gcd(*parts)
+    return "+".join(str(part // common) for part in parts) if len({*parts}) > 1 else EQUAL
+
+
 def speeds_of(step: Module, machine: Machine) -> Speeds | None:
-    """The speeds of a machine's workers; None where they are equal."""
+    """The speeds of a machine's workers, those that run `step` fastest first; None where all are equal."""
     if not machine.kinds:
         return None
     alone = (replace(each, made={}) for each in machine.by_kind)
-    return Speeds(machine, tuple(1 / Pricer(step, each).price(Config())[1].seconds.value for each in alone))
+    speeds = [1 / Pricer(step, each).price(Config())[1].seconds.value for each in alone]
+    order = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
+    kinds = tuple(machine.kinds[kind] for kind in order)
+    return Speeds(replace(machine, kinds=kinds), tuple(speeds[kind] for kind in order))

@@ -45,8 +45,13 @@ class Sketch:
     """Bytes that each worker may use."""
 
 
-def sketch(module: Module, config: Config, rates: Sequence[Rates], fused: FusedFunctions) -> Sketch:
-    """The prices of a partitioned module with all of its micro-batches, on workers along `pp` that have these rates."""
+def sketch(
+    module: Module, config: Config, rates: Sequence[Rates], limits: Sequence[int], fused: FusedFunctions
+) -> Sketch:
+    """The prices of a partitioned module with all of its micro-batches.
+
+    The workers along `pp` have these rates, and may use so many bytes.
+    """
     lowered = excerpt(module, PARTS)
     step = Instructions(lowered, module.mesh.size(MICRO_BATCHES), schedule_in(module))
     order = step.overlapping() if rates[0].machine.overlaps else [*step.in_order()]
@@ -56,7 +61,7 @@ def sketch(module: Module, config: Config, rates: Sequence[Rates], fused: FusedF
         held_by(step, order, plan, fused),
         optimizer_seconds(plan, [each.machine for each in rates]),
         compile_seconds(lowered.joint),
-        [each.machine.memory for each in rates],
+        limits,
     )
 
 
@@ -70,7 +75,7 @@ def extrapolated(base: Sketch, deeper: Sequence[Deeper]) -> tuple[Memory, Predic
     memories = [_memory(at, base, deeper) for at in workers]
     if None in memories:
         return None
-    fullest = max((each for each in memories if each is not None), key=lambda each: each.peak / each.limit)
+    fullest = max((each for each in memories if each is not None), key=lambda each: each.peak - each.limit)
     last = max(workers, key=lambda at: _grown(base, deeper, lambda each: each.spent[at].end))
     compiling = _grown(base, deeper, lambda each: each.compiling)
     over_dp = _grown(base, deeper, lambda each: each.spent[last].over_dp)

@@ -108,8 +108,16 @@ class Machine:
 
     def slowest_kind(self, ranks: range) -> int:
         """The place in `by_kind` of the slowest kind among these workers."""
+        return self._kind_of(ranks[-1])
+
+    def least_memory(self, ranks: range) -> int:
+        """Bytes that each of these workers may use."""
+        kinds = self.kinds[self._kind_of(ranks[0]) : self._kind_of(ranks[-1]) + 1]
+        return min((kind.memory for kind in kinds), default=self.memory)
+
+    def _kind_of(self, rank: int) -> int:
         ends = accumulate(kind.workers for kind in self.kinds[:-1])
-        return next((kind for kind, end in enumerate(ends) if ranks.stop <= end), max(0, len(self.kinds) - 1))
+        return next((kind for kind, end in enumerate(ends) if rank < end), max(0, len(self.kinds) - 1))
 
     @property
     def most_memory(self) -> int:

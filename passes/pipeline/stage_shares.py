@@ -11,6 +11,9 @@ from moaic.passes.schedules import Schedule
 EQUAL: Final = "equal"
 """The word for as large a share for each worker."""
 
+MOST: Final = 9999
+"""The largest share."""
+
 _SHARES = re.compile(r"[1-9][0-9]{0,3}(\+[1-9][0-9]{0,3})*")
 
 
@@ -19,7 +22,7 @@ def parse_shares(text: str) -> tuple[int, ...]:
     if not _SHARES.fullmatch(text):
         raise Diagnostic(
             f"stage_shares={text} is not of the form 5+2",
-            hint=f"the share of each worker along pp, from 1 to 9999, or {EQUAL}",
+            hint=f"the share of each worker along pp, from 1 to {MOST}, or {EQUAL}",
         )
     return tuple(map(int, text.split("+")))
 

@@ -138,16 +138,41 @@ def test_every_worker_must_have_the_memory_for_its_stage() -> None:
 def test_shares_are_those_of_the_slowest_ranks_and_equal_where_little_differs() -> None:
     speeds = speeds_of(wide_step(), mixed(4, 4, 2.0))
     assert speeds is not None
-    assert speeds.shares(Config(pp=2, dp=4)) == "2+1"
-    assert speeds.shares(Config(pp=4, dp=2)) == "2+2+1+1"
-    assert speeds.shares(Config(pp=2, dp=2)) == EQUAL, "it has no slow worker"
-    assert speeds.shares(Config(pp=2, dp=1, tp=4)) == "2+1"
+    assert speeds.shares(Config(pp=2, dp=4)) == ["2+1", EQUAL], "by speed, and by memory"
+    assert speeds.shares(Config(pp=4, dp=2)) == ["2+2+1+1", EQUAL]
+    assert speeds.shares(Config(pp=2, dp=2)) == [EQUAL], "it has no slow worker"
+    assert speeds.shares(Config(pp=2, dp=1, tp=4)) == ["2+1", EQUAL]
     assert speeds.fastest(Config(pp=2, dp=4)) == pytest.approx(6, rel=0.05)
     assert speeds.fastest(Config(dp=8)) == pytest.approx(4, rel=0.05)
     close = speeds_of(wide_step(), mixed(1, 1, 1.1))
     assert close is not None
-    assert close.shares(Config(pp=2)) == EQUAL
+    assert close.shares(Config(pp=2)) == [EQUAL]
+    extreme = speeds_of(wide_step(), mixed(1, 1, 4000.0))
+    assert extreme is not None
+    assert extreme.shares(Config(pp=2)) == ["3333+1", EQUAL]
     assert speeds_of(wide_step(), named_cluster("h100").machine(8)) is None
+
+
+def test_the_fastest_are_those_that_run_the_step_fastest() -> None:
+    machine = mixed(1, 1)
+    narrow = Number(machine.bandwidth.value / 20)
+    # It multiplies fastest of all, and waits for its memory.
+    waiting = replace(machine.kinds[0], bandwidth=narrow, launch=Number(1e-3))
+    speeds = speeds_of(wide_step(), replace(machine, kinds=(waiting, machine.kinds[1])))
+    assert speeds is not None
+    assert speeds.machine.kinds == (machine.kinds[1], waiting)
+    assert speeds.of_kind[0] > speeds.of_kind[1]
+
+
+def test_a_fast_worker_with_little_memory_gets_little() -> None:
+    machine = mixed(1, 1, 1.3)
+    fast, slow = machine.kinds
+    request = parse_request("pp=2,dp=1,tp=1,micro_batches=4,recompute=saved,schedule=1f1b,loss_chunks=1")
+    whole, _ = Pricer(wide_step(), machine).price(Config())
+    little = replace(fast, memory=whole.peak // 4)
+    limited = replace(machine, memory=little.memory, kinds=(little, replace(slow, memory=whole.peak)))
+    config, _ = best(limited, request)
+    assert config.stage_shares == "1+4"
 
 
 def test_asked_shares_are_those_of_all_candidates() -> None:
