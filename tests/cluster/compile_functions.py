@@ -1,6 +1,6 @@
 """A program for tests: two functions, run op by op until they are compiled in the background, or compiled beforehand.
 
-Its arguments are the mesh, the places of the two functions, and `background` or `beforehand`.
+Its arguments are the mesh, the places of the two functions, and `background` or `beforehand`, or `never`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(device: Accelerator, program: int, *, op_by_op: bool) -> None:
 
 def main(mesh: str, when: str) -> None:
     device, background = accelerator(), when == "background"
-    program = device.load(text(mesh), background=background)
+    program = device.load(text(mesh), compiled=when != "never", background=background)
     run(device, program, op_by_op=background)
     while not device.are_compiled([program]):
         # How far workers of other hosts are is known by their messages.
