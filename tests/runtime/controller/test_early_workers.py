@@ -104,18 +104,19 @@ print(len(before), flush=True)
 
 
 def test_the_one_line_starts_them_and_the_first_tensor_takes_them(script: Script) -> None:
-    begin(script, "print(torch.ones(2).cuda().sum().item(), children() == before)")
-    assert script.line().split() == ["2.0", "True"]
-
-
-def test_a_flavor_that_is_set_after_it_starts_others(script: Script) -> None:
-    begin(script, "torch.moai.set_flavor(3)\nprint(len(children()), children() == before)")
-    assert script.line().split() == ["1", "False"]
-
-
-def test_they_end_with_the_mode(script: Script) -> None:
-    begin(script, "torch.moai.option.disable_advanced_parallelization()\nprint(len(children()))")
-    assert script.line().split() == ["0"]
+    """They end with the mode, and a flavor that is set after it starts others."""
+    rest = """
+torch.moai.option.disable_advanced_parallelization()
+print(len(children()))
+torch.moai.option.enable_advanced_parallelization()
+again = children()
+torch.moai.set_flavor(3)
+started = children()
+print(len(again), len(started), started == again)
+print(torch.ones(2).cuda().sum().item(), children() == started)
+"""
+    begin(script, rest)
+    assert [script.line().split() for _ in range(3)] == [["0"], ["1", "1", "False"], ["2.0", "True"]]
 
 
 def test_they_end_with_a_program_that_does_not_use_them(script: Script) -> None:
