@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,18 @@ func @main(%x: f32[8, 16] input "x") -> (f32[8, 16]) {
   return %z
 }
 """
-X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-EXPECTED = (2 * X).square().tanh()
+X = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+
+
+def x_of(width: int) -> torch.Tensor:
+    return X[:, :width].contiguous()
+
+
+def expected(width: int) -> torch.Tensor:
+    return (2 * x_of(width)).square().tanh()
+
+
+EXPECTED = expected(16)
 LONG_SECONDS = 120.0
 
 
@@ -45,26 +57,54 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "compiled"
 
 
+@contextmanager
+def workers_with(cache: Path, **variables: str) -> Generator[Accelerator]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        accelerator = Accelerator(launch(2, {"MOAI_COMPILE": "1", **variables}))
+        try:
+            yield accelerator
+        finally:
+            accelerator.close()
+
+
 @pytest.fixture
-def two(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+def two(cache: Path) -> Iterator[Accelerator]:
     """Two workers, whose compiler has nothing in its cache."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    accelerator = Accelerator(launch(2, {"MOAI_COMPILE": "1"}))
-    yield accelerator
-    accelerator.close()
+    with workers_with(cache) as accelerator:
+        yield accelerator
 
 
-def begun(accelerator: Accelerator) -> int:
+@dataclass(frozen=True)
+class Shared:
+    """Workers that several tests use, each with functions of its own: to import the compiler takes seconds."""
+
+    workers: Accelerator
+    cache: Path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    cache = tmp_path_factory.mktemp("compiled")
+    with workers_with(cache) as accelerator:
+        yield Shared(accelerator, cache)
+
+
+def sized(text: str, width: int) -> str:
+    return text.replace("16]", f"{width}]")
+
+
+def begun(accelerator: Accelerator, width: int = 16) -> int:
     """A program whose compilation has begun, as it has run once."""
-    program = accelerator.load(TEXT, background=True)
+    program = accelerator.load(sized(TEXT, width), background=True)
     assert not accelerator.are_compiled([program])
-    assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
+    assert torch.allclose(ran(accelerator, program, width, op_by_op=True), expected(width))
     return program
 
 
-def ran(accelerator: Accelerator, program: int, *, op_by_op: bool) -> torch.Tensor:
-    result = accelerator.buffer("f32", (8, 16))
-    accelerator.run(program, [up(accelerator, X)], [result], op_by_op=op_by_op)
+def ran(accelerator: Accelerator, program: int, width: int = 16, *, op_by_op: bool) -> torch.Tensor:
+    result = accelerator.buffer("f32", (8, width))
+    accelerator.run(program, [up(accelerator, x_of(width))], [result], op_by_op=op_by_op)
     return accelerator.download(whole(result))
 
 
@@ -122,14 +162,12 @@ def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(
 
 
 def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-    accelerator = Accelerator(launch(2, {"MOAI_COMPILE": "1", "CXX": str(broken)}))
-    try:
+    with workers_with(cache, CXX=str(broken)) as accelerator:
         program = begun(accelerator)
         wait_until(lambda: accelerator.are_compiled([program]))
         with caplog.at_level(logging.INFO, "moaic"):
@@ -140,8 +178,6 @@ def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
         assert "another worker" not in said
         assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
         assert not list(cache.glob("moaic/*"))
-    finally:
-        accelerator.close()
 
 
 def test_a_killed_compiler_is_replaced_by_the_worker(two: Accelerator, cache: Path) -> None:
@@ -160,36 +196,41 @@ ONE_RANK = TEXT.replace("[dp=2]", "[dp=1]")
 
 
 def test_workers_without_a_part_keep_nobody_waiting(two: Accelerator) -> None:
-    programs = [two.load(ONE_RANK.replace("16", width), background=True) for width in ("16", "32")]
+    programs = [two.load(sized(ONE_RANK, width), background=True) for width in (16, 32)]
     ran(two, programs[0], op_by_op=True)
     for program in programs:
         wait_until(lambda program=program: two.are_compiled([program]), PATIENCE_SECONDS / 2)
 
 
-def test_a_program_that_waited_for_the_compiler_is_marked_too(two: Accelerator, cache: Path) -> None:
-    assert torch.allclose(ran(two, two.load(TEXT), op_by_op=False), EXPECTED)
-    assert len(list(cache.glob("moaic/*"))) == 1
-    assert two.are_compiled([two.load(TEXT, background=True)])
+def test_a_program_that_waited_for_the_compiler_is_marked_too(shared: Shared) -> None:
+    workers, text = shared.workers, sized(TEXT, 16)
+    marks = len(list(shared.cache.glob("moaic/*")))
+    assert torch.allclose(ran(workers, workers.load(text), op_by_op=False), EXPECTED)
+    assert len(list(shared.cache.glob("moaic/*"))) == marks + 1
+    assert workers.are_compiled([workers.load(text, background=True)])
 
 
-def test_programs_get_ready_in_their_order_and_those_that_belong_together_at_once(two: Accelerator) -> None:
-    first, second = begun(two), two.load(ONE_RANK, background=True)
-    assert not two.are_compiled([second])
-    wait_until(lambda: two.are_compiled([second]))
-    assert two.are_compiled([first])
-    assert torch.allclose(ran(two, second, op_by_op=False), EXPECTED)
-    others = [two.load(text.replace("tanh", "sin"), background=True) for text in (TEXT, ONE_RANK)]
-    assert not two.are_compiled(others)
-    wait_until(lambda: two.are_compiled(others))
+def test_programs_get_ready_in_their_order_and_those_that_belong_together_at_once(shared: Shared) -> None:
+    workers, width, one_rank = shared.workers, 24, sized(ONE_RANK, 24)
+    first, second = begun(workers, width), workers.load(one_rank, background=True)
+    assert not workers.are_compiled([second])
+    wait_until(lambda: workers.are_compiled([second]))
+    assert workers.are_compiled([first])
+    assert torch.allclose(ran(workers, second, width, op_by_op=False), expected(width))
+    texts = [text.replace("tanh", "sin") for text in (sized(TEXT, width), one_rank)]
+    others = [workers.load(text, background=True) for text in texts]
+    assert not workers.are_compiled(others)
+    wait_until(lambda: workers.are_compiled(others))
     for program in others:
-        assert torch.allclose(ran(two, program, op_by_op=False), (2 * X).square().sin(), atol=1e-6)
-    assert torch.allclose(ran(two, first, op_by_op=False), EXPECTED)
+        found = ran(workers, program, width, op_by_op=False)
+        assert torch.allclose(found, (2 * x_of(width)).square().sin(), atol=1e-6)
+    assert torch.allclose(ran(workers, first, width, op_by_op=False), expected(width))
 
 
-def test_what_does_not_fit_op_by_op_waits(two: Accelerator) -> None:
-    program = begun(two)
-    assert two.are_compiled([program], at_once=True)
-    assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+def test_what_does_not_fit_op_by_op_waits(shared: Shared) -> None:
+    program = begun(shared.workers, 32)
+    assert shared.workers.are_compiled([program], at_once=True)
+    assert torch.allclose(ran(shared.workers, program, 32, op_by_op=False), expected(32))
 
 
 def test_compilers_end_with_their_workers(two: Accelerator, cache: Path) -> None:
