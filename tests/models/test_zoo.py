@@ -58,7 +58,10 @@ CHUNKED = parse_request(CHUNKS)
 FEW = {2: 1, 4: 1}
 """How many plans of every model are tried each time."""
 
-ALIKE = ("qwen2", "phi3", "opt", "vit_dropout", "opt_dropout", "bigcode_dropout", "recurrent_dropout")
+ALIKE = (
+    *("qwen2", "phi3", "opt", "mistral"),
+    *(f"{name}_dropout" for name in ("vit", "opt", "bigcode", "recurrent", "t5")),
+)
 """Models whose forms others have."""
 
 TRIED = [pytest.param(name, marks=pytest.mark.exact) if name in ALIKE else name for name in MODELS]
