@@ -311,7 +311,8 @@ def messages() -> list[Message]:
 
 
 def _messages_of(path: Path) -> Iterator[Message]:
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    source = path.read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(source)) if "Diagnostic(" in source else ()
     for node in (node for node in nodes if isinstance(node, ast.Call) and node.args):
         if isinstance(node.func, ast.Name) and node.func.id == "Diagnostic":
             hints = [_template(keyword.value) for keyword in node.keywords if keyword.arg == "hint"]
