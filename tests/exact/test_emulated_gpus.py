@@ -161,7 +161,7 @@ def test_dropout_draws_the_bits_of_the_cpu(gpus: Accelerator) -> None:
         assert torch.equal(drawn(gpus), drawn(accelerator))
 
 
-@pytest.mark.slow
+@pytest.mark.exact
 def test_the_demo_trains_as_the_cpu_does() -> None:
     command = [sys.executable, str(DEMO), "--plan", "dp=2", "--steps", "2"]
     environment = {**os.environ, "MOAI_LOG": "info"}

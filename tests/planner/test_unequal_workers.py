@@ -105,7 +105,7 @@ def test_equal_shares_are_the_simplest() -> None:
     [(1, 1), pytest.param(2, 2, marks=pytest.mark.exact), pytest.param(1, 3, marks=pytest.mark.exact)],
 )
 def test_no_plan_that_is_left_out_is_better(fast: int, slow: int) -> None:
-    machine, request = mixed(fast, slow, 2.5), Request(recompute="saved", cp=1)
+    machine, request = mixed(fast, slow, 2.5), Request(recompute="saved", cp=1, loss_chunks=1)
     space = candidate_space(wide_step(), machine.workers, request, speeds_of(wide_step(), machine))
     pricer, prices = Pricer(wide_step(), machine), dict[Config, float]()
     for config in (each for mesh in space.meshes for each in space.on(mesh)):
