@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from moaic.passes.decision import DECLARED, YES_OR_NO, Decision, beyond_one, decision
-from moaic.passes.pipeline.stage_shares import EQUAL
 from moaic.passes.schedules import SCHEDULES
+from moaic.passes.stage_shares import EQUAL
 
 Recompute = Literal["saved", "full"]
 """Values saved for the backward: `saved` keeps the cheapest sufficient set, `full` the inputs of each layer."""

@@ -119,8 +119,15 @@ def guide(chosen: argparse.Namespace) -> int:
         pool.close()
     if chosen.machine is not None and named_clusters.is_cluster(chosen.machine):
         of_plans = [sources(answer) for answer in estimates if not answer.reason]
-        print("\n".join(["", f"{question.machine.name}:", "", *named_clusters.sources(question.machine), *of_plans]))
+        kinds = [line for each in question.machine.by_kind for line in _described(each)]
+        print("\n".join([*kinds, *of_plans]))
     return int(all(answer.reason for answer in estimates))
+
+
+def _described(machine: Machine) -> list[str]:
+    from moaic.predict.named_clusters import sources
+
+    return ["", f"{machine.name}:", "", *sources(machine)]
 
 
 def _question(chosen: argparse.Namespace) -> Question:

@@ -14,12 +14,12 @@ from moaic.ir.graph import Function, Module
 from moaic.ir.sizes import Size
 from moaic.ir.specialize import in_example
 from moaic.passes.config import GATHERING, Config, Distribute, Recompute, Request, simplicity
-from moaic.passes.pipeline.stage_shares import EQUAL, parse_shares
 from moaic.passes.schedules import SCHEDULES
 from moaic.passes.sharding.context_parallel import lengths
 from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
+from moaic.passes.stage_shares import EQUAL, parse_shares
 from moaic.passes.transforms.hoist_casts import narrows
 from moaic.planner.stage_speeds import Speeds
 from moaic.text.units import MIB, count

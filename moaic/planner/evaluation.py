@@ -104,7 +104,7 @@ class Evaluation:
         self.space = space
         self.pool = pool
         self.machine = machine
-        self.relatives = Relatives()
+        self.relatives = Relatives(space.facts.speeds)
         self.found: dict[Config, Candidate] = {}
         self.too_large: set[Config] = set()
         self.impossible: dict[Config, str] = {}
@@ -229,11 +229,16 @@ class Evaluation:
             elif self._is_no_better(each):
                 self.no_better.append(each)
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and a simpler plan takes about as long")
-            elif not each.is_whole and (enough := self._enough(each.config)) is not None:
-                self._drop(each, enough.dropped or NOT_NEEDED)
             else:
                 kept.append(each)
-        self.waiting = kept
+        self.waiting = [each for each in kept if not self._is_needless(each)]
+
+    def _is_needless(self, each: _Waiting) -> bool:
+        """Whether a candidate would only save memory that is not short; drops it then."""
+        if each.is_whole or (enough := self._enough(each.config)) is None:
+            return False
+        self._drop(each, enough.dropped or NOT_NEEDED)
+        return True
 
     def _comes_last(self, each: _Waiting) -> bool:
         return self.splits_last and each.config.cp > 1

@@ -16,10 +16,10 @@ from moaic.passes.estimate.step_time import Prediction, Rates, function_seconds
 from moaic.passes.estimate.structural import UNITS, Deeper, Sketch, extrapolated, sketch
 from moaic.passes.perf.machine import Machine
 from moaic.passes.pipeline.shares import Share
-from moaic.passes.pipeline.stage_shares import shares_of_stages
 from moaic.passes.schedules import schedule_of
 from moaic.passes.sharding.of_padded import OfPadded
 from moaic.passes.sharding.solver.costs import coefficients_of
+from moaic.passes.stage_shares import shares_of_stages
 from moaic.passes.transforms.shallow import Stack, shallow
 
 WORTH = 2

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from moaic.passes.config import Config
+from moaic.planner.stage_speeds import Speeds
 
 
 class Relatives:
     """Candidates that differ in one decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, speeds: Speeds | None = None) -> None:
+        self.speeds = speeds
+        """Of workers that are not equally fast."""
         self.known: set[Config] = set()
         self.values: dict[str, list[int]] = {"micro_batches": [], "loss_chunks": []}
         self._faster: dict[Config, list[Config]] = {}
@@ -22,12 +25,14 @@ class Relatives:
         self.values = {name: sorted({getattr(config, name) for config in self.known}) for name in self.values}
 
     def faster(self, config: Config) -> list[Config]:
-        """The faster relatives: saved activations, gathered keys, fewer micro-batches or chunks.
+        """The faster relatives: saved activations, gathered keys, shares by speed, fewer micro-batches or chunks.
 
         A candidate is worth compiling only if all of these are too large. A pipeline keeps its micro-batches.
         """
         if config not in self._faster:
             others = [replace(config, recompute="saved"), replace(config, gather_keys=True)]
+            if self.speeds is not None:
+                others.append(replace(config, stage_shares=self.speeds.shares(config)[0]))
             found = [each for each in others if each != config and each in self.known]
             whole = self._next(config, "micro_batches") if config.pp == 1 else None
             more = (whole, self._next(config, "loss_chunks"))

@@ -9,8 +9,8 @@ from typing import get_args
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.config import DECISIONS, Request, type_of
-from moaic.passes.pipeline.stage_shares import EQUAL, parse_shares
 from moaic.passes.schedules import SCHEDULES, is_schedule_name, is_schedule_text, parse_schedule
+from moaic.passes.stage_shares import EQUAL, parse_shares
 
 
 def parse_request(text: str) -> Request:

@@ -10,10 +10,10 @@ from math import gcd
 from moaic.ir.graph import Module
 from moaic.passes.config import Config
 from moaic.passes.perf.machine import Machine
-from moaic.passes.pipeline.stage_shares import EQUAL, MOST
+from moaic.passes.stage_shares import EQUAL, MOST
 from moaic.planner.pricer import Pricer
 
-FINENESS = 4
+FINENESS = 8
 """Parts of the smallest share by which shares are told apart."""
 
 

@@ -126,7 +126,7 @@ class Cluster:
             device.bandwidth,
             device.rates,
             call_overhead=device.overhead,
-            name=f"{device.name}, {self.name}",
+            name=self._named(device),
             launch=device.launch,
             overlaps=device.target is not None,
             contention=device.contention,
@@ -142,25 +142,28 @@ class Cluster:
         kinds = [[*alike] for _, alike in groupby(hosts, lambda host: (host.device.name, host.device.memory))]
         if len(kinds) <= 1:
             return ()
-        return tuple(_kind(alike[0].device, sum(host.count * host.workers for host in alike)) for alike in kinds)
+        return tuple(self._kind(alike[0].device, sum(host.count * host.workers for host in alike)) for alike in kinds)
+
+    def _kind(self, device: Device, workers: int) -> WorkerKind:
+        return WorkerKind(
+            self._named(device),
+            workers,
+            int(USABLE * device.memory),
+            device.bandwidth,
+            device.rates,
+            device.overhead,
+            device.launch,
+            device.contention,
+        )
+
+    def _named(self, device: Device) -> str:
+        return f"{device.name}, {self.name}"
 
 
 def _speed(device: Device) -> tuple[float, float, str, int]:
     """Orders devices by the rate of products, then by that of memory; those alike are side by side."""
     rate = device.rates.get("mm.bf16", device.rates["mm.f32"])
     return rate.value, device.bandwidth.value, device.name, device.memory
-
-
-def _kind(device: Device, workers: int) -> WorkerKind:
-    return WorkerKind(
-        workers,
-        int(USABLE * device.memory),
-        device.bandwidth,
-        device.rates,
-        device.overhead,
-        device.launch,
-        device.contention,
-    )
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -141,7 +141,7 @@ def _selected(step: Module, machine: Machine, question: Question, pool: Compiler
 
 def row(answer: Estimate, question: Question) -> str:
     """One line of a Markdown table with the columns of `HEAD`."""
-    flavor = Host(answer.workers, answer.workers * question.machine.memory).flavor(answer.workers)
+    flavor = Host(answer.workers, question.machine.all_memory(answer.workers)).flavor(answer.workers)
     known = (flavor.name, str(answer.workers), str(answer.batch))
     if answer.reason:
         return markdown_row((*known, answer.reason, "", "", ""))

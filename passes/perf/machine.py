@@ -54,6 +54,7 @@ ASSUMED_PASSES = 3.0
 class WorkerKind:
     """What describes consecutive workers of a machine whose workers are not all equal, as in `Machine`."""
 
+    name: str
     workers: int
     memory: int
     bandwidth: Number
@@ -118,6 +119,10 @@ class Machine:
     def _kind_of(self, rank: int) -> int:
         ends = accumulate(kind.workers for kind in self.kinds[:-1])
         return next((kind for kind, end in enumerate(ends) if rank < end), max(0, len(self.kinds) - 1))
+
+    def all_memory(self, workers: int) -> int:
+        """Bytes that its first workers may use together."""
+        return sum(self.least_memory(range(rank, rank + 1)) for rank in range(workers))
 
     @property
     def most_memory(self) -> int:

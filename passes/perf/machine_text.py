@@ -91,6 +91,7 @@ def _level_in(data: Mapping[str, Any]) -> Level:
 
 def _kind_out(kind: WorkerKind) -> dict[str, object]:
     return {
+        "name": kind.name,
         "workers": kind.workers,
         "memory": kind.memory,
         "bandwidth": _number_out(kind.bandwidth),
@@ -103,6 +104,7 @@ def _kind_out(kind: WorkerKind) -> dict[str, object]:
 
 def _kind_in(data: Mapping[str, Any]) -> WorkerKind:
     return WorkerKind(
+        str(data["name"]),
         int(data["workers"]),
         int(data["memory"]),
         _number_in(data["bandwidth"]),

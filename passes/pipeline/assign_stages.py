@@ -23,8 +23,8 @@ from moaic.ir.types import TensorType
 from moaic.passes.loop_axes import MICRO_BATCHES, combines_parts
 from moaic.passes.pipeline.inline_layers import with_layers_inlined
 from moaic.passes.pipeline.spine import Spine
-from moaic.passes.pipeline.stage_shares import EQUAL, shares_of_stages
 from moaic.passes.schedules import Schedule, forwards_only, schedule_of
+from moaic.passes.stage_shares import EQUAL, shares_of_stages
 from moaic.passes.transforms.dce import without_dead_ops
 
 AXIS = "pp"

@@ -15,7 +15,7 @@ from moaic.passes.config import Config, Request, simplicity
 from moaic.passes.perf import machine_text
 from moaic.passes.perf.machine import Machine, WorkerKind
 from moaic.passes.perf.numbers import Number
-from moaic.passes.pipeline.stage_shares import EQUAL
+from moaic.passes.stage_shares import EQUAL, parse_shares
 from moaic.planner.candidates import candidate_space, candidates
 from moaic.planner.outcome import TIE
 from moaic.planner.pricer import Pricer
@@ -50,7 +50,9 @@ def mixed(fast: int, slow: int, factor: float = 3.0, memory: int = 1 << 60) -> M
     def kind(workers: int, by: float) -> WorkerKind:
         rates = {name: Number(rate.value / by, rate.source) for name, rate in base.flops.items()}
         traffic = Number(base.bandwidth.value / by, base.bandwidth.source)
-        return WorkerKind(workers, memory, traffic, rates, base.call_overhead, base.launch, base.contention)
+        return WorkerKind(
+            f"{by} times slower", workers, memory, traffic, rates, base.call_overhead, base.launch, base.contention
+        )
 
     slowest = kind(slow, factor)
     kinds = (kind(fast, 1.0), slowest)
@@ -83,7 +85,8 @@ def test_each_stage_is_as_fast_as_its_slowest_worker() -> None:
 
 def test_the_best_plan_gives_fast_workers_more_layers() -> None:
     config, seconds = best(mixed(1, 1), Request(dp=1, tp=1))
-    assert (config.pp, config.stage_shares) in ((2, "3+1"), (2, "11+4"), (2, "13+4"))
+    fast, slow = parse_shares(config.stage_shares)
+    assert 2.7 < fast / slow < 3.3
     assert seconds < 0.9 * best(mixed(1, 1).by_kind[0], Request(pp=1, dp=1, tp=1))[1]
 
 
@@ -144,7 +147,7 @@ def test_shares_are_those_of_the_slowest_ranks_and_equal_where_little_differs() 
     assert speeds.shares(Config(pp=2, dp=1, tp=4)) == ["2+1", EQUAL]
     assert speeds.fastest(Config(pp=2, dp=4)) == pytest.approx(6, rel=0.05)
     assert speeds.fastest(Config(dp=8)) == pytest.approx(4, rel=0.05)
-    close = speeds_of(wide_step(), mixed(1, 1, 1.1))
+    close = speeds_of(wide_step(), mixed(1, 1, 1.05))
     assert close is not None
     assert close.shares(Config(pp=2)) == [EQUAL]
     extreme = speeds_of(wide_step(), mixed(1, 1, 4000.0))
