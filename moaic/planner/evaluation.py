@@ -231,6 +231,7 @@ class Evaluation:
                 self._drop(each, f"takes at least {_ms(each.seconds)}, and a simpler plan takes about as long")
             else:
                 kept.append(each)
+        # A faster relative may stand behind the candidate, and be dropped in the same round.
         self.waiting = [each for each in kept if not self._is_needless(each)]
 
     def _is_needless(self, each: _Waiting) -> bool:
