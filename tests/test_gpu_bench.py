@@ -107,7 +107,10 @@ with task.alone():
 """
 
 
-def test_a_part_that_keeps_the_gpu_costs_the_others_their_times_alone(tmp_path: Path) -> None:
+def test_a_part_that_keeps_the_gpu_costs_the_others_their_times_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "GRACE", 2.0)
     parts = [part(tmp_path, "greedy", GREEDY), part(tmp_path, "patient", PATIENT)]
     ends = {each.name: each for each in gpu.run_all(parts, time.monotonic() + gpu.GRACE + 4, tmp_path, here=False)}
     (left,) = ends["patient"].left_out

@@ -256,7 +256,7 @@ def test_a_gpu_goes_on_op_by_op_until_its_kernels_are_compiled(tmp_path: Path, m
         assert accelerator.are_compiled([again]), "what the process compiled is in the cache"
 
 
-@pytest.mark.slow
+@pytest.mark.exact
 def test_ops_that_need_a_device_to_be_traced_and_an_index_out_of_range() -> None:
     environment = {**os.environ, "MOAI_WORKERS": "triton", "MOAI_COMPILE": "wait", "MOAI_FLAVOR": "1"}
     command = [sys.executable, "-c", SCRIPT]
