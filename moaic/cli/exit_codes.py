@@ -5,4 +5,4 @@ from __future__ import annotations
 from typing import Final
 
 WRONG: Final = 1
-"""The ranks of a plan compute something else than one device, or a first run would fail."""
+"""The ranks of a plan compute something else than one device, a first run would fail, or no plan is possible."""

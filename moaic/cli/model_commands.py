@@ -10,6 +10,7 @@ import ast
 import os
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ def doctor(chosen: argparse.Namespace) -> int:
 def guide(chosen: argparse.Namespace) -> int:
     """`moaic guide`: prints a Markdown table row by row; for GPUs also the sources of its numbers.
 
-    Returns 1 where no row has a plan.
+    Returns WRONG where no row has a plan.
     """
     from moaic.planner.processes import ProcessPool
     from moaic.predict import named_clusters
@@ -119,15 +120,9 @@ def guide(chosen: argparse.Namespace) -> int:
         pool.close()
     if chosen.machine is not None and named_clusters.is_cluster(chosen.machine):
         of_plans = [sources(answer) for answer in estimates if not answer.reason]
-        kinds = [line for each in question.machine.by_kind for line in _described(each)]
-        print("\n".join([*kinds, *of_plans]))
-    return int(all(answer.reason for answer in estimates))
-
-
-def _described(machine: Machine) -> list[str]:
-    from moaic.predict.named_clusters import sources
-
-    return ["", f"{machine.name}:", "", *sources(machine)]
+        kinds = [("", f"{each.name}:", "", *named_clusters.sources(each)) for each in question.machine.by_kind]
+        print("\n".join([*chain.from_iterable(kinds), *of_plans]))
+    return WRONG if all(answer.reason for answer in estimates) else 0
 
 
 def _question(chosen: argparse.Namespace) -> Question:

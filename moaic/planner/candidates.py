@@ -164,9 +164,8 @@ class CandidateSpace:
 def candidate_space(step: Module, workers: int, request: Request, speeds: Speeds | None = None) -> CandidateSpace:
     """The configurations that keep to `request`. Raises Diagnostic where there is none.
 
-    Where workers are not equally fast, `speeds` says how much stages on them get.
-
-    Where sizes are open they are possible for those of the example.
+    Where workers are not equally fast, `speeds` says how much stages on them get. Where sizes are open, configurations
+    are possible for those of the example.
     """
     pads = _can_pad(step)
     step = in_example(step)
@@ -177,7 +176,7 @@ def candidate_space(step: Module, workers: int, request: Request, speeds: Speeds
     experts, longest = min(experts_of(step), default=1), max(lengths(step), default=1)
     chunks = _chunks(step, workers, trains, request)
     facts = _Facts(rows, pads, trains, experts, longest, _casts_parameters(step.main), chunks, speeds)
-    sizes = [workers] if speeds is None else speeds.fewer(workers)
+    sizes = [workers] if speeds is None else speeds.prefixes(workers)
     meshes = {mesh for n in sizes for mesh in (*_meshes(facts, n, request), *_fullest(facts, n, request))}
     space = CandidateSpace(facts, request, sorted(meshes, key=simplicity))
     possible = space.without([])

@@ -34,7 +34,7 @@ class Speeds:
         """How many of the fastest workers do as much as those of a plan."""
         return mesh.ranks / mesh.pp * sum(self._of_stages(mesh)) / self.of_kind[0]
 
-    def fewer(self, workers: int) -> list[int]:
+    def prefixes(self, workers: int) -> list[int]:
         """Numbers of workers, up to so many, that are all of the fastest kinds: slower ones may not be worth it."""
         ends = accumulate(kind.workers for kind in self.machine.kinds)
         return [*(end for end in ends if end < workers), workers]

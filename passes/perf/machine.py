@@ -122,7 +122,11 @@ class Machine:
 
     def all_memory(self, workers: int) -> int:
         """Bytes that its first workers may use together."""
-        return sum(self.least_memory(range(rank, rank + 1)) for rank in range(workers))
+        total = 0
+        for kind in self.kinds[:-1]:
+            total += min(workers, kind.workers) * kind.memory
+            workers = max(0, workers - kind.workers)
+        return total + workers * (self.kinds[-1].memory if self.kinds else self.memory)
 
     @property
     def most_memory(self) -> int:

@@ -106,6 +106,7 @@ def test_workers_of_several_kinds_are_described_each_the_fastest_first(tmp_path:
     assert [each.rate("mm", "bf16").value for each in (fast, slow)] == [250e12, 50e12]
     assert [each.name for each in (fast, slow)] == ["half an H100, cluster", "slow, cluster"]
     assert machine.all_memory(13) == 12 * fast.memory + slow.memory
+    assert machine.all_memory(5) == 5 * fast.memory == fast.all_memory(5)
     assert [each.memory for each in (fast, slow)] == [int(USABLE * 40 * GIB), int(USABLE * 80 * GIB)]
     ranks = (range(12), range(11, 13), range(12, 24), range(30))
     assert [machine.slowest_kind(each) for each in ranks] == [0, 1, 1, 1]
