@@ -4,6 +4,9 @@ On every axis a value is replicated, sharded along one dim, or partial: the sum 
 that shards a dim of size N takes one factor of it: N = outer * n * stride, and index i is on rank (i // stride) % n.
 `stride = N / n` is the contiguous chunk. A smaller stride results from merging dims (`(b s)` with s split), or if
 another axis shards the outer part of the dim.
+
+A dim that n does not divide may be sharded unevenly, by one axis alone: in chunks of N / n rounded up, as far as they
+go. All ranks hold as much, the last ones padding. Parameters and what belongs to them are; nothing reads the padding.
 """
 
 from __future__ import annotations
@@ -183,15 +186,31 @@ class Layout:
         return tuple(split for split in self.splits if split.dim == dim)
 
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+        """Shape of the part of one rank, with the padding of uneven shards."""
         local = list(shape)
         for split in self.splits:
-            local[split.dim] //= mesh.size(split.axis)
+            local[split.dim] = divided(local[split.dim], mesh.size(split.axis))
         return tuple(local)
 
     def local_stride(self, split: Split, mesh: Mesh) -> int:
         """Stride of `split` inside the part that is left when every other axis has taken its own."""
         inner = prod(mesh.size(o.axis) for o in self.on_dim(split.dim) if o.stride < split.stride)
         return split.stride // inner
+
+
+def divided(size: int, ranks: int) -> int:
+    """The size of a dim on one of the ranks that shard it."""
+    return -(-size // ranks)
+
+
+def is_uneven(size: int, stride: int, ranks: int) -> bool:
+    """Whether a split cuts a dim into chunks of which the last ones are shorter, or empty."""
+    return size > ranks and size % ranks != 0 and stride == divided(size, ranks)
+
+
+def elements_of(size: int, stride: int, index: int) -> int:
+    """How many elements of an uneven dim are in the chunk of this index."""
+    return min(stride, max(0, size - index * stride))
 
 
 FULLY_REPLICATED = Layout()

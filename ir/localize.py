@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from moaic.ir.coordinate_dependent import PartBuilder
 from moaic.ir.graph import Function, Op, Role, Value
-from moaic.ir.layout import Layout, Mesh, Split
+from moaic.ir.layout import Layout, Mesh, Split, divided
 from moaic.ir.ops import DECLARATIONS, Kind, declaration_of, kind_of
 from moaic.ir.ops.refitting import cannot_split
 from moaic.ir.types import TensorType
@@ -44,7 +44,7 @@ def local_type(tensor: TensorType, mesh: Mesh, axes: Collection[str]) -> TensorT
         split = layout.split_of(axis)
         layout = layout.without(axis)
         if split is not None:
-            shape[split.dim] //= mesh.size(axis)
+            shape[split.dim] = divided(shape[split.dim], mesh.size(axis))
             splits = tuple(_within(other, split, mesh) for other in layout.splits)
             layout = Layout(splits, layout.partial, layout.owner)
     return TensorType(tensor.dtype, tuple(shape), layout)

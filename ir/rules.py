@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 from math import prod
 
-from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State
+from moaic.ir.layout import PARTIAL, REPLICATED, Mesh, Sharded, State, is_uneven
 from moaic.ir.types import TensorType
 
 Dims = tuple[tuple[str, ...], ...]
@@ -50,11 +50,17 @@ class Rule:
     def by_factor(self, factor: str, stride: int, n: int) -> Strategy | None:
         """The strategy that splits `factor` with `stride` over n ranks; None if that is not legal."""
         size = self.sizes[factor]
-        if factor in self.whole or not size or size % (stride * n):
+        if factor in self.whole or not size or (size % (stride * n) and not self._is_unevenly_split(factor, stride, n)):
             return None
         operands = tuple(self._locate(dims, factor, stride) for dims in self.operands)
         results = tuple(self._result_state(i, factor, stride, operands) for i in range(len(self.results)))
         return Strategy(operands, results)
+
+    def _is_unevenly_split(self, factor: str, stride: int, n: int) -> bool:
+        """Whether a split is uneven, and what is computed of the padding stays padding: nothing sums or merges it."""
+        seen = [[factors for factors in dims if factor in factors] for dims in (*self.operands, *self.results)]
+        is_alone = all(factors == (factor,) for each in seen for factors in each)
+        return is_uneven(self.sizes[factor], stride, n) and is_alone and all(seen[len(self.operands) :])
 
     def _result_state(self, result: int, factor: str, stride: int, operands: tuple[State, ...]) -> State:
         state = self._locate(self.results[result], factor, stride)
@@ -88,7 +94,8 @@ class Rule:
             if stride % inner == 0 and (inner * size) % (stride * n) == 0:
                 return factor, stride // inner
             inner *= size
-        return None
+        is_alone = len(dims[dim]) == 1 and is_uneven(inner, stride, n)
+        return (dims[dim][0], stride) if is_alone else None
 
     def following(self, dims: Dims, state: State, n: int) -> Strategy | None:
         """The strategy under which a tensor with `dims` is split as `state` says."""
@@ -260,6 +267,12 @@ def fits(type_: TensorType, axis: str, state: State, mesh: Mesh) -> bool:
     taken = [(s.stride, s.stride * mesh.size(s.axis)) for s in type_.layout.on_dim(dim) if s.axis != axis]
     lo, hi = stride, stride * n
     return all(_disjoint(lo, hi, a, b) for a, b in taken)
+
+
+def fits_unevenly(type_: TensorType, axis: str, state: Sharded, mesh: Mesh) -> bool:
+    """Whether `type_` can be cut as `state` says into chunks of which the last ones are shorter: no other axis may."""
+    others = [split for split in type_.layout.on_dim(state.dim) if split.axis != axis]
+    return not others and is_uneven(type_.shape[state.dim], state.stride, mesh.size(axis))
 
 
 def _disjoint(lo: int, hi: int, other_lo: int, other_hi: int) -> bool:

@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Role, Value
-from moaic.ir.layout import Mesh, Split
+from moaic.ir.layout import Mesh, Split, is_uneven
 from moaic.ir.op_names import SEND
 from moaic.ir.ops import Kind, declaration_of, rule_of
 from moaic.ir.ops.checks import layouts_follow_rule
@@ -245,7 +245,7 @@ def _type(tensor: TensorType, mesh: Mesh) -> Complaints:
     for split in splits:
         yield from _split(split, tensor.shape, mesh)
     for one, other in combinations(splits, 2):
-        yield from _two_splits(one, other, mesh)
+        yield from _two_splits(one, other, tensor.shape, mesh)
     if list(partial) != sorted(partial):
         yield f"the axes of partial sums are out of order: {', '.join(partial)}"
     for axis, rank in owner:
@@ -259,15 +259,17 @@ def _split(split: Split, shape: tuple[int, ...], mesh: Mesh) -> Complaints:
         yield f"axis `{split.axis}` splits dim {split.dim}, but there are {len(shape)} dims"
     elif split.stride < 1:
         yield f"axis `{split.axis}` splits dim {split.dim} with stride {split.stride}"
-    elif shape[split.dim] % (ranks * split.stride):
+    elif shape[split.dim] % (ranks * split.stride) and not is_uneven(shape[split.dim], split.stride, ranks):
         size = shape[split.dim]
         yield f"axis `{split.axis}`, {ranks} ranks at stride {split.stride}, does not divide dim {split.dim} of {size}"
 
 
-def _two_splits(one: Split, other: Split, mesh: Mesh) -> Complaints:
+def _two_splits(one: Split, other: Split, shape: tuple[int, ...], mesh: Mesh) -> Complaints:
     """Splits are ordered by dim, those of one dim by decreasing stride, and do not overlap."""
     if (one.dim, -one.stride, one.axis) > (other.dim, -other.stride, other.axis):
         yield f"the splits over `{one.axis}` and `{other.axis}` are out of order: the larger stride stands first"
+    elif one.dim == other.dim and shape[one.dim] % (one.stride * mesh.size(one.axis)):
+        yield f"axis `{one.axis}` cuts dim {one.dim} unevenly, so that no other axis can: `{other.axis}` does"
     elif one.dim == other.dim and one.stride % (other.stride * mesh.size(other.axis)):
         inner = f"`{other.axis}` (stride {other.stride}, {mesh.size(other.axis)} ranks)"
         yield f"on dim {one.dim} the splits over `{one.axis}` (stride {one.stride}) and {inner} overlap"
