@@ -44,14 +44,20 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
 
 
 def take_part(tensor: Tensor, dim: int, stride: int, size: int, at: int) -> Tensor:
-    """Part `at` along a sub-axis: the dim as (outer, size, stride), with index `at` of the middle one."""
+    """Part `at` along a sub-axis: the dim as (outer, size, stride), with index `at` of the middle one.
+
+    A dim that is too short for that is padded with zeros.
+    """
+    missing = -tensor.shape[dim] % (size * stride)
+    if missing:
+        tensor = torch.cat([tensor, tensor.new_zeros(*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :])], dim)
     before, count, after = tensor.shape[:dim], tensor.shape[dim], tensor.shape[dim + 1 :]
     seen = tensor.reshape(*before, count // (size * stride), size, stride, *after)
     return seen.select(dim + 1, at).reshape(*before, count // size, *after)
 
 
 def join_parts(parts: Sequence[Tensor], dim: int, stride: int) -> Tensor:
-    """The inverse of `take_part`: the tensor from all its parts, in order."""
+    """The inverse of `take_part`: the tensor from all its parts, in order, with its padding."""
     before, count, after = parts[0].shape[:dim], parts[0].shape[dim], parts[0].shape[dim + 1 :]
     seen = [part.reshape(*before, count // stride, stride, *after) for part in parts]
     return torch.stack(seen, dim + 1).reshape(*before, count * len(parts), *after)
@@ -81,7 +87,7 @@ def gather(parts: PerRank, type_: TensorType, mesh: Mesh) -> Tensor:
     for axis in type_.layout.partial:
         held = _folded(held, mesh, axis, lambda members: torch.stack(members).sum(0).to(members[0].dtype))
     for split in sorted(type_.layout.splits, key=lambda split: split.stride):
-        held = _folded(held, mesh, split.axis, _joiner(split))
+        held = _folded(held, mesh, split.axis, _joiner(split, type_.shape[split.dim]))
     for axis, _ in mesh.axes:
         held = _folded(held, mesh, axis, _agreed)
     return held[0]
@@ -95,9 +101,13 @@ def _folded(
     return {rank: fold([held[member] for member in mesh.group(rank, axis) if member in held]) for rank in firsts}
 
 
-def _joiner(split: Split) -> Callable[[list[Tensor]], Tensor]:
+def _joiner(split: Split, size: int) -> Callable[[list[Tensor]], Tensor]:
     # Sub-axes of smaller stride are joined already and those of larger stride not yet, so the stride is the global one.
-    return lambda members: join_parts(members, split.dim, split.stride)
+    return lambda members: without_padding(join_parts(members, split.dim, split.stride), split.dim, size)
+
+
+def without_padding(tensor: Tensor, dim: int, size: int) -> Tensor:
+    return tensor if tensor.shape[dim] <= size else tensor.narrow(dim, 0, size)
 
 
 def _agreed(members: list[Tensor]) -> Tensor:
@@ -138,7 +148,8 @@ def split_over(tensor: Tensor, type_: TensorType, axis: str, mesh: Mesh) -> list
 def joined_over(parts: list[Tensor], type_: TensorType, axis: str, mesh: Mesh) -> Tensor:
     split = type_.layout.split_of(axis)
     assert split is not None
-    return join_parts(parts, split.dim, type_.layout.local_stride(split, mesh))
+    whole = join_parts(parts, split.dim, type_.layout.local_stride(split, mesh))
+    return without_padding(whole, split.dim, type_.shape[split.dim])
 
 
 def _all_reduce(parts: list[Tensor], source: TensorType, target: TensorType, axis: str, mesh: Mesh) -> list[Tensor]:

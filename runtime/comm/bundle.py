@@ -21,6 +21,7 @@ from moaic.runtime.comm.reshard import Conversion, RankContext, convert, dense, 
 from moaic.runtime.comm.transport import Group, SubAxis
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.protocol.conversion import Resharding
+from moaic.runtime.protocol.tensor_parts import without_padding
 
 SMALL: Final = 1 << 16
 """Largest part of a rank, in bytes, that is gathered together with others: two more copies cost more than a latency.
@@ -40,6 +41,8 @@ class Gather:
     axis: str
     group: Group
     sub_axis: SubAxis
+    size: int
+    """Of the dim that it gathers, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ def local_resharding(resharding: Resharding, context: WorkerContext) -> LocalRes
         return LocalResharding(run, None)
     here = RankContext(before.mesh, context)
     sub_axis = sub_axis_of(before.layout, axis, before.mesh)
-    return LocalResharding(run, Gather(before.mesh, axis, here.group(axis), sub_axis))
+    size = resharding.shape[sub_axis.dim]
+    return LocalResharding(run, Gather(before.mesh, axis, here.group(axis), sub_axis, size))
 
 
 def reshard_all(
@@ -70,8 +74,8 @@ def reshard_all(
         if gather is None or len(indices) == 1:
             results[indices[0]] = reshardings[indices[0]].run(parts[0])
             continue
-        sub_axes = [each.sub_axis for each in (reshardings[index].gather for index in indices) if each is not None]
-        together = _gathered([part for part in parts if part is not None], gather.group, sub_axes, context)
+        gathers = [each for each in (reshardings[index].gather for index in indices) if each is not None]
+        together = _gathered([part for part in parts if part is not None], gathers, context)
         for index, result in zip(indices, together, strict=True):
             results[index] = result
     return results
@@ -95,14 +99,15 @@ def _bundles(reshardings: Sequence[LocalResharding], tensors: Sequence[Tensor | 
     yield from open_.values()
 
 
-def _gathered(
-    parts: Sequence[Tensor], group: Group, sub_axes: Sequence[SubAxis], context: WorkerContext
-) -> list[Tensor]:
-    """The tensors of which each rank of the group holds a part along a sub-axis, by one all-gather."""
+def _gathered(parts: Sequence[Tensor], gathers: Sequence[Gather], context: WorkerContext) -> list[Tensor]:
+    """The tensors of which each rank of a group holds a part along a sub-axis, by one all-gather."""
+    group = gathers[0].group
     mine = torch.cat([dense(part).view(-1) for part in parts])
     whole = context.transport.all_gather(mine, group, SubAxis(0, mine.numel())).view(group.size, -1)
     pieces = torch.split(whole, [part.numel() for part in parts], 1)
     return [
-        put_together(dense(piece).view(group.size, *part.shape), sub_axis)
-        for part, piece, sub_axis in zip(parts, pieces, sub_axes, strict=True)
+        without_padding(
+            put_together(dense(piece).view(group.size, *part.shape), gather.sub_axis), gather.sub_axis.dim, gather.size
+        )
+        for part, piece, gather in zip(parts, pieces, gathers, strict=True)
     ]

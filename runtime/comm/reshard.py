@@ -9,19 +9,19 @@ A move changes the state of a value on one axis. The state before and the state 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, Split
+from moaic.ir.layout import FULLY_REPLICATED, PARTIAL, REPLICATED, Layout, Mesh, Split, is_uneven
 from moaic.runtime.comm.transport import Group, SubAxis, Transport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.protocol.conversion import Resharding
 from moaic.runtime.protocol.placement import Placement
-from moaic.runtime.protocol.tensor_parts import cut
+from moaic.runtime.protocol.tensor_parts import cut, padded, without_padding
 
 Conversion = Callable[[Tensor | None], Tensor | None]
 """Maps a rank's part of a value before a resharding to that after it; None where the rank has no part."""
@@ -52,8 +52,16 @@ class RankContext:
         return self.mesh.coordinates(self.rank)[axis]
 
 
-def move(rank_context: RankContext, axis: str, before: Layout, after: Layout, *, in_place: bool = False) -> LocalMove:
-    """The move of a value from layout `before` to `after`, which differ on `axis` alone.
+def move(
+    rank_context: RankContext,
+    axis: str,
+    shape: Sequence[int],
+    before: Layout,
+    after: Layout,
+    *,
+    in_place: bool = False,
+) -> LocalMove:
+    """The move of a value of this global shape from layout `before` to `after`, which differ on `axis` alone.
 
     With `in_place` the result may reuse the memory of the argument.
     """
@@ -68,10 +76,10 @@ def move(rank_context: RankContext, axis: str, before: Layout, after: Layout, *,
     if old == REPLICATED:
         return _first(rank_context, axis, in_place) if new == PARTIAL else _shard(rank_context, axis, after)
     if new == REPLICATED:
-        return _all_gather(rank_context, axis, before)
+        return _all_gather(rank_context, axis, shape, before)
     if new == PARTIAL:
         raise ValueError(f"no move makes a sharded value partial over {axis}")
-    return _all_to_all(rank_context, axis, before, after)
+    return _all_to_all(rank_context, axis, shape, before, after)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -91,12 +99,14 @@ def _all_reduce(rank_context: RankContext, axis: str, in_place: bool) -> LocalMo
 
 def _reduce_scatter(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
     group, sub_axis = rank_context.group(axis), sub_axis_of(after, axis, rank_context.mesh)
-    return lambda tensor: rank_context.transport.reduce_scatter(tensor, group, sub_axis)
+    dim, size = sub_axis.dim, group.size * sub_axis.stride
+    return lambda tensor: rank_context.transport.reduce_scatter(padded(tensor, dim, size), group, sub_axis)
 
 
-def _all_gather(rank_context: RankContext, axis: str, before: Layout) -> LocalMove:
+def _all_gather(rank_context: RankContext, axis: str, shape: Sequence[int], before: Layout) -> LocalMove:
     group, sub_axis = rank_context.group(axis), sub_axis_of(before, axis, rank_context.mesh)
-    return lambda tensor: rank_context.transport.all_gather(tensor, group, sub_axis)
+    dim, size = sub_axis.dim, shape[sub_axis.dim]
+    return lambda tensor: without_padding(rank_context.transport.all_gather(tensor, group, sub_axis), dim, size)
 
 
 def _shard(rank_context: RankContext, axis: str, after: Layout) -> LocalMove:
@@ -109,12 +119,14 @@ def _first(rank_context: RankContext, axis: str, in_place: bool) -> LocalMove:
     return _same if rank_context.index(axis) == 0 else torch.zeros_like
 
 
-def _all_to_all(rank_context: RankContext, axis: str, before: Layout, after: Layout) -> LocalMove:
+def _all_to_all(rank_context: RankContext, axis: str, shape: Sequence[int], before: Layout, after: Layout) -> LocalMove:
     (old, give_stride), (new, _) = _split(before, axis, rank_context.mesh), _split(after, axis, rank_context.mesh)
-    if old.dim == new.dim and not _are_apart(old, new, rank_context.mesh.size(axis)):
-        gather, shard = _all_gather(rank_context, axis, before), _shard(rank_context, axis, after)
-        return lambda tensor: shard(gather(tensor))
-    count, group = rank_context.mesh.size(axis), rank_context.group(axis)
+    count = rank_context.mesh.size(axis)
+    are_uneven = any(is_uneven(shape[split.dim], split.stride, count) for split in (old, new))
+    if are_uneven or (old.dim == new.dim and not _are_apart(old, new, count)):
+        gather, shard = _all_gather(rank_context, axis, shape, before), _shard(rank_context, axis, after)
+        return lambda tensor: own(shard(gather(tensor)))
+    group = rank_context.group(axis)
     # Within one dim, the local stride of the outer sub-axis is smaller by `count` while the inner one is sharded.
     inner = count if old.dim == new.dim and old.stride < new.stride else 1
     cut_stride = after.local_stride(new, rank_context.mesh) // inner
@@ -169,11 +181,11 @@ def convert(conversion: Resharding, context: WorkerContext) -> Conversion:
     """The resharding on one worker: maps its part before, if it has one, to its part after, if it gets one."""
     before, after = conversion.before, conversion.after
     if before.mesh == after.mesh and before.layout.owner == after.layout.owner:
-        steps = _changes(before, before.layout, after.layout, context)
+        steps = _changes(before, conversion.shape, before.layout, after.layout, context)
         return lambda tensor: _apply(steps, tensor)
-    gather = _changes(before, before.layout, FULLY_REPLICATED, context)
+    gather = _changes(before, conversion.shape, before.layout, FULLY_REPLICATED, context)
     spread = _spread(conversion, context)
-    cutting = _changes(after, FULLY_REPLICATED, after.layout, context)
+    cutting = _changes(after, conversion.shape, FULLY_REPLICATED, after.layout, context)
     keeps = context.rank in after.holders
 
     def run(tensor: Tensor | None) -> Tensor | None:
@@ -213,7 +225,9 @@ def _spread(conversion: Resharding, context: WorkerContext) -> Callable[[Tensor 
     return run
 
 
-def _changes(place: Placement, before: Layout, after: Layout, context: WorkerContext) -> list[LocalMove]:
+def _changes(
+    place: Placement, shape: Sequence[int], before: Layout, after: Layout, context: WorkerContext
+) -> list[LocalMove]:
     """The moves among the holders of `place` from one layout to another.
 
     One move if one axis changes; else all changing axes are replicated first, and then sharded.
@@ -223,16 +237,16 @@ def _changes(place: Placement, before: Layout, after: Layout, context: WorkerCon
     rank_context = RankContext(place.mesh, context)
     changing = [axis for axis, size in rank_context.mesh.axes if size > 1 and before.state(axis) != after.state(axis)]
     if len(changing) == 1:
-        return [move(rank_context, changing[0], before, after)]
+        return [move(rank_context, changing[0], shape, before, after)]
     moves: list[LocalMove] = []
     at = before
     for axis in changing:
         whole = at.with_state(axis, REPLICATED)
-        moves.append(move(rank_context, axis, at, whole))
+        moves.append(move(rank_context, axis, shape, at, whole))
         at = whole
     for axis in changing:
         there = at.with_state(axis, after.state(axis))
-        moves.append(move(rank_context, axis, at, there))
+        moves.append(move(rank_context, axis, shape, at, there))
         at = there
     return moves
 

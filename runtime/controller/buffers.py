@@ -139,7 +139,7 @@ class Buffers:
             return self.pool.ask(Fetch(line, buffer.id, geometry_of(view), [first]), [first])[first]
         ranks = owners(place)
         parts = self.pool.ask(Fetch(line, buffer.id, None, ranks), ranks)
-        value = assemble(lambda rank: parts[rank], place.mesh, place.layout)
+        value = assemble(lambda rank: parts[rank], buffer.shape, place.mesh, place.layout)
         return value if view.is_whole else _seen(value, view)
 
     def _mended(self, latest: Mapping[int, int]) -> dict[int, Command]:

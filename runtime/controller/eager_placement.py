@@ -13,20 +13,20 @@ once for each such case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, Final
 
 from moaic.ir.errors import Diagnostic
-from moaic.ir.layout import Split
+from moaic.ir.layout import Split, elements_of, is_uneven
 from moaic.ir.types import HALF
 from moaic.runtime.controller.buffer import Buffer, View
 from moaic.runtime.controller.eager_call import CallForm, EagerCall, OperandForm
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import signature
-from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination
+from moaic.runtime.protocol.combination import REDUCTIONS, WIDENED, Combination, UnpaddedDim
 from moaic.runtime.protocol.operation import ArgSpec, ViewGeometry
 from moaic.runtime.protocol.placement import Placement, alike, everywhere, sharing, tiles
 
@@ -210,8 +210,11 @@ def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement |
     order = arguments.get("ord", 2)
     if any(place.layout.partial for place in places) or not isinstance(order, int | float) or order <= 0:
         return None
-    if given[0].position < 0:
-        dims = _dims(arguments.get("dim"), len(given[0].shape))
+    dims = _dims(arguments.get("dim"), len(given[0].shape)) if given[0].position < 0 else None
+    unpadded = tuple(tuple(_unpadded(each.shape, place, dims)) for each, place in zip(given, places, strict=True))
+    if any(unpadded) and REDUCTIONS[form.op] == "mean":
+        return None
+    if dims is not None:
         kept, groups = _kept(places[0], dims, keep=bool(arguments.get("keepdim"))), ()
         if len(kept.layout.splits) < len(places[0].layout.splits):
             groups = sharing(kept)
@@ -222,9 +225,10 @@ def _reduced(form: CallForm, given: Sequence[PlacedOperand]) -> EagerPlacement |
         REDUCTIONS[form.op],
         float(order),
         groups,
-        tuple(_one_per_part(place, groups) for place in places),
+        tuple(_one_per_part(place, groups, uneven) for place, uneven in zip(places, unpadded, strict=True)),
         tuple(kept.layout.local_shape(output.shape, kept.mesh) for output in form.outputs),
         tuple(output.dtype for output in form.outputs),
+        unpadded,
     )
     if not groups:
         return EagerPlacement(tuple(places), (kept,) * len(form.outputs))
@@ -262,9 +266,21 @@ def _kept(place: Placement, dims: frozenset[int], *, keep: bool) -> Placement:
     )
 
 
-def _one_per_part(place: Placement, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """One rank for each distinct part of a value in each group, so that replicas do not count twice."""
-    held = tiles(place)
+def _unpadded(shape: tuple[int, ...], place: Placement, dims: Collection[int] | None) -> Iterator[UnpaddedDim]:
+    """The uneven dims among those that are reduced, which are all if none are given."""
+    mesh = place.mesh
+    for split in place.layout.splits:
+        size = shape[split.dim]
+        if (dims is None or split.dim in dims) and is_uneven(size, split.stride, mesh.size(split.axis)):
+            at = (mesh.coordinates(rank)[split.axis] for rank in range(mesh.ranks))
+            yield split.dim, tuple(elements_of(size, split.stride, index) for index in at)
+
+
+def _one_per_part(
+    place: Placement, groups: Sequence[Sequence[int]], unpadded: Sequence[UnpaddedDim]
+) -> tuple[int, ...]:
+    """One rank for each distinct part of a value in each group that is not empty, so that replicas count once."""
+    held = [tile if all(sizes[rank] for _, sizes in unpadded) else None for rank, tile in enumerate(tiles(place))]
     first: dict[Any, int] = {}
     for number, group in enumerate(groups):
         for rank in group:

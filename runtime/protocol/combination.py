@@ -33,6 +33,10 @@ WIDENED: Final = frozenset({"sum", "mean", "norm"})
 """Reductions that round: with 16-bit operands they compute in float32 and round once."""
 
 
+UnpaddedDim = tuple[int, tuple[int, ...]]
+"""A dim of uneven shards, and by rank how much of it is no padding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Combination:
     """The combination of the workers' partial results into results."""
@@ -49,13 +53,21 @@ class Combination:
     """Per result, its local shape."""
     dtypes: tuple[str, ...]
     """Per result, its final element type."""
+    unpadded: tuple[tuple[UnpaddedDim, ...], ...]
+    """Per operand, its uneven dims that are reduced."""
 
     def encoded(self) -> list[Any]:
-        return [self.by, self.order, self.groups, self.owners, self.shapes, self.dtypes]
+        return [self.by, self.order, self.groups, self.owners, self.shapes, self.dtypes, self.unpadded]
 
     @staticmethod
     def decoded(data: Any) -> Combination:
-        by, order, groups, owners, shapes, dtypes = data
+        by, order, groups, owners, shapes, dtypes, unpadded = data
         return Combination(
-            by, order, tuple(map(tuple, groups)), tuple(map(tuple, owners)), tuple(map(tuple, shapes)), tuple(dtypes)
+            by,
+            order,
+            tuple(map(tuple, groups)),
+            tuple(map(tuple, owners)),
+            tuple(map(tuple, shapes)),
+            tuple(dtypes),
+            tuple(tuple((dim, tuple(sizes)) for dim, sizes in dims) for dims in unpadded),
         )

@@ -28,6 +28,8 @@ class EagerOp:
         called = signature(operation.op)
         self._call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
         self._device = context.device
+        self._unpadded = plan.unpadded if plan is not None and any(plan.unpadded) else ()
+        self._rank = context.rank
         self._made_on = {"device": context.device} if called.nullary and called.takes_device else {}
         self._present = [context.rank in ranks for ranks in operation.ranks]
         self._is_plain = all(geometry is None for geometry in operation.geometries) and all(self._present)
@@ -65,11 +67,20 @@ class EagerOp:
 
     def _result(self, table: dict[int, Tensor], ids: Sequence[int], scalars: Sequence[Any]) -> Any:
         tensors = [table[buffer_id] for buffer_id in ids] if self._is_plain else self._views(table, ids)
+        if self._unpadded:
+            tensors = [self._without_padding(tensor, index) for index, tensor in enumerate(tensors)]
         source = _ArgumentSource(iter(tensors), iter(scalars), self._is_held, self._device)
         args = [_argument(part, source) for part in self._operation.args]
         kwargs = {name: _argument(part, source) for name, part in self._operation.kwargs}
         kwargs |= self._made_on
         return self._call(*args, **kwargs)
+
+    def _without_padding(self, tensor: Tensor | None, index: int) -> Tensor | None:
+        if tensor is None:
+            return None
+        for dim, sizes in self._unpadded[index]:
+            tensor = tensor.narrow(dim, 0, sizes[self._rank])
+        return tensor
 
     def _views(self, table: dict[int, Tensor], ids: Sequence[int]) -> list[Tensor | None]:
         return [

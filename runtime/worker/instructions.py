@@ -156,7 +156,8 @@ def _collective(op: Op, rank_context: RankContext, may_overwrite: set[Value]) ->
     (operand,), (result,) = tuple(op.inputs()), op.results
     axis = op.attrs["axis"]
     assert isinstance(axis, str)
-    step = move(rank_context, axis, operand.type.layout, result.type.layout, in_place=operand in may_overwrite)
+    layouts = operand.type.layout, result.type.layout
+    step = move(rank_context, axis, result.type.shape, *layouts, in_place=operand in may_overwrite)
     return lambda inputs: [step(inputs.pop())]
 
 

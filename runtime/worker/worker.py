@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moaic.runtime.comm.bundle import LocalResharding, local_resharding, reshard_all
 from moaic.runtime.comm.peer_links import Unreachable
+from moaic.runtime.comm.reshard import own
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
@@ -302,7 +303,7 @@ class Worker:
         if new is None:
             self.table.pop(target, None)
         elif old is None or not _same_memory(new, old):
-            self.table[target] = new
+            self.table[target] = new if _fills_its_storage(new) else own(new)
         elif new is not old or source != target:
             self.table[target] = new.clone()
 
@@ -412,3 +413,8 @@ def _set_mark(path: str) -> None:
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _fills_its_storage(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its storage, but for padding: a part would keep the rest alive."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() < 2 * max(tensor.nbytes, 1)

@@ -38,6 +38,9 @@ NOTHING_SPLITS = frozenset(
 )
 """Ops whose rule holds every dim whole."""
 
+RAISE_FOR_ZEROS = frozenset({"aten.linalg_lu_solve", "moai.checked"})
+"""Ops that raise for values, also for the padding of uneven parts."""
+
 OF_MODELS = """
     aten._log_softmax aten._softmax aten._to_copy aten.add.Tensor aten.arange.start_step aten.bitwise_and.Tensor
     aten.bitwise_not aten.bmm aten.cat aten.constant_pad_nd aten.convolution aten.convolution_backward aten.cos
@@ -139,10 +142,11 @@ def single_axes(case: Case, rule: Rule) -> Iterator[Laid]:
     """Every strategy that follows from the rule, over 2 and over 3 ranks."""
     for size in (2, 3):
         for factor, length in rule.sizes.items():
-            for stride in range(1, length // size + 1):
-                if factor not in rule.whole and length % (stride * size) == 0:
-                    strategy = rule.by_factor(factor, stride, size)
-                    assert strategy is not None
+            for stride in range(1, -(-length // size) + 1):
+                strategy = rule.by_factor(factor, stride, size)
+                assert strategy is not None or factor in rule.whole or length % (stride * size) != 0
+                raises = length % (stride * size) != 0 and case.op.name in RAISE_FOR_ZEROS
+                if strategy is not None and not raises:
                     yield Laid("a", size, strategy)
     inputs = list(case.op.inputs())
     for linear in rule.linear:
@@ -194,7 +198,7 @@ def check(case: Case, wholes: Sequence[Tensor], laid: Sequence[Laid]) -> None:
         made.append(results)
     for index, (whole, result) in enumerate(zip(wholes, function.results, strict=True)):
         if case.defined:
-            for put_together in recombined([results[index] for results in made], result.type.layout, mesh):
+            for put_together in recombined([results[index] for results in made], result.type, mesh):
                 assert equal(put_together, whole), f"result {index} by {laid}, rule {rule_of(case.op)}"
 
 
@@ -229,15 +233,16 @@ def placed(whole: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:
     return [local_part(summands[key], mesh, layout, rank).contiguous() for rank, key in enumerate(keys)]
 
 
-def recombined(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> Iterator[Tensor]:
+def recombined(parts: Sequence[Tensor], type_: TensorType, mesh: Mesh) -> Iterator[Tensor]:
     """The whole value from the parts of all ranks, once per coordinate on the axes over which it is whole."""
+    layout = type_.layout
 
     def coordinates(axes: Sequence[str]) -> list[dict[str, int]]:
         places = product(*(range(mesh.size(axis)) for axis in axes))
         return [dict(zip(axes, place, strict=True)) for place in places]
 
     def joined(fixed: Mapping[str, int]) -> Tensor:
-        return assemble(lambda rank: parts[mesh.rank({**mesh.coordinates(rank), **fixed})], mesh, layout)
+        return assemble(lambda rank: parts[mesh.rank({**mesh.coordinates(rank), **fixed})], type_.shape, mesh, layout)
 
     whole = [axis for axis, _ in mesh.axes if layout.state(axis) == REPLICATED]
     for fixed in coordinates(whole):

@@ -112,7 +112,10 @@ def test_boxes_of_digits() -> None:
     place = Placement(mesh, Layout((Split("dp", 0, 2), Split("tp", 1, 3))))
     assert [box.starts for box in boxes((8, 6), place, 3)] == [(2, 3), (6, 3)]
     assert [box.local for box in boxes((8, 6), place, 3)] == [(0, 0), (2, 0)]
-    for shape, where in (((8, 6), place), ((8, 6), everywhere(4)), ((3, 8), spread((3, 8), 4))):
+    uneven = Placement(Mesh((("dp", 4), ("tp", 2))), Layout((Split("dp", 0, 2), Split("tp", 1, 4))))
+    assert [boxes((5, 7), uneven, rank)[0].sizes for rank in (0, 1, 4, 5)] == [(2, 4), (2, 3), (1, 4), (1, 3)]
+    assert not boxes((5, 7), uneven, 6)
+    for shape, where in (((8, 6), place), ((8, 6), everywhere(4)), ((3, 8), spread((3, 8), 4)), ((5, 7), uneven)):
         count = torch.zeros(shape)
         for part in parts(shape, where):
             for _, starts, sizes in part.boxes:

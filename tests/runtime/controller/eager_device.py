@@ -17,18 +17,19 @@ from moaic.runtime.protocol.placement import Placement
 DP = Mesh((("dp", 2),))
 ROWS = Placement(DP, Layout((Split("dp", 0, 2),)))
 COLUMNS = Placement(DP, Layout((Split("dp", 1, 3),)))
+"""Uneven: 3 of 5 columns, and the other 2."""
 WHOLE = Placement(DP)
 ALONE = Placement()
 
 PROGRAM = """// moai 1
 mesh [{mesh}]
-func @main(%x: f32[4{rows}, 6{columns}] input "x") -> (f32[4{rows}, 6{columns}]) {{
+func @main(%x: f32[4{rows}, 5{columns}] input "x") -> (f32[4{rows}, 5{columns}]) {{
   return %x
 }}
 """
 TEXTS = {
     ROWS: PROGRAM.format(mesh="dp=2", rows="{dp}", columns=""),
-    COLUMNS: PROGRAM.format(mesh="dp=2", rows="", columns="{dp}"),
+    COLUMNS: PROGRAM.format(mesh="dp=2", rows="", columns="{dp:3}"),
     WHOLE: PROGRAM.format(mesh="dp=2", rows="", columns=""),
     ALONE: PROGRAM.format(mesh="", rows="", columns=""),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from moaic.runtime.protocol.aten_schema import signature
 from tests.runtime.controller.test_eager_placement import ATEN
 
 PROGRAM = """// moai 1
-mesh [dp=2, tp=2]
+mesh [{mesh}]
 func @main(%x: {type}) -> ({type}) {{
   return %x
 }}
@@ -28,7 +29,21 @@ PLACES = {
     "columns of tp": "[8, 4{tp}]",
     "rows of both": "[8{dp, tp}, 4]",
     "everywhere": "[8, 4]",
+    "uneven rows of dp": "[7{dp:4}, 4]",
+    "uneven rows of dp, uneven columns of tp": "[7{dp:4}, 3{tp:2}]",
+    "uneven columns of tp": "[8, 3{tp:2}]",
+    "uneven rows, the last rank without any": "[5{dp:2}, 4]",
 }
+
+MESHES = {"uneven rows, the last rank without any": "dp=4"}
+"""Of the places of another mesh than two by two."""
+
+
+def fitting(value: Tensor, place: str) -> Tensor:
+    """The value of 8 x 4 elements, or as much of it as a place takes."""
+    rows, columns = re.findall(r"(\d+)(?:{[^}]*})?[,\]]", PLACES[place])
+    return value[: int(rows), : int(columns)].contiguous()
+
 
 Options = Mapping[str, Any]
 
@@ -63,10 +78,13 @@ class Four:
 
     def up(self, tensor: Tensor, place: str) -> Buffer:
         name = DTYPE_NAMES[tensor.dtype]
-        program = self.accelerator.load(PROGRAM.format(type=name + PLACES[place]), compiled=False)
+        program = self.accelerator.load(
+            PROGRAM.format(mesh=MESHES.get(place, "dp=2, tp=2"), type=name + PLACES[place]), compiled=False
+        )
         buffer = self.accelerator.buffer(name, tuple(tensor.shape))
-        self.accelerator.upload(buffer, tensor)
+        self.accelerator.upload(buffer, tensor - 1)
         self.accelerator.run(program, [buffer], [None])
+        self.accelerator.launch("aten.add_.Scalar", (whole(buffer), 1), {}, ())  # padding is no longer zero
         return buffer
 
     def reduced(self, op: str, x: Any, expected: Sequence[Tensor], args: Sequence[Any], options: Options) -> list[Any]:
@@ -85,7 +103,7 @@ def workers(four: Accelerator) -> Four:
 def test_reductions(workers: Four, place: str, dtype: torch.dtype) -> None:
     """Whole numbers: every sum is exact, so the results must be equal."""
     torch.manual_seed(0)
-    value = torch.randint(-9, 9, (8, 4)).to(dtype)
+    value = fitting(torch.randint(-9, 9, (8, 4)), place).to(dtype)
     buffer = workers.up(value, place)
     for op, args, options in REDUCTIONS:
         expected: Any = signature(op).overload(value, *args, **options)
@@ -99,9 +117,9 @@ def test_reductions(workers: Four, place: str, dtype: torch.dtype) -> None:
 
 
 def test_what_is_not_a_number_is_not_lost(workers: Four) -> None:
-    value = torch.zeros(8, 4)
-    value[7, 3] = float("nan")
     for place in PLACES:
+        value = fitting(torch.zeros(8, 4), place)
+        value[-1, -1] = float("nan")
         buffer = workers.up(value, place)
         for op, args in (("aten.amax", ()), ("aten.linalg_vector_norm", (float("inf"),)), ("aten.sum", ())):
             (found,) = workers.reduced(op, whole(buffer), [torch.zeros(())], args, {})
@@ -117,7 +135,10 @@ def test_a_reduction_of_other_dims_stays_split(workers: Four) -> None:
 @pytest.mark.parametrize("order", [2.0, 1.0, float("inf")])
 def test_a_list_takes_one_exchange(workers: Four, order: float) -> None:
     """Parts, copies and what lies nowhere yet, of several types."""
-    values = [torch.randn(8, 4).to(torch.bfloat16 if i % 2 else torch.float32) for i, _ in enumerate(PLACES)]
+    types = [torch.bfloat16 if i % 2 else torch.float32 for i, _ in enumerate(PLACES)]
+    values = [
+        fitting(torch.randint(-9, 9, (8, 4)), place).to(dtype) for place, dtype in zip(PLACES, types, strict=True)
+    ]
     buffers = [workers.up(value, place) for value, place in zip(values, PLACES, strict=True)]
     late = workers.accelerator.buffer("f32", (3,))
     workers.accelerator.fill(late, 2.0)
