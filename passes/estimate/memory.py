@@ -16,7 +16,7 @@ from math import prod
 from moaic.ir.graph import Function, Module, Op, Value
 from moaic.ir.layout import Mesh
 from moaic.ir.localize import localize
-from moaic.ir.op_names import SEND
+from moaic.ir.op_names import REDUCE_SCATTER, SEND
 from moaic.ir.ops import declaration_of
 from moaic.ir.ring_attention import is_ring
 from moaic.ir.types import DTYPE_BYTES, TensorType
@@ -199,8 +199,17 @@ def changes(main: Function, program: Module, fused: FusedFunctions) -> list[Chan
         inside = fused(functions[op.callee], mesh).transient if op.name == "call" else 0
         if is_ring(op):
             inside = transient(op, mesh)
+        elif op.name == REDUCE_SCATTER:
+            inside = made + _padded_copy(op, mesh)
         found.append(Change(made, max(made, inside), dying[index]))
     return found
+
+
+def _padded_copy(op: Op, mesh: Mesh) -> int:
+    """Bytes of the copy that a reduce-scatter into uneven shards sums; it has none for even ones."""
+    (whole,), (part,) = tuple(op.inputs()), op.results
+    padded = part.type.local_nbytes(mesh) * mesh.size(str(op.attrs["axis"]))
+    return padded if padded > whole.type.local_nbytes(mesh) else 0
 
 
 def program_peak(program: Module, fused: FusedFunctions, coords: dict[str, int] | None = None) -> int:

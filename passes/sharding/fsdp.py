@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Function, Module, Op, Operand, Value
-from moaic.ir.layout import REPLICATED, Mesh, Sharded, State
+from moaic.ir.layout import REPLICATED, Mesh, Sharded, State, divided
 from moaic.ir.op_names import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from moaic.ir.rules import fits
+from moaic.ir.rules import fits, fits_unevenly
 from moaic.ir.types import TensorType
 from moaic.passes.config import Distribute
 from moaic.passes.loop_axes import MICRO_BATCHES
@@ -39,14 +39,14 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
     """`module` with gradients reduce-scattered and, for the levels `step` and `use`, parameters sharded.
 
     With `low_precision` a parameter that is only read through a cast to a narrower type is cast before it is gathered.
-    Raises Diagnostic where no gradient has a dim that divides.
+    Raises Diagnostic where no dim of a gradient has an element for each rank.
     """
     ranks = module.mesh.size(AXIS)
     if level == "none" or ranks == 1:
         return module
     gradients = [module.main.results[index].type for index in module.main.gradients]
     if gradients and all(persistent_state(each, module.mesh) == REPLICATED for each in gradients):
-        raise Diagnostic(f"distribute_param={level} shares out nothing: no dim of a parameter divides by dp={ranks}")
+        raise Diagnostic(f"distribute_param={level} shares out nothing: no dim of a parameter has dp={ranks} elements")
     if low_precision:
         module = hoist_casts(module)
     main = _scatter_gradients(module.main, module.mesh, per_micro_batch=level == "use")
@@ -60,7 +60,8 @@ def distribute(module: Module, level: Distribute, low_precision: bool = False) -
 def persistent_state(type_: TensorType, mesh: Mesh) -> State:
     """The state of a persistent value on `dp`: its first dim that divides is sharded, contiguous within other shards.
 
-    REPLICATED where no dim divides.
+    Where none divides the first is sharded that no other axis does, unevenly; where there is none the value is
+    REPLICATED.
     """
     if type_.layout.state(AXIS) != REPLICATED:
         return type_.layout.state(AXIS)
@@ -70,7 +71,8 @@ def persistent_state(type_: TensorType, mesh: Mesh) -> State:
         stride = min(inner, default=type_.shape[dim]) // n
         if size % n == 0 and stride and fits(type_, AXIS, Sharded(dim, stride), mesh):
             return Sharded(dim, stride)
-    return REPLICATED
+    uneven = (Sharded(dim, divided(size, n)) for dim, size in enumerate(type_.shape))
+    return next((state for state in uneven if fits_unevenly(type_, AXIS, state, mesh)), REPLICATED)
 
 
 def _persistent_type(type_: TensorType, mesh: Mesh) -> TensorType:

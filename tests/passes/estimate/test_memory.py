@@ -167,3 +167,13 @@ def test_the_backward_of_recurrent_layers_holds_what_autograd_saves(mode: str, g
     function = Function("step", (grads[0], *operands), (op,), results)
     beside = fuse(function).transient - sum(each.nbytes for each in params)
     assert beside == pytest.approx(sum(saved.values()), rel=0.1)
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(100, 0), (99, 100)])
+def test_a_sum_into_uneven_shards_needs_a_copy_with_padding(rows: int, copied: int) -> None:
+    text = f"""func @main(%x: f32[{rows}] +dp) -> (f32[{rows}{{dp:50}}]) {{
+  %y = moai.reduce_scatter %x {{axis = "dp"}} : f32[{rows}{{dp:50}}]
+  return %y
+}}
+"""
+    assert peak(text) == 4 * (rows + 50 + copied)

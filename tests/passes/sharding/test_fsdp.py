@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
-from moaic.ir.layout import Sharded
+from moaic.ir.layout import Sharded, is_uneven
 from moaic.ir.op_names import ALL_GATHER
 from moaic.ir.verify import check_made, load
 from moaic.passes.config import Distribute
 from moaic.passes.sharding.fsdp import distribute
+from tests.passes.models import MODELS, Proof, config
 
 CAST_TWICE = """// moai 1
 mesh [dp=2]
@@ -85,3 +86,30 @@ def test_a_gradient_that_is_also_read_is_not_sharded() -> None:
     read = SUMMED.format(sums=f"{WHOLE}\n  %n = aten.neg %g : f32[4, 4] backward").replace("return %g", "return %n")
     made = check_made(distribute(load(read), "optimizer"), "distribute").main
     assert [op.name for op in made.ops].count("moai.reduce_scatter") == 0
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Proof:
+    """A Llama 16 wide, for three and for five devices: no dim of a layer divides by these."""
+    return Proof(MODELS["llama"], rows=30)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "dp=3,distribute_param=optimizer",
+        "dp=3,distribute_param=step,tp=2",
+        "dp=3,distribute_param=use,micro_batches=2",
+        "dp=3,distribute_param=use,pp=2,micro_batches=2,schedule=zero-bubble",
+        "dp=5,distribute_param=use",
+    ],
+)
+def test_what_does_not_divide_is_sharded_unevenly(narrow: Proof, plan: str) -> None:
+    made = narrow.prove(config(plan)).module
+    ranks = made.mesh.size("dp")
+    gradients = [made.main.results[index].type for index in made.main.gradients]
+    splits = [split for each in gradients if (split := each.layout.split_of("dp")) is not None]
+    assert len(splits) == len(gradients)
+    assert any(
+        is_uneven(each.shape[split.dim], split.stride, ranks) for each, split in zip(gradients, splits, strict=True)
+    )
