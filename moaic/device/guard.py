@@ -40,6 +40,9 @@ _ENGINES: Final[list[None]] = []
 class Guard(torch_private.DEVICE_GUARD):
     """Tells PyTorch its device type; there is one device with one stream, so there is nothing to switch."""
 
+    # Without a dict of its own: looking into it for `type_` fails while an error is set.
+    __slots__ = ()
+
     type_ = _WITHOUT_CODE
 
     _kind = torch_private.DEVICE_TYPE

@@ -16,6 +16,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from moaic.device.guard import Guard
+
 pytestmark = pytest.mark.usefixtures("accelerator")
 
 MOAI = "moai"
@@ -352,6 +354,11 @@ def test_backward_in_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_the_guard_has_no_dict() -> None:
+    """PyTorch asks it for the device's type while an error is set: to look into a dict would fail, and abort."""
+    assert not hasattr(Guard(), "__dict__")
 
 
 def test_ctrl_c_in_a_backward_is_raised_after_it() -> None:
