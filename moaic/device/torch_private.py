@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils import backend_registration
+from torch.utils import backend_registration, checkpoint
 
 from moaic.support.traces import shorten
 
@@ -29,6 +29,7 @@ _torch: Final[Any] = torch
 _C: Final[Any] = _torch._C
 _registration: Final[Any] = backend_registration
 _forward_mode: Final[Any] = forward_ad
+_checkpoint: Final[Any] = checkpoint
 
 construct_storage: Final[Callable[[int, torch.device, int], Any]] = _C._construct_storage_from_data_pointer
 """Makes a storage of a given size on an address that is never read; attributes set on it live as long as it does."""
@@ -421,6 +422,12 @@ def is_tracing_error(error: Exception) -> bool:
 
 CALL_COMPILED: Final = PatchPoint(torch.nn.Module, "_compiled_call_impl")
 """The compiled call of a module, which replaces its own code; None if there is none."""
+
+CHECKPOINT: Final = PatchPoint(_checkpoint, "_checkpoint_without_reentrant_generator")
+"""Gets what a checkpoint computes again as its first argument."""
+
+CHECKPOINT_NESTED: Final = PatchPoint(_checkpoint.CheckpointFunction, "forward")
+"""Gets it as its second one, for checkpoints with `use_reentrant=True`: these run a backward inside the backward."""
 
 CUDA_INIT: Final = PatchPoint(torch.cuda, "_lazy_init")
 """Called before the first use of CUDA, from Python and C++ alike."""

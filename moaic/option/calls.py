@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.profiler import ProfilerActivity, supported_activities
 
 from moaic.device import torch_private
 from moaic.device.identity import is_moai
 from moaic.device.torch_private import NAME, PatchPoint
 from moaic.option import cuda
-from moaic.option.compile_modules import WRAPPERS, AutoCompile, left_alone
+from moaic.option.compile_modules import WRAPPERS, AutoCompile, left_alone, recomputes_alike
 from moaic.option.devices import DEVICE, device_type, first, keyword, the_device, translated, type_of
 from moaic.option.mapping import Make, Mapping, always
 from moaic.option.output_hooks import warns
@@ -100,6 +101,9 @@ def _factories() -> Iterator[Mapping]:
 def _moves() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", first)
     yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
+    meaning = "`cuda` is the accelerator for lazy modules, too"
+    lazy = PatchPoint(UninitializedTensorMixin, "_allowed_methods")
+    yield Mapping("torch.nn.LazyLinear(...).to", meaning, lazy, _allowed_of_lazy)
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
     yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
     files = PatchPoint(torch.serialization, "default_restore_location")
@@ -145,6 +149,10 @@ def _tools() -> Iterator[Mapping]:
 def _module_calls(auto_compile: AutoCompile) -> Iterator[Mapping]:
     meaning = "a whole model on the accelerator is compiled when it is first called"
     yield Mapping("module(...)", meaning, torch_private.CALL_COMPILED, always(auto_compile))
+    meaning = "what the backward computes again runs as it did in the forward"
+    yield Mapping("torch.utils.checkpoint.checkpoint", meaning, torch_private.CHECKPOINT, recomputes_alike(0))
+    nested = torch_private.CHECKPOINT_NESTED
+    yield Mapping("torch.utils.checkpoint.CheckpointFunction", meaning, nested, recomputes_alike(1))
     meaning = "modules that TorchScript reads are not compiled"
     yield _mapping(torch.jit, "torch.jit", "script", meaning, _script)
     for name in ("trace", "trace_module"):
@@ -175,6 +183,11 @@ def _device_context(real: Any) -> Any:
         real(self, translated(device))
 
     return init
+
+
+def _allowed_of_lazy(real: Sequence[Any]) -> Sequence[Any]:
+    """What may be called on a parameter without a shape: PyTorch names the functions, and calls those mapped before."""
+    return [*real, torch.Tensor.to, torch.Tensor.cuda]
 
 
 def _tensor_cuda(

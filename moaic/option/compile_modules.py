@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from itertools import count
 from types import FrameType
 from typing import Any, Final
@@ -20,6 +21,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from moaic.device import torch_private
 from moaic.device.torch_private import NAME
@@ -60,6 +62,32 @@ def left_alone() -> Generator[None]:
         yield
     finally:
         _ROOT.entered = before
+
+
+def recomputes_alike(position: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Wraps a function of PyTorch that is given, at this position, what is called once more in the backward.
+
+    What is called inside a compiled module is not compiled by itself: then it must not be in the backward either.
+    """
+
+    def make(real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _ROOT.entered:
+                args = (*args[:position], _not_compiled(args[position]), *args[position + 1 :])
+            return real(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with left_alone():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class AutoCompile:
@@ -205,6 +233,6 @@ def _first(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_whole_model(module: nn.Module) -> bool:
-    """Whether the call is a whole model's; those that pass their inputs on to one are none."""
+    """Whether the call is a whole model's: those that pass their inputs on to one, or find shapes, are none."""
     plain = not issubclass(type(module), WRAPPERS) and not torch_private.is_module_of_a_compiler(module)
-    return plain and is_on_accelerator(module)
+    return plain and is_on_accelerator(module) and not any(is_lazy(param) for param in module.parameters())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +22,7 @@ from moaic.option import disable_advanced_parallelization, enable_advanced_paral
 from moaic.option.compile_modules import CompiledCall
 
 _dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
+checkpoints: Any = torch.utils.checkpoint
 
 pytestmark = pytest.mark.usefixtures("mode")
 
@@ -275,6 +277,55 @@ def bounded(weight: float) -> float:
 
 def scaled(weight: float) -> float:
     return (weight + 0.1) * 0.9
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.arange(1.0, 65.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+class Recomputed(nn.Module):
+    """Its parts are computed again in the backward, in turn or all, where the graph breaks for a value."""
+
+    def __init__(self, reentrant: bool, in_turn: bool) -> None:
+        super().__init__()
+        self.parts, self.reentrant, self.in_turn = nn.Sequential(Scale(), nn.Dropout(), nn.Tanh()), reentrant, in_turn
+
+    def all(self, x: Tensor) -> Tensor:
+        assert x.detach().abs().max().item() < 2
+        return self.parts(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_turn:
+            return checkpoints.checkpoint_sequential(self.parts, 2, x, use_reentrant=self.reentrant)
+        return checkpoints.checkpoint(self.all, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(("reentrant", "in_turn"), [(False, True), (False, False), (True, False)])
+def test_what_a_backward_computes_again_runs_as_it_did(reentrant: bool, in_turn: bool) -> None:
+    """With the same dropout, so that the gradient is that of the output."""
+    model = Recomputed(reentrant, in_turn).cuda()
+    x = torch.full((1, 64), 0.01, device="cuda").requires_grad_(reentrant)
+    y = model(x)
+    assert 0 < (y == 0).sum().item() < 64
+    y.sum().backward()
+    dropped = torch.where(y == 0, 0.0, 2.0)
+    torch.testing.assert_close(model.parts[0].by.grad, ((1 - y**2) * dropped * x)[0].detach())
+    assert not any(is_compiled(part) for part in model.parts.modules())
+
+
+def test_lazy_modules_are_compiled_once_they_have_shapes() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(4)).to("cuda").cuda()
+    x = torch.ones(2, 6, device="cuda")
+    first = model(x)
+    assert not is_compiled(model)
+    assert torch.allclose(model(x), first, atol=1e-6)
+    assert is_compiled(model)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
