@@ -78,6 +78,9 @@ def moai(
         log.data_assigned(place)
         # Dynamo goes on to the functions and modules that this one calls.
         raise SkipFrame(place)
+    if any(isinstance(each, Tensor) and each.is_nested for each in examples):
+        log.nested()
+        raise SkipFrame("it is given nested tensors")
     given = options or {}
     request, when, graphs = request_of(given), when_to_compile(given), graph_mode(given, mode)
     piece, steps = piece_of(graph_module), expected_steps(given)

@@ -391,6 +391,10 @@ def data_assigned(place: str) -> None:
     )
 
 
+def nested() -> None:
+    LOGGER.info("A function that is given nested tensors runs op by op: plans know plain tensors.")
+
+
 def configuration(step: Module, config: Config) -> str:
     """The decisions of a plan in one line: `num_stages : 1, num_micro_batches : 4, …`."""
     said = {name: decision.logged(getattr(config, name)) for name, decision in DECISIONS.items()}

@@ -129,6 +129,20 @@ def test_without_a_backend_each_device_has_its_own(device: str) -> None:
     assert torch.equal(found.cpu(), square(x))
 
 
+def test_what_is_given_nested_tensors_runs_op_by_op() -> None:
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        call: Any = model if device == "cpu" else torch.compile(model, backend="moai")
+        rows = [torch.randn(2, 4), torch.randn(5, 4)]
+        nested: Any = torch.nested.nested_tensor(rows, layout=torch.jagged, device=device)
+        call(nested).values().square().sum().backward()
+        assert model.weight.grad is not None
+        return [model.weight.grad.cpu()]
+
+    torch.testing.assert_close(run("moai"), run("cpu"))
+
+
 def test_functions_of_the_device_behind_a_graph_break() -> None:
     def draws(x: Tensor) -> Tensor:
         graph_break()
