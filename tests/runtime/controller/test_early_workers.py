@@ -35,7 +35,16 @@ def fork_servers() -> set[str]:
     """Those of this process; a compiler that another test used may have left processes, too."""
     tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
     children = {child for task in tasks for child in (task / "children").read_text(encoding="ascii").split()}
-    return {child for child in children if b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()}
+    return {child for child in children if b"fork_server" in _command_line(child)}
+
+
+def _command_line(process: str) -> bytes:
+    """Empty for a moment, while a process that was just forked becomes another program."""
+    for _ in range(100):
+        if line := Path(f"/proc/{process}/cmdline").read_bytes():
+            return line
+        time.sleep(0.01)
+    return b""
 
 
 def test_they_are_the_workers_of_the_accelerator(early: EarlyWorkers) -> None:
