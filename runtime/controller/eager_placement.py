@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.layout import Split, elements_of, is_uneven
-from moaic.ir.types import HALF
+from moaic.ir.types import FLOATING, HALF
 from moaic.runtime.controller.buffer import Buffer, View
 from moaic.runtime.controller.eager_call import CallForm, EagerCall, OperandForm
 from moaic.runtime.dtypes import DTYPE_NAMES
@@ -60,6 +60,12 @@ ALSO_ELEMENTWISE: Final = frozenset(
     }
 )
 """Elementwise ops that torch does not mark as such, by packet."""
+
+
+DIVISIONS: Final = frozenset(
+    {"div", "div_", "floor_divide", "floor_divide_", "fmod", "fmod_", "remainder", "remainder_"}
+)
+"""Ops that raise where a whole number is divided by zero, by packet."""
 
 
 @cache
@@ -145,12 +151,20 @@ def _decide(
     outputs: Sequence[tuple[int, ...] | None],
 ) -> EagerPlacement:
     is_spread = any(each.place is not None and not each.place.is_whole for each in placed)
-    if is_elementwise(op) and is_spread:
+    if is_elementwise(op) and is_spread and not _divides_by_padding(op, placed):
         decision = _sharded(given, outputs)
         if decision is not None:
             return decision
     place = _replicated_place(placed, workers)
     return EagerPlacement((place,) * len(given), (place,) * len(outputs))
+
+
+def _divides_by_padding(op: str, placed: Sequence[PlacedOperand]) -> bool:
+    """Whether an op divides whole numbers that have padding, which may be zero: the kernels of CPUs raise."""
+    return signature(op).packet in DIVISIONS and any(
+        each.dtype not in FLOATING and each.place is not None and any(_unpadded(each.buffer_shape, each.place, None))
+        for each in placed
+    )
 
 
 def _replicated_place(placed: Sequence[PlacedOperand], workers: int) -> Placement:
