@@ -140,6 +140,35 @@ def test_foreach_updates(device: Device, params: Placement | None, grads: Placem
         torch.testing.assert_close(device.down(got), expected, rtol=1e-6, atol=1e-7)
 
 
+def test_a_fused_optimizer_whose_operands_lie_otherwise(device: Device) -> None:
+    """To write a view, a worker lays a parameter in the order that the person sees; gradients are row-major."""
+    value, slope, momentum = torch.randn(5, 4).t(), torch.randn(4, 5), torch.randn(4, 5)
+    p, g, m = device.up(value), device.up(slope), device.up(momentum)
+    device.launch("aten.mul_.Scalar", (view(p, lambda t: t.t()[2]), 3.0))
+    numbers: dict[str, Any] = {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.5, "dampening": 0.0}
+    rest = {**numbers, "nesterov": False, "maximize": False, "is_first_step": False}
+    device.launch("aten._fused_sgd_", ([p], [g], [m]), **rest)
+    value[:, 2] *= 3
+    momentum = 0.9 * momentum + slope + 0.1 * value
+    torch.testing.assert_close(device.down(p), value - 0.5 * momentum)
+    torch.testing.assert_close(device.down(m), momentum)
+
+
+def test_whole_numbers_divided_by_padding(device: Device) -> None:
+    a, wholes, rest = (
+        device.up(torch.full((4, 5), 3.0), COLUMNS),
+        device.accelerator.buffer("i64", (4, 5)),
+        device.accelerator.buffer("i64", (4, 5)),
+    )
+    device.launch("aten._to_copy", (a,), [wholes], dtype=torch.int64)
+    assert wholes.place == COLUMNS
+    device.launch("aten.remainder.Scalar_Tensor", (7, wholes), [rest])
+    assert torch.equal(device.down(rest), torch.full((4, 5), 1))
+    row = device.accelerator.buffer("i64", (5,))
+    device.launch("aten.remainder.Scalar_Tensor", (7, view(wholes, lambda t: t[1])), [row])
+    assert torch.equal(device.down(row), torch.full((5,), 1))
+
+
 def test_lists_of_buffers_on_different_meshes(device: Device) -> None:
     values = [torch.randn(4, 5) for _ in range(4)]
     buffers = [device.up(value, place) for value, place in zip(values, (ROWS, ALONE, WHOLE, None), strict=True)]
