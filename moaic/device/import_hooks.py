@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+import threading
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -27,7 +29,19 @@ def install(other: torch.device | None) -> None:
     torch_private.generator_new().patch(_generator_new)
     torch_private.CURRENT_ACCELERATOR.patch(partial(_current_accelerator, other))
     torch_private.ANY_ACCELERATOR.patch(_any_accelerator)
+    torch_private.COMPILE_WRAPPER.patch(_one_at_a_time)
     torch.serialization.register_package(9, _tag, _restore)
+
+
+def _one_at_a_time(real: Callable[..., Any]) -> Callable[..., Any]:
+    lock = threading.RLock()
+
+    @wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return real(*args, **kwargs)
+
+    return call
 
 
 def _storage_new(real: Any) -> Any:

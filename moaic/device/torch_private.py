@@ -381,6 +381,9 @@ STORAGE_SWAP: Final = PatchPoint(torch.UntypedStorage, "byteswap")
 MODULE_APPLY: Final = PatchPoint(torch.nn.Module, "_apply")
 """Called by every method that moves a module."""
 
+LAZY_METHODS: Final = PatchPoint(_torch.nn.parameter.UninitializedTensorMixin, "_allowed_methods")
+"""What may be called on a parameter that has no shape yet."""
+
 MODULE_TO: Final = PatchPoint(torch.nn.Module, "to")
 
 PROFILE: Final[type] = _torch.profiler.profiler._KinetoProfile
@@ -428,6 +431,9 @@ CHECKPOINT: Final = PatchPoint(_checkpoint, "_checkpoint_without_reentrant_gener
 
 CHECKPOINT_NESTED: Final = PatchPoint(_checkpoint.CheckpointFunction, "forward")
 """Gets it as its second one, for checkpoints with `use_reentrant=True`: these run a backward inside the backward."""
+
+COMPILE_WRAPPER: Final = PatchPoint(_torch._TorchCompileWrapper, "__init__")
+"""Looks up the backend of `torch.compile`; fails if two threads do so for the first time."""
 
 CUDA_INIT: Final = PatchPoint(torch.cuda, "_lazy_init")
 """Called before the first use of CUDA, from Python and C++ alike."""

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.profiler import ProfilerActivity, supported_activities
 
 from moaic.device import torch_private
@@ -102,8 +101,7 @@ def _moves() -> Iterator[Mapping]:
     yield _mapping(torch.Tensor, "torch.Tensor", "to", "`cuda` is the accelerator; so `Module.to`", first)
     yield _mapping(torch.Tensor, "torch.Tensor", "cuda", "to the accelerator; so `Module.cuda`", always(_tensor_cuda))
     meaning = "`cuda` is the accelerator for lazy modules, too"
-    lazy = PatchPoint(UninitializedTensorMixin, "_allowed_methods")
-    yield Mapping("torch.nn.LazyLinear(...).to", meaning, lazy, _allowed_of_lazy)
+    yield Mapping("torch.nn.LazyLinear(...).to", meaning, torch_private.LAZY_METHODS, _allowed_of_lazy)
     yield _mapping(torch.Tensor, "torch.Tensor", "type", "CUDA's types are the accelerator's", _tensor_type)
     yield _mapping(torch.UntypedStorage, "torch.UntypedStorage", "cuda", "to the accelerator", always(_storage_cuda))
     files = PatchPoint(torch.serialization, "default_restore_location")

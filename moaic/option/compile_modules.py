@@ -45,9 +45,6 @@ WRAPPERS: Final[tuple[type[nn.Module], ...]] = (nn.DataParallel, nn.parallel.Dis
 PLAIN: Final = frozenset({Tensor, nn.Parameter})
 """The classes of tensors that are compiled as arguments."""
 
-_COMPILING: Final = threading.Lock()
-"""PyTorch looks a backend up by its name on its first use, and fails if two threads do so at once."""
-
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 MOST_OPS: Final = 1000
@@ -102,8 +99,7 @@ class AutoCompile:
     def __get__(self, module: nn.Module | None, owner: object = None) -> CompiledCall | None:
         if module is None or torch.compiler.is_compiling() or _ROOT.entered or not _is_whole_model(module):
             return None
-        with _COMPILING:
-            call = CompiledCall(module, self._compiler(module))
+        call = CompiledCall(module, self._compiler(module))
         vars(module)[torch_private.CALL_COMPILED.name] = call
         self._modules.add(module)
         return call

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import sleep
 from typing import Any
 
 import pytest
@@ -127,6 +130,23 @@ def test_without_a_backend_each_device_has_its_own(device: str) -> None:
     found = run(x.to(device))
     assert found.device.type == device
     assert torch.equal(found.cpu(), square(x))
+
+
+def test_threads_that_name_the_backend_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses the second registration of a name, and loading the backend takes long."""
+    compiled(nn.Identity())
+    registry: Any = importlib.import_module("torch._dynamo.backends.registry")
+    backend = registry._COMPILER_FNS["moai"]
+
+    class Slow:
+        def load(self) -> Any:
+            sleep(0.2)
+            return backend
+
+    monkeypatch.delitem(registry._COMPILER_FNS, "moai")
+    monkeypatch.setitem(registry._BACKENDS, "moai", Slow())
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(threads.map(compiled, [nn.Identity(), nn.Identity()]))) == 2
 
 
 def test_what_is_given_nested_tensors_runs_op_by_op() -> None:
