@@ -62,6 +62,13 @@ def test_four_workers(cluster: Cluster, tmp_path: Path, shares: tuple[int, ...])
 
 
 @pytest.mark.exact
+@pytest.mark.parametrize("shares", [(2, 1), (1, 1, 1)])
+def test_three_workers(cluster: Cluster, tmp_path: Path, shares: tuple[int, ...]) -> None:
+    """Most parameters have no dim that divides by three: their shards are uneven."""
+    check_same_bits(cluster, shares, ("llama", "use3", "optimizer3"), tmp_path)
+
+
+@pytest.mark.exact
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "resnet"])
 def test_other_families(cluster: Cluster, tmp_path: Path, family: str) -> None:
     plans = [plan for plan in TWO if plan not in ("cp2", "pp2") or family != "resnet"]

@@ -18,7 +18,9 @@ from tests.exact.models import EXAMPLES
 from tests.exact.training import PLAIN, Plan, Reference, Run, Trainee, check_gradients, check_run
 from tests.passes.steps import machine
 
-FOR_FOUR: Mapping[str, Plan] = {
+FOR_MORE: Mapping[str, Plan] = {
+    "use3": {**PLAIN, "dp": 3, "distribute_param": "use"},
+    "optimizer3": {**PLAIN, "dp": 3, "distribute_param": "optimizer", "micro_batches": 2},
     "dp4": {**PLAIN, "dp": 4},
     "use4": {**PLAIN, "dp": 4, "distribute_param": "use"},
     "dp2_tp2": {**PLAIN, "dp": 2, "tp": 2},
@@ -37,7 +39,7 @@ STEPS = 6
 
 def main(family: str, *names: str) -> None:
     example = EXAMPLES[family]
-    training.PLANS = {**training.PLANS, **FOR_FOUR}
+    training.PLANS = {**training.PLANS, **FOR_MORE}
     training.STEPS = STEPS
     # Layouts are selected by the speeds of links, which are others over hosts: another plan has other last bits.
     workers = accelerator().flavor
