@@ -90,7 +90,7 @@ def test_a_gradient_that_is_also_read_is_not_sharded() -> None:
 
 @pytest.fixture(scope="module")
 def narrow() -> Proof:
-    """A Llama 16 wide, for three and for five devices: no dim of a layer divides by these."""
+    """A Llama 16 wide, with rows for three and for five devices: most of its dims do not divide by these."""
     return Proof(MODELS["llama"], rows=30)
 
 
