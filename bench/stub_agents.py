@@ -40,6 +40,7 @@ from moaic.runtime.host.status import Status
 from moaic.runtime.launch import hosts
 from moaic.runtime.launch.local_workers import ForkServer, LocalShare, LocalWorker, LocalWorkers
 from moaic.runtime.protocol.block_checks import check_answer
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.frames import BlockMemory, Connection
 from moaic.runtime.protocol.shared_memory import create_memory
 
@@ -98,7 +99,7 @@ def start_stub(
     status = Status(memory, ranks)
     os.close(memory)
     worker = LocalWorker(0, Connection(here, blocks, check_answer))
-    return LocalWorkers((worker,), ForkServer(process, reports), status, tuple(devices) or ("cpu",))
+    return LocalWorkers((worker,), ForkServer(process, reports), status, tuple(devices) or ("cpu",), Carrier.MEMORY)
 
 
 def write_cluster(folder: Path, port: int, others: int, workers: int) -> None:

@@ -12,10 +12,10 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import EXAMPLE, ClusterSettings, cluster_settings
 from moaic.runtime.host.cpp_compiler import MEND_COMPILER, MEND_HEADER
 from moaic.runtime.host.env_flags import may_compile
-from moaic.runtime.host.flavors import Host, HostShare, hosts
+from moaic.runtime.host.flavors import Host, hosts
 from moaic.runtime.host.folders import cluster_file
 from moaic.runtime.launch.cluster_check import CheckedCluster, check_cluster
-from moaic.runtime.launch.host_facts import differences, threads, unequal_threads
+from moaic.runtime.launch.host_facts import differences, threads, unequal_threads, unlike_gpus
 from moaic.runtime.launch.launchers.launcher import Say
 from moaic.runtime.protocol.host_messages import FolderState, HostFacts, HostState, MeasuredLink
 from moaic.text.tables import aligned_table, left, right
@@ -73,7 +73,7 @@ def requested(environment: Mapping[str, str], folder: Path | None) -> CheckReque
 
 def checked(request: CheckRequest, say: Say) -> ClusterReport:
     """Check the cluster. Raises Diagnostic if no host can be asked at all."""
-    others = [HostShare(host.name, host.address, host.workers) for host in request.hosts[1:]]
+    others = [host.share(host.workers) for host in request.hosts[1:]]
     return judged(request, check_cluster(request.here, others, request.settings, request.folder, say))
 
 
@@ -153,7 +153,7 @@ def _row(report: ClusterReport, host: Host) -> tuple[str, ...]:
         *words,
         str(host.workers),
         each,
-        *_found_there(report.found.states.get(host.name), stated),
+        *_found_there(host, report.found.states.get(host.name), stated),
     )
 
 
@@ -161,10 +161,15 @@ def _versions(facts: HostFacts) -> tuple[object, ...]:
     return facts.version, facts.moaic, facts.torch, facts.python
 
 
-def _found_there(state: HostState | None, stated: str) -> tuple[str, str, str, str]:
+def _found_there(host: Host, state: HostState | None, stated: str) -> tuple[str, str, str, str]:
     if state is None:
         return UNKNOWN, stated, UNKNOWN, UNKNOWN
-    return gib(state.memory), stated, Path(state.compiler).name or "none", state.folder
+    return gib(_memory(host, state)), stated, Path(state.compiler).name or "none", state.folder
+
+
+def _memory(host: Host, state: HostState) -> int:
+    """Bytes of what the host's workers compute on."""
+    return state.gpu_memory if host.gpus else state.memory
 
 
 def _matrix(title: str, names: Sequence[str], cells: Mapping[tuple[str, str], str]) -> list[str]:
@@ -182,20 +187,22 @@ def _listed(kind: str, found: Iterable[Diagnostic]) -> Iterator[str]:
 
 
 def _unlike(request: CheckRequest, found: CheckedCluster) -> Iterator[Diagnostic]:
-    """Versions and CPUs of other hosts."""
+    """Versions, CPUs and GPUs of other hosts."""
     for host in request.hosts[1:]:
         if host.name in found.facts:
-            yield from differences(host.name, found.facts[host.name], found.facts[request.here])
+            theirs, ours = found.facts[host.name], found.facts[request.here]
+            yield from differences(host.name, theirs, ours)
+            yield from unlike_gpus(host.name, theirs, ours, host.gpus)
 
 
 def _lacks(request: CheckRequest, host: Host, state: HostState | None) -> Iterator[Diagnostic]:
     """What a host should have and does not."""
     if state is None:
         return
-    if state.memory < host.memory:
+    if (memory := _memory(host, state)) < host.memory:
         yield Diagnostic(
-            f"host `{host.name}` has {gib(state.memory)} of memory, and cluster.toml says {gib(host.memory)}",
-            hint=f"set memory of this [[host]] to at most {gib(state.memory)}, less what others use there",
+            f"host `{host.name}` has {gib(memory)} of memory, and cluster.toml says {gib(host.memory)}",
+            hint=f"set memory of this [[host]] to at most {gib(memory)}, less what others use there",
         )
     if request.needs_compiler and not state.compiler:
         yield Diagnostic(f"host `{host.name}` has no C++ compiler", hint=f"there: {MEND_COMPILER}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, distributed
 
 from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.pack import in_parts, put_together
+from moaic.runtime.comm.rendezvous import PATIENCE, Meet
 from moaic.runtime.comm.reshard import dense
 from moaic.runtime.comm.shm_slots import PeerLost
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, summed
@@ -30,9 +31,6 @@ from moaic.runtime.protocol.wire import bytes_of
 
 TURN: Final = 64 << 20
 """Bytes summed at a time: the memory that a sum needs beside its operand."""
-
-PATIENCE: Final = timedelta(days=1)
-"""Timeout of the backends, never to be reached: when a worker is lost, the controller ends the others."""
 
 
 Maker = Callable[[Group], Any]
@@ -202,26 +200,23 @@ def _together() -> Generator[None]:
         raise PeerLost(str(error)) from error
 
 
-def group_transport(carrier: Carrier, store: int, alike: Alike, backend: DeviceBackend) -> GroupTransport:
-    """The transport over process groups; `store` is the descriptor of an empty file that all workers share."""
-    # A path through /proc opens the file anew: locks do not hold between workers that inherited one descriptor.
+def group_transport(carrier: Carrier, meet: Meet, address: str, alike: Alike, backend: DeviceBackend) -> GroupTransport:
+    """The transport over process groups; gloo listens on `address`, which is one of this host."""
     stores: Any = distributed
-    meeting = stores.FileStore(f"/proc/self/fd/{store}")
-    meeting.set_timeout(PATIENCE)
-    make = _MAKERS[carrier]()
+    make = _MAKERS[carrier](address)
+    meeting = cache(meet)
 
     def made(group: Group) -> Any:
         with _together():
-            return make(stores.PrefixStore(f"{group.ranks}", meeting), group.index, group.size)
+            return make(stores.PrefixStore(f"{group.ranks}", meeting()), group.index, group.size)
 
     stages = carrier is Carrier.GLOO and backend.device.type != CPU
     return GroupTransport(made, alike, backend, stages=stages, can_be_recorded=carrier is Carrier.NCCL)
 
 
-def _gloo() -> Callable[[Any, int, int], Any]:
+def _gloo(address: str) -> Callable[[Any, int, int], Any]:
     backend: Any = distributed.ProcessGroupGloo
-    # Gloo must not be reachable from other hosts.
-    device = backend.create_device(hostname="127.0.0.1")
+    device = backend.create_device(hostname=address)
 
     def make(store: Any, rank: int, size: int) -> Any:
         options = backend._Options()
@@ -231,7 +226,7 @@ def _gloo() -> Callable[[Any, int, int], Any]:
     return make
 
 
-def _nccl() -> Callable[[Any, int, int], Any]:
+def _nccl(address: str) -> Callable[[Any, int, int], Any]:
     # A build of torch for CPUs does not have it.
     backend: Any = vars(distributed)["ProcessGroupNCCL"]
 

@@ -15,9 +15,9 @@ from typing import Final
 from torch import Tensor
 
 from moaic.runtime.comm.pack import joined_view, split_view
-from moaic.runtime.comm.shm_slots import Mailbox
-from moaic.runtime.comm.shm_transport import SharedMemoryTransport, blocks
-from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, sum_dtype
+from moaic.runtime.comm.shm_transport import blocks
+from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, Transport, sum_dtype
+from moaic.runtime.comm.transport_layer import TransportLayer
 
 PIECE_BYTES: Final = 8 << 20
 """What goes through the levels at once, so that little memory is needed between them."""
@@ -47,17 +47,18 @@ def levels(group: Group, hosts: Sequence[str]) -> Levels | None:
     return Levels(Group(runs[host], index), Group(tuple(run[index] for run in runs), host))
 
 
-class TwoLevelTransport(SharedMemoryTransport):
+class TwoLevelTransport(TransportLayer):
     """Sums and gathers in two levels where a group has them, all else in one."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        super().__init__(mailbox)
-        self._hosts = mailbox.hosts
+    def __init__(self, below: Transport, hosts: Sequence[str]) -> None:
+        """`hosts` has the host of each rank."""
+        super().__init__(below)
+        self._hosts = hosts
 
     def all_reduce(self, tensor: Tensor, group: Group) -> None:
         found = levels(group, self._hosts)
         if found is None:
-            super().all_reduce(tensor, group)
+            self._below.all_reduce(tensor, group)
             return
         flat = tensor.view(-1)
         for (_, at), count in blocks(1, flat.numel(), _capacity(tensor, 1)):
@@ -72,32 +73,32 @@ class TwoLevelTransport(SharedMemoryTransport):
     def reduce_scatter(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
         found = levels(group, self._hosts)
         if found is None:
-            return super().reduce_scatter(tensor, group, sub_axis)
+            return self._below.reduce_scatter(tensor, group, sub_axis)
         shape, rows, columns = split_view(tensor.shape, sub_axis, group.size)
         whole = tensor.contiguous().view(rows, found.between.size, found.inside.size, columns)
         out = tensor.new_empty(rows, columns)
         for at, _ in blocks(rows, columns, _capacity(tensor, group.size)):
             wide = whole[at[0], :, :, at[1]].to(sum_dtype(tensor.dtype))
-            of_host = super().reduce_scatter(wide, found.inside, SubAxis(2, 1))
-            out[at] = super().reduce_scatter(of_host, found.between, SubAxis(1, 1)).view(out[at].shape)
+            of_host = self._below.reduce_scatter(wide, found.inside, SubAxis(2, 1))
+            out[at] = self._below.reduce_scatter(of_host, found.between, SubAxis(1, 1)).view(out[at].shape)
         return out.view(shape)
 
     def all_gather(self, tensor: Tensor, group: Group, sub_axis: SubAxis) -> Tensor:
         found = levels(group, self._hosts)
         if found is None:
-            return super().all_gather(tensor, group, sub_axis)
+            return self._below.all_gather(tensor, group, sub_axis)
         shape, rows, columns = joined_view(tensor.shape, sub_axis, group.size)
         mine = tensor.contiguous().view(rows, 1, 1, columns)
         whole = tensor.new_empty(rows, found.between.size, found.inside.size, columns)
         for at, _ in blocks(rows, columns, _capacity(tensor, group.size)):
-            of_hosts = super().all_gather(mine[at[0], :, :, at[1]], found.between, SubAxis(1, 1))
-            whole[at[0], :, :, at[1]] = super().all_gather(of_hosts, found.inside, SubAxis(2, 1))
+            of_hosts = self._below.all_gather(mine[at[0], :, :, at[1]], found.between, SubAxis(1, 1))
+            whole[at[0], :, :, at[1]] = self._below.all_gather(of_hosts, found.inside, SubAxis(2, 1))
         return whole.view(shape)
 
     def _sum_everywhere_in_levels(self, flat: Tensor, found: Levels) -> None:
         wide = flat.to(sum_dtype(flat.dtype))
-        super().all_reduce(wide, found.inside)
-        super().all_reduce(wide, found.between)
+        self._below.all_reduce(wide, found.inside)
+        self._below.all_reduce(wide, found.between)
         flat.copy_(wide)
 
 

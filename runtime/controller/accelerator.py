@@ -63,6 +63,7 @@ class Accelerator:
         """With `record` every sent command is kept for `log`."""
         self._lock = threading.RLock()
         self._lines = SourceLines()
+        self.carrier: Final = workers.carrier
         self._pool = WorkerPool(workers, self._lines, self._activity)
         self._recorder = CommandRecorder(self._pool.size) if record else None
         if self._recorder is not None:

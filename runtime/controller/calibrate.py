@@ -34,7 +34,6 @@ from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.flavors import Flavor
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
-from moaic.runtime.launch.local_workers import carrier_for
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.statistics import ProgramStatistics
 from moaic.text.files import write_whole
@@ -156,7 +155,7 @@ def measure(accelerator: Accelerator, flavor: Flavor) -> dict[str, Any]:
         "links": links,
         "levels": levels,
         "causal_block": block,
-        "overlaps": carrier_for(flavor.devices) is Carrier.NCCL,
+        "overlaps": accelerator.carrier is Carrier.NCCL,
     }
 
 

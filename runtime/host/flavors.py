@@ -38,6 +38,15 @@ class HostShare(NamedTuple):
     name: str
     address: str
     workers: int
+    gpus: int = 0
+    """Number of GPUs that it needs for them, one each; 0 if they compute on cores."""
+    device: str = CPU
+    """Device of workers on cores."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each worker."""
+        return _devices(self.workers, self.gpus, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,13 @@ class Flavor:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each worker; workers share GPUs if there are fewer of them."""
-        return tuple(f"cuda:{rank % self.gpus}" if self.gpus else self.device for rank in range(self.workers))
+        """The device of each worker; those of this host share GPUs if there are fewer of them."""
+        return (*self.devices_here, *(device for share in self.hosts for device in share.devices))
+
+    @property
+    def devices_here(self) -> tuple[str, ...]:
+        """The device of each worker of this host."""
+        return _devices(self.here, self.gpus, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ class Host:
     in_cluster: bool = False
     """Whether other hosts have workers, too; then a host has no more workers than `cores`."""
     gpus: int = 0
-    """Number of GPUs that workers compute on; if not 0, `memory` is theirs, and `cores` is equal to it."""
+    """Number of GPUs that workers compute on; if not 0, `memory` is theirs. Other hosts have one for each worker."""
     device: str = CPU
     """Device of workers on cores."""
 
@@ -107,6 +121,10 @@ class Host:
     def most(self) -> int:
         """The number of workers of its largest usual size."""
         return self.cores if self.in_cluster or self.gpus else max(self.cores, MOST_WORKERS)
+
+    def share(self, workers: int) -> HostShare:
+        """So many workers of this host, as another one."""
+        return HostShare(self.name, self.address, workers, min(workers, self.gpus), self.device)
 
     def flavor(self, workers: int) -> Flavor:
         """The flavor of this number of workers, with their share of the host's memory."""
@@ -136,11 +154,10 @@ def hosts(environment: Mapping[str, str]) -> list[Host]:
     listed = listed_hosts(cluster_file(environment), here.memory)
     if not listed:
         return [here]
-    ours = [
-        replace(_host(each), gpus=min(each.workers, here.gpus), device=here.device) for each in listed if each.is_here
-    ]
+    ours = [_host(each, min(each.workers, here.gpus), here.device) for each in listed if each.is_here]
     ours = ours or [replace(here, cores=here.workers, in_cluster=True)]
-    return [*ours, *(_host(each) for each in listed if not each.is_here)]
+    others = [each for each in listed if not each.is_here]
+    return [*ours, *(_host(each, each.workers if here.gpus else 0, here.device) for each in others)]
 
 
 def ladder(here: Host, *others: Host) -> list[Flavor]:
@@ -190,12 +207,11 @@ def startable(flavor: Flavor, known: Sequence[Flavor], environment: Mapping[str,
             f"flavor `{flavor.name}` needs {flavor.others}, and {path} does not say how workers are started there",
             hint=f"add [cluster] with launcher and listen, or {here}",
         )
-    if set(flavor.devices) != {CPU}:
-        raise Diagnostic(
-            f"flavor `{flavor.name}` needs {flavor.others}, and GPUs of several hosts cannot exchange data yet",
-            hint=here,
-        )
     return flavor
+
+
+def _devices(workers: int, gpus: int, device: str) -> tuple[str, ...]:
+    return tuple(f"cuda:{index % gpus}" if gpus else device for index in range(workers))
 
 
 def _size(workers: int) -> str:
@@ -203,8 +219,8 @@ def _size(workers: int) -> str:
     return usual.get(workers, f"{workers / MOST_WORKERS:g}xLarge")
 
 
-def _host(listed: ClusterHost) -> Host:
-    return Host(listed.workers, listed.memory, listed.name, listed.address, in_cluster=True)
+def _host(listed: ClusterHost, gpus: int, device: str) -> Host:
+    return Host(listed.workers, listed.memory, listed.name, listed.address, True, gpus, device)
 
 
 def _counted(workers: int, found: Sequence[Host]) -> Flavor:
@@ -220,7 +236,7 @@ def _spread(workers: int, here: Host, *others: Host) -> Flavor:
         taken = min(left, host.workers)
         left -= taken
         memory += host.memory * taken // host.workers
-        used += [HostShare(host.name, host.address, taken)] if taken else []
+        used += [host.share(taken)] if taken else []
     if left:
         raise Diagnostic(
             f"the hosts of cluster.toml have {workers - left} workers together, not {workers}",

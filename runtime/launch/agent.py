@@ -18,7 +18,8 @@ from moaic.runtime.launch.host_check import answer_check
 from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.identity import Credentials
 from moaic.runtime.launch.listening import closed_after, listen
-from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, start
+from moaic.runtime.launch.local_workers import LocalShare, LocalWorker, LocalWorkers, check_kinds, start
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.frames import BYTES, Closed, Connection, Message, encode
 from moaic.runtime.protocol.host_messages import HostCode, check_from_controller
 from moaic.runtime.protocol.limits import Refused
@@ -79,8 +80,9 @@ def _started(
     connection: Connection[bytearray], credentials: Credentials, first: Sequence[Any]
 ) -> LocalWorkers[bytearray]:
     """Agree with the controller on the workers of this host, as its first message says, and start them."""
-    address, devices, environment = _start(_expected(first, HostCode.START))
+    address, devices, carrier, environment = _start(_expected(first, HostCode.START))
     try:
+        check_kinds(devices)
         listening = listen(address, len(devices))
     except Diagnostic as error:
         connection.send([HostCode.FAILED, error.message, error.hint])
@@ -94,18 +96,19 @@ def _started(
             authority=credentials.authority,
         )
         try:
-            return start(len(devices), BYTES, environment, devices=devices, share=LocalShare(peers, listeners))
+            share = LocalShare(peers, listeners)
+            return start(len(devices), BYTES, environment, devices=devices, carrier=carrier, share=share)
         except OSError as error:
             raise Diagnostic(f"workers cannot be started: {error}") from error
 
 
-def _start(body: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, str]]:
-    """The address, the devices and the variables of a START."""
+def _start(body: Sequence[Any]) -> tuple[str, tuple[str, ...], Carrier, dict[str, str]]:
+    """The address, the devices, the carrier and the variables of a START."""
     try:
-        _, address, devices, environment = body
+        _, address, devices, carrier, environment = body
         # Nothing else of this host is the controller's to change.
         variables = {name: str(value) for name, value in environment.items() if name.startswith("MOAI_")}
-        return str(address), tuple(map(str, devices)), variables
+        return str(address), tuple(map(str, devices)), Carrier(carrier), variables
     except (TypeError, ValueError, AttributeError) as error:
         raise Refused(f"a start that cannot be read: {error}") from error
 

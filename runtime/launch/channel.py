@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from moaic.runtime.host.status import Status
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.frames import Message
 
 Block = TypeVar("Block")
@@ -70,6 +71,11 @@ class Workers(Protocol[Block]):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The name of each worker's host; empty for this one."""
+        ...
+
+    @property
+    def carrier(self) -> Carrier:
+        """What carries the data of collectives between them."""
         ...
 
     @property

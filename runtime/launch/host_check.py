@@ -9,6 +9,7 @@ from typing import Any
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cpp_compiler import compiler_path, python_header
+from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import host_bytes
 from moaic.runtime.launch.identity import Credentials
 from moaic.runtime.launch.link_probe import LinkProbe
@@ -38,7 +39,8 @@ class CheckedHost:
         except Diagnostic as error:
             words = error.message
         has_header = python_header().exists()
-        return HostState(host_bytes(), compiler_path(os.environ) or "", has_header, _folder(marker), port, words)
+        memory = host_bytes(), sum(gpu.memory for gpu in usable(os.environ))
+        return HostState(*memory, compiler_path(os.environ) or "", has_header, _folder(marker), port, words)
 
     def measure(self, to: PeerAddress) -> MeasuredLink:
         """How this host reaches another one. Raises Refused before `state` was asked."""

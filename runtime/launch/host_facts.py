@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -10,8 +11,10 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cores import cores, share_out
+from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.version import VERSION as MOAIC
 from moaic.runtime.protocol.host_messages import VERSION, HostFacts
+from moaic.text.units import count
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 
@@ -22,7 +25,8 @@ INSTRUCTION_SETS: Final = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16
 def facts() -> HostFacts:
     """Those of this host."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return HostFacts(VERSION, MOAIC, version("torch"), python, _cpu(), cores())
+    gpus = tuple(gpu.name for gpu in usable(os.environ))
+    return HostFacts(VERSION, MOAIC, version("torch"), python, _cpu(), cores(), gpus)
 
 
 def check_alike(host: str, theirs: HostFacts, ours: HostFacts) -> None:
@@ -46,6 +50,22 @@ def differences(host: str, theirs: HostFacts, ours: HostFacts) -> Iterator[Diagn
         yield Diagnostic(
             f"host `{host}` has another kind of CPU ({theirs.cpu}) than this one ({ours.cpu})",
             hint="list hosts of one kind: kernels for others round differently, and a plan would give other bits",
+        )
+
+
+def unlike_gpus(host: str, theirs: HostFacts, ours: HostFacts, workers: int) -> Iterator[Diagnostic]:
+    """Why a host cannot have so many workers on GPUs; none are needed for workers on cores."""
+    there, here = theirs.gpus[:workers], ours.gpus[:1] * workers
+    if len(there) < workers:
+        found = count(len(there), "GPU") if there else "no GPU"
+        yield Diagnostic(
+            f"host `{host}` has {found} for {count(workers, 'worker')}: each of another host needs one of its own",
+            hint="set workers of this [[host]] in cluster.toml, or look at CUDA_VISIBLE_DEVICES and the driver there",
+        )
+    elif there != here:
+        yield Diagnostic(
+            f"host `{host}` has other GPUs ({', '.join(dict.fromkeys(there))}) than this one ({here[0]})",
+            hint="list hosts of one kind: programs are compiled for one, and other kernels round differently",
         )
 
 

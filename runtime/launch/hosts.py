@@ -12,16 +12,16 @@ from typing import Any, Final, Generic, TypeVar
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import PORTS, ClusterSettings
 from moaic.runtime.host.flavors import Flavor, HostShare
-from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import LINE, Status
 from moaic.runtime.launch.channel import Channel
 from moaic.runtime.launch.gathering import Gathering, gather
-from moaic.runtime.launch.host_facts import check_alike, facts, unequal_threads
+from moaic.runtime.launch.host_facts import check_alike, facts, unequal_threads, unlike_gpus
 from moaic.runtime.launch.identity import host_name
 from moaic.runtime.launch.launchers.launcher import Launcher, Say
 from moaic.runtime.launch.launchers.registry import launcher_for
 from moaic.runtime.launch.listening import closed_after, listen
-from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, start
+from moaic.runtime.launch.local_workers import LocalShare, LocalWorkers, carrier_for, start
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.frames import BlockMemory, ByteStream, Closed, Connection, Message, encode, readable
 from moaic.runtime.protocol.host_messages import MOST_CHARACTERS, HostCode, HostFacts, check_from_agent, failure
 from moaic.runtime.protocol.limits import Refused
@@ -47,6 +47,7 @@ class HostWorkers(Generic[Block]):
 
     def __init__(self, share: HostShare, ranks: range, stream: ByteStream, blocks: BlockMemory[Block]) -> None:
         self.name = share.name
+        self.devices: Final = share.devices
         self.ranks = ranks
         self._connection = Connection(stream, blocks, partial(check_from_agent, ranks, LINE))
         self._ends: dict[int, str] = {}
@@ -186,7 +187,11 @@ class ClusterWorkers(Generic[Block]):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return self.local.devices + tuple(CPU for other in self.others for _ in other.ranks)
+        return self.local.devices + tuple(device for other in self.others for device in other.devices)
+
+    @property
+    def carrier(self) -> Carrier:
+        return self.local.carrier
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -242,7 +247,8 @@ def start_cluster(
             found.check()
             flavor = replace(flavor, hosts=found.shares)
             others = _channels(flavor, found, blocks)
-            local = _begin(flavor, found, others, blocks, environment, say)
+            carrier = carrier_for(flavor.devices_here, is_private=settings.trusted_network)
+            local = _begin(flavor, carrier, found, others, blocks, environment, say)
         except BaseException:
             found.close()
             raise
@@ -273,6 +279,7 @@ def _ports(other: HostWorkers[Block]) -> Sequence[int]:
 
 def _begin(
     flavor: Flavor,
+    carrier: Carrier,
     found: Gathering,
     others: Sequence[HostWorkers[Block]],
     blocks: BlockMemory[Block],
@@ -281,14 +288,20 @@ def _begin(
 ) -> LocalWorkers[Block]:
     """Tell all hosts where each worker is, and start those of this one."""
     me = found.authority.credentials(PROGRAM)
-    with closed_after(listen(found.address, flavor.here)) as listeners:
-        here = [PeerAddress(found.address, each.getsockname()[1], me.name) for each in listeners]
+    stores = 0 if carrier is Carrier.MEMORY else 1
+    with (
+        closed_after(listen(found.address, flavor.here)) as listeners,
+        closed_after(listen(found.address, stores)) as store,
+    ):
+        here = tuple(PeerAddress(found.address, each.getsockname()[1], me.name) for each in listeners)
+        port = store[0].getsockname()[1] if store else 0
+        known = Peers(here, 0, flavor.here, me.certificate, me.key, me.authority, port)
         try:
-            addresses = _agree(flavor, others, here, environment, say)
+            peers = _agree(flavor, carrier, others, known, environment, say)
         except (Closed, Refused, ValueError, TypeError) as error:
             raise Diagnostic(f"a host of the cluster ended while workers were started: {error}") from error
-        peers = Peers(addresses, 0, flavor.here, me.certificate, me.key, me.authority)
-        local = start(flavor.here, blocks, devices=[CPU] * flavor.here, share=LocalShare(peers, listeners))
+        share = LocalShare(peers, listeners, store)
+        local = start(flavor.here, blocks, devices=flavor.devices_here, carrier=carrier, share=share)
     for other in others:
         other.status = local.status
     return local
@@ -296,23 +309,26 @@ def _begin(
 
 def _agree(
     flavor: Flavor,
+    carrier: Carrier,
     others: Sequence[HostWorkers[Block]],
-    here: Sequence[PeerAddress],
+    here: Peers,
     environment: Mapping[str, str],
     say: Say,
-) -> tuple[PeerAddress, ...]:
-    """The addresses of all workers, which the other hosts know, too. Raises Diagnostic."""
-    ours, addresses = facts(), list(here)
-    for other in others:
+) -> Peers:
+    """All workers, which the other hosts know, too; `here` has those of this one. Raises Diagnostic."""
+    ours, addresses = facts(), list(here.addresses)
+    for other, share in zip(others, flavor.hosts, strict=True):
         theirs = HostFacts.decoded(other.hear(HostCode.HELLO))
         check_alike(other.name, theirs, ours)
+        for difference in unlike_gpus(other.name, theirs, ours, share.gpus):
+            raise difference
         if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
             say(words)
     for other, share in zip(others, flavor.hosts, strict=True):
-        other.tell(HostCode.START, share.address, [CPU] * len(other.ranks), dict(environment))
+        other.tell(HostCode.START, share.address, other.devices, str(carrier), dict(environment))
     for other, share in zip(others, flavor.hosts, strict=True):
         addresses += [PeerAddress(share.address, port, host_name(share.name)) for port in _ports(other)]
     for other in others:
-        peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"")
+        peers = Peers(tuple(addresses), other.ranks.start, len(other.ranks), b"", b"", b"", here.store)
         other.tell(HostCode.GO, peers.encoded())
-    return tuple(addresses)
+    return replace(here, addresses=tuple(addresses))

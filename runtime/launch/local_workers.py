@@ -150,6 +150,7 @@ class LocalWorkers(Generic[Block]):
     status: Status
     devices: tuple[str, ...]
     """Of the workers of this host."""
+    carrier: Carrier
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -190,6 +191,8 @@ class LocalShare:
     peers: Peers
     listeners: tuple[socket.socket, ...]
     """Where each worker of this host waits for links of the others; closed here once they have them."""
+    store: tuple[socket.socket, ...] = ()
+    """Where the first worker serves the store of process groups, if it is of this host; closed here as well."""
 
 
 def start(
@@ -208,9 +211,10 @@ def start(
     Diagnostic for an invalid MOAI_KERNELS, and for emulated GPUs without Triton.
     """
     devices = tuple(devices) or (CPU,) * count
-    _check_kinds(devices)
+    carrier = carrier or carrier_for(devices)
+    check_kinds(devices)
     first, ranks = (0, count) if share is None else (share.peers.first, len(share.peers.addresses))
-    memory, store = create_memory(ranks), create_store()
+    memory, store = create_memory(ranks), _store(share)
     liveness_pipes = [end for _ in range(count) for end in os.pipe()]
     reports, reporter = os.pipe()
     pairs = [socket.socketpair() for _ in range(count)]
@@ -229,7 +233,7 @@ def start(
     command = [sys.executable, *_flags(), "-m", "moaic.runtime.worker.fork_server"]
     for name, values in numbers.items():
         command += [f"--{name}", *(str(value) for value in values)]
-    command += ["--devices", *devices, "--carrier", carrier or carrier_for(devices)]
+    command += ["--devices", *devices, "--carrier", carrier]
     try:
         process = subprocess.Popen(
             command,
@@ -243,14 +247,19 @@ def start(
             os.close(descriptor)
         for _, end in pairs:
             end.close()
-        for listener in share.listeners if share is not None else ():
+        for listener in (*share.listeners, *share.store) if share is not None else ():
             listener.close()
     fork_server = ForkServer(process, reports)
     connections = [Connection(end, blocks, check_answer) for end, _ in pairs]
     workers = tuple(LocalWorker(first + index, connection) for index, connection in enumerate(connections))
     status = Status(memory, ranks)
     os.close(memory)
-    return LocalWorkers(workers, fork_server, status, devices)
+    return LocalWorkers(workers, fork_server, status, devices, carrier)
+
+
+def _store(share: LocalShare | None) -> int:
+    """The descriptor by which process groups meet."""
+    return os.dup(share.store[0].fileno()) if share is not None and share.store else create_store()
 
 
 def _file_of(data: bytes) -> int:
@@ -260,7 +269,8 @@ def _file_of(data: bytes) -> int:
     return descriptor
 
 
-def _check_kinds(devices: Sequence[str]) -> None:
+def check_kinds(devices: Sequence[str]) -> None:
+    """Raises Diagnostic for an invalid MOAI_KERNELS, and for emulated GPUs without Triton."""
     takes_all_kernels(os.environ)
     if any(map(emulated_target, devices)) and find_spec("triton") is None:
         raise Diagnostic(
@@ -268,9 +278,12 @@ def _check_kinds(devices: Sequence[str]) -> None:
         )
 
 
-def carrier_for(devices: Sequence[str]) -> Carrier:
-    """The carrier for workers on these devices: NCCL needs a GPU per worker, Gloo serves workers that share one."""
-    if set(devices) == {CPU}:
+def carrier_for(devices: Sequence[str], *, is_private: bool = True) -> Carrier:
+    """The carrier for the workers of a host on these devices; if not `is_private`, others reach what carries the data.
+
+    NCCL needs a GPU per worker, Gloo serves workers that share one. Neither encrypts.
+    """
+    if set(devices) == {CPU} or not is_private:
         return Carrier.MEMORY
     if any(map(emulated_target, devices)):
         return Carrier.GLOO
@@ -298,13 +311,14 @@ FOR_GPUS: Final[Mapping[str, str]] = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "NCCL_GRAPH_REGISTER": "0",
     "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """Settings for workers on GPUs, one reason each, in order:
 
 Expandable segments avoid fragmentation of PyTorch's allocator. An NVML-based check finds GPUs without a CUDA context: a
 process that has one must not fork. NCCL must not register the memory of CUDA graphs: up to version 2.28 ranks may
 decide differently while that memory grows, and deadlock. NCCL runs the collectives of several groups in launch order,
-which is the same on all ranks."""
+which is the same on all ranks. The store of process groups would warn of each host whose address has no name."""
 
 
 EMULATING: Final[Mapping[str, str]] = {INTERPRETED: "1", "MALLOC_PERTURB_": "85"}

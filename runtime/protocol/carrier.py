@@ -9,8 +9,8 @@ class Carrier(StrEnum):
     """A carrier of the data of collectives."""
 
     MEMORY = "memory"
-    """Shared memory of the host, for tensors of the host."""
+    """Shared memory of the host, and encrypted links to other hosts; tensors of GPUs are copied to the host first."""
     GLOO = "gloo"
-    """Sockets of the host; tensors of GPUs are copied to the host first. Several workers may share a GPU."""
+    """Sockets; tensors of GPUs are copied to the host first. Several workers may share a GPU."""
     NCCL = "nccl"
-    """Links between GPUs, for one worker per GPU. Also RCCL for AMD's, which PyTorch calls NCCL."""
+    """Links between GPUs, for one worker per GPU. Also RCCL for AMD's, which PyTorch calls NCCL. Not encrypted."""

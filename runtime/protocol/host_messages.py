@@ -18,7 +18,7 @@ from moaic.runtime.protocol.block_checks import check_answer
 from moaic.runtime.protocol.limits import Refused
 from moaic.text.printable import printable
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of these messages."""
 
 MOST_CHARACTERS: Final = 400
@@ -29,6 +29,8 @@ MOST_BYTES: Final = 1 << 60
 
 MOST_CORES: Final = 1 << 20
 
+MOST_GPUS: Final = 1 << 10
+
 
 class HostCode(IntEnum):
     """What a message is, and its fields."""
@@ -36,7 +38,7 @@ class HostCode(IntEnum):
     HELLO = 0
     """Agent: what its host is, by name (`HostFacts`)."""
     START = 1
-    """Controller: address to listen on, devices, environment."""
+    """Controller: address to listen on, devices, carrier, environment."""
     READY = 2
     """Agent: the port of each worker."""
     GO = 3
@@ -78,14 +80,20 @@ class HostFacts:
     cpu: str
     """Machine and the instruction sets by which results may differ in their last bits."""
     cores: int
+    gpus: tuple[str, ...] = ()
+    """The names of the GPUs that workers can use."""
 
     def encoded(self) -> list[Any]:
-        return [self.version, self.moaic, self.torch, self.python, self.cpu, self.cores]
+        return [self.version, self.moaic, self.torch, self.python, self.cpu, self.cores, list(self.gpus)]
 
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostFacts:
         """Raises Refused."""
-        facts = HostFacts(*_typed(data, int, str, str, str, str, int, what="a greeting"))
+        *values, gpus = _typed(data, int, str, str, str, str, int, list, what="a greeting")
+        _within(len(gpus), range(MOST_GPUS), "number of GPUs")
+        version, moaic, torch, python, cpu, cores = values
+        names = _typed(gpus, *[str] * len(gpus), what="a list of GPUs")
+        facts = HostFacts(version, moaic, torch, python, cpu, cores, tuple(names))
         _within(facts.version, range(1 << 16), "version of messages")
         _within(facts.cores, range(1, MOST_CORES), "number of cores")
         return facts
@@ -105,6 +113,8 @@ class HostState:
     """What a check finds on a host."""
 
     memory: int
+    gpu_memory: int
+    """Bytes of all GPUs that workers can use."""
     compiler: str
     """The path of the C++ compiler; empty if there is none."""
     has_header: bool
@@ -116,20 +126,22 @@ class HostState:
     """Why it cannot listen."""
 
     def encoded(self) -> list[Any]:
-        return [self.memory, self.compiler, self.has_header, str(self.folder), self.port, self.words]
+        memory = self.memory, self.gpu_memory
+        return [*memory, self.compiler, self.has_header, str(self.folder), self.port, self.words]
 
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostState:
         """Raises Refused."""
-        values = _typed(data, int, str, bool, str, int, str, what="a state")
-        memory, compiler, has_header, folder, port, words = values
+        values = _typed(data, int, int, str, bool, str, int, str, what="a state")
+        memory, gpu_memory, compiler, has_header, folder, port, words = values
         if folder not in list(FolderState):
             raise Refused(f"a state `{folder}` of a folder")
-        _within(memory, range(MOST_BYTES), "number of bytes")
+        for nbytes in (memory, gpu_memory):
+            _within(nbytes, range(MOST_BYTES), "number of bytes")
         _within(port, PORTS, "port")
         if (port == 0) == (words == ""):
             raise Refused("a state that tells neither a port nor why there is none, or both")
-        return HostState(memory, compiler, has_header, FolderState(folder), port, words)
+        return HostState(memory, gpu_memory, compiler, has_header, FolderState(folder), port, words)
 
 
 @dataclass(frozen=True, slots=True)

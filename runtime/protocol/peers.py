@@ -27,6 +27,8 @@ class Peers:
     certificate: bytes
     key: bytes
     authority: bytes
+    store: int = 0
+    """The port of the first worker's host where process groups meet; 0 if there are none."""
 
     @property
     def local(self) -> range:
@@ -35,7 +37,7 @@ class Peers:
 
     def encoded(self) -> list[Any]:
         addresses = [[each.address, each.port, each.name] for each in self.addresses]
-        return [addresses, self.first, self.count, self.certificate, self.key, self.authority]
+        return [addresses, self.first, self.count, self.certificate, self.key, self.authority, self.store]
 
     @staticmethod
     def decoded(data: Sequence[Any]) -> Peers:

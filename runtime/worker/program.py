@@ -152,7 +152,7 @@ class Program:
         if is_open:
             reason = "its sizes are open"
         elif communicates and not self._context.transport.can_be_recorded:
-            reason = "its workers share a GPU, and communicate over the host"
+            reason = "its workers communicate over the host"
         elif communicates and graphs is GraphMode.ALONE:
             reason = "its GPUs communicate; cuda_graphs=True captures that, too"
         else:

@@ -21,12 +21,15 @@ from moaic.ir.errors import Diagnostic
 from moaic.runtime.comm.device_backend import DeviceBackend
 from moaic.runtime.comm.peer_links import PeerLinks
 from moaic.runtime.comm.process_group_transport import group_transport
+from moaic.runtime.comm.rendezvous import meeting
 from moaic.runtime.comm.shm_slots import SPINS, Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
+from moaic.runtime.comm.staged_transport import StagedTransport
 from moaic.runtime.comm.transport import Transport
 from moaic.runtime.comm.two_level import TwoLevelTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.host.cores import cores
+from moaic.runtime.host.gpus import CPU
 from moaic.runtime.protocol.block_checks import check_commands
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
@@ -41,6 +44,9 @@ from moaic.runtime.worker.worker import Worker
 BEAT_MILLISECONDS: Final = 1000
 
 SWITCH_SECONDS: Final = 0.0002
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where other hosts reach nothing."""
 
 MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
 """Errors of PyTorch when an allocation fails."""
@@ -71,7 +77,9 @@ def work(
     for inherited in (descriptor, memory, liveness_pipe, store, compiling, *others, *(far or ())):
         os.set_inheritable(inherited, False)
     spins = SPINS if len(others) < cores() else 0
-    mailbox = Mailbox(memory, rank, ranks, others, spins, None if far is None else _links(rank, *far))
+    peers = None if far is None else _peers(far[0])
+    links = None if far is None or peers is None else _links(rank, peers, far[1])
+    mailbox = Mailbox(memory, rank, ranks, others, spins, links)
     backend = backend_for(device)
     threading.Thread(target=watch, args=(descriptor, mailbox, backend), name="watch", daemon=True).start()
     torch.set_num_threads(threads)
@@ -81,7 +89,7 @@ def work(
         _begin(backend, connection)
         connection.send([NO_REQUEST, AnswerCode.HELLO, os.getpid()])
         threading.Thread(target=prepare, name="prepare", daemon=True).start()
-        transport = _transport(Carrier(carrier), mailbox, store, backend)
+        transport = _transport(Carrier(carrier), mailbox, store, peers, backend)
         background = BackgroundCompiler(compiling, rank, device, mailbox)
         context = WorkerContext(rank, backend, transport, mailbox.local)
         worker = Worker(context, mailbox, background, partial(_report, connection))
@@ -90,10 +98,15 @@ def work(
         end()
 
 
-def _links(rank: int, file: int, listener: int) -> PeerLinks:
-    """The links to workers of other hosts; `file` may be read by several workers, which share its position."""
+def _peers(file: int) -> Peers:
+    """Those in a file that several workers may read, which share its position."""
     peers = Peers.decoded(decode(os.pread(file, os.fstat(file).st_size, 0)))
     os.close(file)
+    return peers
+
+
+def _links(rank: int, peers: Peers, listener: int) -> PeerLinks:
+    """The links to workers of other hosts."""
     # Threads that receive wait for the one that runs Python code; by default for 5 ms at a time.
     sys.setswitchinterval(SWITCH_SECONDS)
     return PeerLinks(rank, peers, socket.socket(fileno=listener))
@@ -137,10 +150,19 @@ def end() -> None:
     os._exit(0)
 
 
-def _transport(carrier: Carrier, mailbox: Mailbox, store: int, backend: DeviceBackend) -> Transport:
+def _transport(
+    carrier: Carrier, mailbox: Mailbox, store: int, peers: Peers | None, backend: DeviceBackend
+) -> Transport:
     if carrier is Carrier.MEMORY:
-        return TwoLevelTransport(mailbox) if any(mailbox.hosts) else SharedMemoryTransport(mailbox)
-    return group_transport(carrier, store, mailbox.agree, backend)
+        transport: Transport = SharedMemoryTransport(mailbox)
+    else:
+        address = LOOPBACK if peers is None else peers.addresses[mailbox.rank].address
+        meet = meeting(store, mailbox.rank, peers)
+        transport = group_transport(carrier, meet, address, mailbox.agree, backend)
+    if peers is not None:
+        transport = TwoLevelTransport(transport, mailbox.hosts)
+    is_staged = carrier is Carrier.MEMORY and backend.compiled_for.type != CPU
+    return StagedTransport(transport, backend) if is_staged else transport
 
 
 def serve(worker: Worker, mailbox: Mailbox, connection: Connection[Tensor]) -> None:

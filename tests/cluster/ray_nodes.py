@@ -39,6 +39,8 @@ class RayNodes:
     folder: Path
     cores: int = 1
     """That each node offers."""
+    gpus: int = 2
+    """That each node says it has."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     folders: list[str] = field(default_factory=list[str])
 
@@ -71,6 +73,7 @@ class RayNodes:
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *where, "--block", "--disable-usage-stats"),
             *(f"--node-ip-address={self.network.address(host)}", f"--temp-dir={folder}", f"--num-cpus={self.cores}"),
+            f"--num-gpus={self.gpus}",
             f"--object-store-memory={STORE}",
         ]
         environment = {**os.environ, **self.environment(), "PYTHONPATH": str(ROOT)}

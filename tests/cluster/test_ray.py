@@ -105,9 +105,37 @@ def test_more_than_the_nodes_have(nodes: RayNodes, hosts: Hosts) -> None:
     address = hosts.network.address
     assert code != 0
     assert "error: Ray: no free nodes, apart from this one, for `node1` (3 CPUs). Ray has " in out
-    assert f"{address(0)} (1 CPU)" in out
-    assert f"{address(1)} (1 CPU)" in out
+    assert f"{address(0)} (1 CPU, 2 GPUs)" in out
+    assert f"{address(1)} (1 CPU, 2 GPUs)" in out
     check_nothing_left(hosts)
+
+
+AGENT_WITH_GPUS = """
+import os, time
+from moaic.runtime.host.cluster_settings import ClusterSettings, LauncherName
+from moaic.runtime.host.flavors import HostShare
+from moaic.runtime.launch.launchers.launcher import Invitation
+from moaic.runtime.launch.launchers.ray import Ray
+command = "/bin/sh -c 'echo visible: $CUDA_VISIBLE_DEVICES >&2; exit 3'"
+ray = Ray(ClusterSettings(LauncherName.RAY, command=command), os.environ, print)
+try:
+    shares = ray.place([HostShare("node1", "node1", 1, 2)], 20)
+    ray.start(shares, Invitation(("10.0.0.1", 1), ray.secrets(["node1"])))
+    while not (failed := ray.failed()):
+        time.sleep(0.05)
+    print(failed["node1"])
+finally:
+    ray.end(1)
+"""
+
+
+def test_an_agent_sees_the_gpus_that_its_workers_need(nodes: RayNodes, hosts: Hosts) -> None:
+    """Ray would hide them from what has asked for none."""
+    program = hosts.folder / "gpus.py"
+    program.write_text(AGENT_WITH_GPUS, encoding="utf-8")
+    process = hosts.start([str(program)], **nodes.environment())
+    out, _ = process.communicate(timeout=90)
+    assert out == "visible: 0,1\n"
 
 
 def test_an_address_that_no_node_has(nodes: RayNodes, hosts: Hosts) -> None:

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import Cluster
-from tests.cluster.hosts import ROOT, on_cores
+from tests.cluster.hosts import ROOT, Hosts, on_cores
 
 PROGRAM = str(Path(__file__).with_name("train_plans.py"))
 
@@ -25,51 +26,71 @@ FOUR = (
 )
 
 
-def on_one_host(workers: int, words: Sequence[str], folder: Path) -> str:
+@cache
+def on_one_host(workers: int, words: Sequence[str]) -> list[str]:
+    """What workers on cores of this host compute."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "MOAI_FLAVOR": str(workers),
         "MOAI_COMPILE": "0",
-        "XDG_CONFIG_HOME": str(folder / "none"),
+        "XDG_CONFIG_HOME": str(ROOT / "none"),
     }
     command = [*on_cores(0, workers), sys.executable, PROGRAM, *words]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    return digests(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
 def digests(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("digest")]
 
 
-def check_same_bits(cluster: Cluster, shares: Sequence[int], words: Sequence[str], folder: Path) -> None:
-    hosts = cluster(*shares)
-    code, text = hosts.run([PROGRAM, *words], 600)
+def over_hosts(hosts: Hosts, words: Sequence[str], **variables: str) -> list[str]:
+    """What the workers of these hosts compute."""
+    code, text = hosts.run([PROGRAM, *words], 600, **variables)
     assert code == 0, text
-    assert hosts.end() == [0] * (len(shares) - 1)
+    assert hosts.end() == [0] * (len(hosts.workers) - 1)
     found = digests(text)
     assert len(found) == len(words) - 1
-    assert found == digests(on_one_host(sum(shares), words, folder))
+    return found
 
 
-def test_two_hosts_with_a_worker_each(cluster: Cluster, tmp_path: Path) -> None:
-    check_same_bits(cluster, (1, 1), ("llama", *SOME), tmp_path)
+def check_same_bits(cluster: Cluster, shares: Sequence[int], words: Sequence[str]) -> None:
+    assert over_hosts(cluster(*shares), words) == on_one_host(sum(shares), words)
+
+
+def test_two_hosts_with_a_worker_each(cluster: Cluster) -> None:
+    check_same_bits(cluster, (1, 1), ("llama", *SOME))
+
+
+def test_workers_that_emulate_gpus(cluster: Cluster) -> None:
+    """What they compute is copied to the host and carried there: the bits are those of workers on cores."""
+    expected = on_one_host(2, ("llama", *SOME))[:1]
+    assert over_hosts(cluster(1, 1), ("llama", SOME[0]), MOAI_WORKERS="triton") == expected
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("shares", [(2, 2), (1, 1, 1, 1), (3, 1)])
+def test_process_groups_where_the_network_is_trusted(cluster: Cluster, shares: tuple[int, ...]) -> None:
+    hosts, words = cluster(*shares), ("llama", *FOUR)
+    hosts.write(trusted_network=True)
+    assert over_hosts(hosts, words, MOAI_WORKERS="triton") == on_one_host(4, words)
 
 
 @pytest.mark.exact
 @pytest.mark.parametrize("shares", [(2, 2), (3, 1), (1, 3), (1, 1, 1, 1)])
-def test_four_workers(cluster: Cluster, tmp_path: Path, shares: tuple[int, ...]) -> None:
-    check_same_bits(cluster, shares, ("llama", *FOUR), tmp_path)
+def test_four_workers(cluster: Cluster, shares: tuple[int, ...]) -> None:
+    check_same_bits(cluster, shares, ("llama", *FOUR))
 
 
 @pytest.mark.exact
 @pytest.mark.parametrize("shares", [(2, 1), (1, 1, 1)])
-def test_three_workers(cluster: Cluster, tmp_path: Path, shares: tuple[int, ...]) -> None:
+def test_three_workers(cluster: Cluster, shares: tuple[int, ...]) -> None:
     """Most parameters have no dim that divides by three: their shards are uneven."""
-    check_same_bits(cluster, shares, ("llama", "use3", "optimizer3"), tmp_path)
+    check_same_bits(cluster, shares, ("llama", "use3", "optimizer3"))
 
 
 @pytest.mark.exact
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "resnet"])
-def test_other_families(cluster: Cluster, tmp_path: Path, family: str) -> None:
+def test_other_families(cluster: Cluster, family: str) -> None:
     plans = [plan for plan in TWO if plan not in ("cp2", "pp2") or family != "resnet"]
-    check_same_bits(cluster, (1, 1), (family, *plans, *(["ep2"] if family == "mixtral" else [])), tmp_path)
+    check_same_bits(cluster, (1, 1), (family, *plans, *(["ep2"] if family == "mixtral" else [])))

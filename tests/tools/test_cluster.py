@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 
 from moaic.ir.errors import Diagnostic
+from moaic.runtime.host import flavors as known_flavors
 from moaic.runtime.host.cluster import listed_hosts
 from moaic.runtime.host.flavors import Flavor, Host, HostShare, asked_for, flavors, ladder, this_host
+from moaic.runtime.host.gpus import Gpu
 from moaic.runtime.host.selection import AcceleratorSelection, current_flavor, keep
 from moaic.text.units import GIB
 from moaic.tools import doctor
@@ -137,8 +140,27 @@ def test_flavors_of_other_hosts_are_chosen_if_the_file_says_how_workers_start_th
     assert current_flavor(person.environment) == known[2]
     assert "Accelerator 1 is added." in person.ask("smi", "device", "--add", "xlarge").stdout
     assert asked_for("14", person.environment) == known[-1]
-    with pytest.raises(Diagnostic, match="GPUs of several hosts cannot exchange data yet"):
-        asked_for("3", {**person.environment, "MOAI_WORKERS": "triton:sm_90"})
+    emulated = asked_for("3", {**person.environment, "MOAI_WORKERS": "triton:sm_90"})
+    assert emulated.devices == ("triton:sm_90",) * 3
+
+
+def test_each_worker_of_another_host_has_a_gpu_if_those_of_this_one_have(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file gives this host two workers, and it has one GPU: they share it."""
+    person.cluster_file.write_text(STARTED, encoding="utf-8")
+
+    def one_gpu(environment: Mapping[str, str]) -> list[Gpu]:
+        return [Gpu("NVIDIA H200", 141 * GIB, "sm_90")]
+
+    monkeypatch.setattr(known_flavors, "usable", one_gpu)
+    found = asked_for("8", person.environment)
+    assert found.gpus == 1
+    assert found.hosts == (HostShare("node2", "node2", 4, 4), HostShare("node3", "node3", 2, 2))
+    assert found.devices == ("cuda:0", "cuda:0", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:0", "cuda:1")
+    on_cores = asked_for("8", {**person.environment, "MOAI_WORKERS": "cpu"})
+    assert set(on_cores.devices) == {"cpu"}
+    assert not any(share.gpus for share in on_cores.hosts)
 
 
 def about_others(person: Person, **more: str) -> list[Finding]:
@@ -162,9 +184,6 @@ def test_doctor_names_the_hosts_and_what_starts_their_workers(person: Person) ->
     (finding,) = about_others(person)
     assert finding.state is FindingState.FOUND
     assert finding.text.endswith("1.75xLarge.130GB with node2, node3, by launcher ssh")
-    (finding,) = about_others(person, MOAI_WORKERS="triton:sm_90")
-    assert finding.state is FindingState.NOTE
-    assert finding.text.endswith("needs node2, node3, and GPUs of several hosts cannot exchange data yet")
     last = doctor.first_run({**person.environment, "MOAI_FLAVOR": "7"})
     assert last.startswith("A first run would start 2 workers of ")
     assert "each, 4 workers on node2, 1 worker on node3 (0.875xLarge" in last

@@ -58,7 +58,7 @@ class Ray:
         self._hosts = [share.name for share in shares]
         command = [sys.executable, "-P", "-m", "moaic.runtime.launch.launchers.ray_driver"]
         self._driver = self._processes.start(DRIVER, command, answers=True)
-        hosts = [{"name": share.name, "workers": share.workers, "address": _wanted(share)} for share in shares]
+        hosts = [{"name": each.name, "needs": _needs(each), "address": _wanted(each)} for each in shares]
         write_line(self._driver, json.dumps({"seconds": seconds, "hosts": hosts}))
         self._answer(CONNECT_SECONDS)
         addresses = self._answer(seconds + SLACK_SECONDS)
@@ -127,6 +127,11 @@ def _check_protection(environment: Mapping[str, str], is_trusted: bool) -> None:
     for name in FILES if environment.get("RAY_USE_TLS", "").lower() in SAFE["RAY_USE_TLS"] else ():
         if not Path(environment.get(name, "")).is_file():
             raise Diagnostic(f"{name} names no file, and Ray uses TLS", hint="set it as for `ray start`")
+
+
+def _needs(share: HostShare) -> dict[str, int]:
+    """What Ray has to set aside on a node. Without a GPU set aside it hides all of them from what it runs."""
+    return {"CPU": share.workers, **({"GPU": share.gpus} if share.gpus else {})}
 
 
 def _wanted(share: HostShare) -> str:

@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -85,24 +85,25 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
         if host["address"] and host["address"] not in others:
             sys.exit(f"no node but this one has the address {host['address']} of `{host['name']}`. Ray has {seen()}")
         on_one = {f"node:{host['address']}": SLIVER} if host["address"] else {}
-        bundles.append({"CPU": host["workers"], **on_one})
+        bundles.append({**host["needs"], **on_one})
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     if not group.wait(seconds):
-        wishes = ", ".join(f"`{host['name']}` ({cpus(host['workers'])})" for host in hosts)
+        wishes = ", ".join(f"`{host['name']}` ({in_words(host['needs'])})" for host in hosts)
         sys.exit(f"no free nodes, apart from this one, for {wishes}. Ray has {seen()}")
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _ray.nodes()}
     found: dict[int, str] = _util.placement_group_table(group)["bundles_to_node_id"]
     return group, [nodes[found[index]] for index in range(1, len(bundles))]
 
 
-def cpus(number: float) -> str:
-    return count(int(number), "CPU")
+def in_words(resources: Mapping[str, float]) -> str:
+    """`8 CPUs, 1 GPU`"""
+    return ", ".join(count(int(resources.get(kind, 0)), kind) for kind in ("CPU", "GPU") if kind in resources)
 
 
 def seen() -> str:
-    """The nodes and their cores, in words."""
+    """The nodes with their cores and GPUs, in words."""
     nodes = [node for node in _ray.nodes() if node["Alive"]]
-    return ", ".join(f"{node['NodeManagerAddress']} ({cpus(node['Resources'].get('CPU', 0))})" for node in nodes)
+    return ", ".join(f"{node['NodeManagerAddress']} ({in_words({'CPU': 0, **node['Resources']})})" for node in nodes)
 
 
 def start(group: PlacementGroup, hosts: Sequence[dict[str, Any]], agents: Sequence[Sequence[str]]) -> dict[Any, str]:
@@ -110,7 +111,8 @@ def start(group: PlacementGroup, hosts: Sequence[dict[str, Any]], agents: Sequen
     started: dict[Any, str] = {}
     for index, (host, (program, arguments, secret)) in enumerate(zip(hosts, agents, strict=True)):
         bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index + 1)
-        task = ray.remote(run_agent).options(num_cpus=host["workers"], max_retries=0, scheduling_strategy=bundle)
+        needs = {"num_cpus": host["needs"]["CPU"], "num_gpus": host["needs"].get("GPU", 0)}
+        task = ray.remote(run_agent).options(**needs, max_retries=0, scheduling_strategy=bundle)
         started[task.remote(program, arguments, secret)] = host["name"]
     return started
 

@@ -62,7 +62,7 @@ class Slurm:
         ]
         found = self._addresses([each for each in wished if each in self._hosts and not _resolves(each)], seconds)
         return tuple(
-            HostShare(node, found.get(address, address), share.workers)
+            share._replace(name=node, address=found.get(address, address))
             for share, node, address in zip(shares, self._hosts, wished, strict=True)
         )
 

@@ -42,6 +42,12 @@ def test_a_carrier_is_chosen_by_the_devices() -> None:
     assert carrier_for(("cpu", "cpu")) is Carrier.MEMORY
     assert carrier_for(("cuda:0", "cuda:1")) is Carrier.NCCL
     assert carrier_for(("cuda:0", "cuda:0")) is Carrier.GLOO
+    assert carrier_for(("triton:sm_90", "triton:sm_90")) is Carrier.GLOO
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "triton:sm_90"])
+def test_nothing_is_sent_unencrypted_where_others_may_read_it(device: str) -> None:
+    assert carrier_for((device,), is_private=False) is Carrier.MEMORY
 
 
 PARTS = """// moai 1

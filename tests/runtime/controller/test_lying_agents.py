@@ -19,6 +19,7 @@ from moaic.runtime.host.flavors import HostShare
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import LINE, Status
 from moaic.runtime.launch.hosts import HostWorkers
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode
 from moaic.runtime.protocol.host_messages import HostCode
 from moaic.runtime.protocol.shared_memory import create_memory
@@ -58,6 +59,7 @@ class Behind:
     status: Status
     devices: tuple[str, ...] = (CPU, CPU)
     hosts: tuple[str, ...] = ("node2", "node2")
+    carrier: Carrier = Carrier.MEMORY
 
     def ending(self, rank: int) -> str | None:
         return self.channels[0].ending(rank)

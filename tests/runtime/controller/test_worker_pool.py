@@ -16,6 +16,7 @@ from moaic.runtime.controller.worker_pool import WorkerPool
 from moaic.runtime.host.gpus import CPU
 from moaic.runtime.host.status import IDLE, Activity, Status
 from moaic.runtime.launch.local_workers import LocalWorker
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Free, to_wire
 from moaic.runtime.protocol.frames import Connection
 from moaic.runtime.protocol.wire import TENSORS
@@ -28,6 +29,7 @@ class EndedWorkers:
     channels: tuple[LocalWorker[Tensor], ...]
     devices: tuple[str, ...] = (CPU, CPU)
     hosts: tuple[str, ...] = ("", "")
+    carrier: Carrier = Carrier.MEMORY
 
     @property
     def status(self) -> Status:

@@ -84,8 +84,8 @@ def test_the_controller_waits_for_workers_that_do_not_read(monkeypatch: pytest.M
 
 
 STARTS: Messages = [
-    ([HostCode.START, "127.0.0.1", ["cpu", "cpu"], {"MOAI_LOG": "info"}], []),
-    ([HostCode.GO, [[["127.0.0.1", 5, "host/a"], ["127.0.0.1", 6, "host/b"]], 0, 2, b"", b"", b""]], []),
+    ([HostCode.START, "127.0.0.1", ["cpu", "cpu"], "memory", {"MOAI_LOG": "info"}], []),
+    ([HostCode.GO, [[["127.0.0.1", 5, "host/a"], ["127.0.0.1", 6, "host/b"]], 0, 2, b"", b"", b"", 0]], []),
 ]
 
 

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from moaic.runtime.launch.host_facts import facts
 from moaic.runtime.launch.hosts import HostWorkers
 from moaic.runtime.launch.identity import Authority
 from moaic.runtime.launch.local_workers import LocalShare
+from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.frames import BYTES, encode, frame
 from moaic.runtime.protocol.host_messages import MOST_CHARACTERS, HostCode
 from tests.runtime.mutations import Messages, Mutator
@@ -49,6 +51,18 @@ def test_what_another_host_says_stays_within_its_line() -> None:
         other.hear(HostCode.HELLO)
     assert caught.value.message == "host `node2`: no disk??[2Jerror: yours"
     assert len(caught.value.hint) == MOST_CHARACTERS
+
+
+def test_a_host_without_gpus_for_workers_on_gpus() -> None:
+    share = HostShare("node2", "127.0.0.1", 2, 2)
+    flavor = replace(FLAVOR, hosts=(share,), gpus=1)
+    found = Gathering(Authority("test"), "127.0.0.1", ("node2",), (share,), {}, {})
+    begin = hosts._begin  # pyright: ignore[reportPrivateUsage]
+    with (
+        says(HostCode.HELLO, facts().encoded()) as other,
+        pytest.raises(Diagnostic, match=r"host `node2` has no GPU for 2 workers: "),
+    ):
+        begin(flavor, Carrier.MEMORY, found, [other], BYTES, {}, say_nothing)
 
 
 def test_the_end_of_a_worker_stays_within_its_line() -> None:
@@ -96,7 +110,8 @@ def test_an_agent_that_says_anything_at_the_start(monkeypatch: pytest.MonkeyPatc
         agent.shutdown(socket.SHUT_WR)
         other = HostWorkers(SHARE, range(1, 3), end, BYTES)
         try:
-            hosts._begin(FLAVOR, found, [other], BYTES, {}, say_nothing)  # pyright: ignore[reportPrivateUsage]
+            begin = hosts._begin  # pyright: ignore[reportPrivateUsage]
+            begin(FLAVOR, Carrier.MEMORY, found, [other], BYTES, {}, say_nothing)
         except (StartedError, Diagnostic) as error:
             outcomes.add(type(error).__name__)
         other.close()

@@ -137,17 +137,18 @@ def test_a_host_that_confirms_late_is_a_broken_link(monkeypatch: pytest.MonkeyPa
 
 def test_texts_of_other_hosts_stay_within_their_lines() -> None:
     words = "\x1b[2J\nproblem  forged" + "x" * 1000
-    facts = HostFacts.decoded([2, words, words, words, words, 8])
-    state = HostState.decoded([1, words, True, "shared", 0, words])
+    facts = HostFacts.decoded([3, words, words, words, words, 8, [words]])
+    state = HostState.decoded([1, 1, words, True, "shared", 0, words])
     link = MeasuredLink.decoded([0.0, 0.0, words])
-    for text in (facts.moaic, facts.torch, facts.python, facts.cpu, state.compiler, state.words, link.error):
+    (gpu,) = facts.gpus
+    for text in (facts.moaic, facts.torch, facts.python, facts.cpu, gpu, state.compiler, state.words, link.error):
         assert text.isprintable()
         assert len(text) == MOST_CHARACTERS
 
 
-FACTS = [2, "0.1.0", "2.13.0", "3.11", "x86_64", 8]
+FACTS = [3, "0.1.0", "2.13.0", "3.11", "x86_64", 8, ["NVIDIA H200"]]
 
-STATE = [1, "g++", True, "shared", 4000, ""]
+STATE = [1, 0, "g++", True, "shared", 4000, ""]
 
 LINK = [0.1, 1e6, ""]
 
@@ -162,7 +163,7 @@ def test_greetings_of_another_form_are_refused(data: list[object]) -> None:
         HostFacts.decoded(data)
 
 
-@pytest.mark.parametrize("data", [None, [], FACTS, [1, "g++", True, "shared", 1], [0.0, 1, ""]])
+@pytest.mark.parametrize("data", [None, [], FACTS, [1, 0, "g++", True, "shared", 1], [0.0, 1, ""]])
 def test_answers_of_another_form_are_refused(data: list[object]) -> None:
     with pytest.raises(Refused):
         HostState.decoded(data)
@@ -171,7 +172,11 @@ def test_answers_of_another_form_are_refused(data: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "value"), [(0, -1), (0, 1 << 63), (5, 0), (5, -3), (5, 1 << 40), (5, True), (1, 2), (4, None)]
+    ("index", "value"),
+    [
+        *[(0, -1), (0, 1 << 63), (5, 0), (5, -3), (5, 1 << 40), (5, True), (1, 2), (4, None)],
+        *[(6, "NVIDIA H200"), (6, [1]), (6, [["NVIDIA H200"]]), (6, ["NVIDIA H200"] * 5000)],
+    ],
 )
 def test_facts_of_no_host_are_refused(index: int, value: object) -> None:
     with pytest.raises(Refused):
@@ -179,7 +184,8 @@ def test_facts_of_no_host_are_refused(index: int, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "value"), [(0, -1), (0, 1 << 60), (2, 1), (3, "mine"), (4, 0), (4, -1), (4, 1 << 16), (5, "no port")]
+    ("index", "value"),
+    [(0, -1), (0, 1 << 60), (1, -1), (1, 1 << 60), (3, 1), (4, "mine"), (5, 0), (5, -1), (5, 1 << 16), (6, "no port")],
 )
 def test_states_of_no_host_are_refused(index: int, value: object) -> None:
     with pytest.raises(Refused):

@@ -286,7 +286,7 @@ def test_a_group_over_the_host_is_not_captured() -> None:
     device, said = RecordingCpu(), list[str]()
     context = WorkerContext(0, device, GroupTransport(no_group, alone, device, stages=True))
     Program(render(module), context, compiled=False, graphs=GraphMode.ALWAYS, say=said.append, note=lambda index: None)
-    assert said == ["its workers share a GPU, and communicate over the host"]
+    assert said == ["its workers communicate over the host"]
 
 
 @pytest.mark.parametrize("other", list(RunMode))
