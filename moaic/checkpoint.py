@@ -10,6 +10,7 @@ The files have the format that torch writes for one device: any program reads th
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping
@@ -20,14 +21,18 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, metadata, planner
+from torch.distributed.checkpoint import api, filesystem, metadata, planner
 from torch.futures import Future
 
 from moaic.device.handles import is_ours, view_of
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.controller import session
 from moaic.runtime.controller.buffer import Buffer
+from moaic.runtime.host.disk import chain
 from moaic.runtime.protocol.boxes import Box, FileSource
+
+METADATA: Final = ".metadata"
+"""The file that torch writes last."""
 
 StateDict = Mapping[str, Any]
 
@@ -35,17 +40,23 @@ _torch: Final[Any] = dcp
 _filesystem: Final[Any] = filesystem
 _metadata: Final[Any] = metadata
 _planner: Final[Any] = planner
+_api: Final[Any] = api
 
 
 def save(state: StateDict, folder: str | os.PathLike[str]) -> None:
-    """Writes a state dict, nested or not, to a folder that all workers can write."""
-    with _without_process_group():
+    """Writes a state dict, nested or not, to a folder that all workers can write.
+
+    Raises OSError or WorkerError if that fails; the folder then has no whole checkpoint.
+    """
+    with _without_process_group(), _own_errors(folder):
         _torch.save(dict(state), storage_writer=Writer(folder), planner=SavePlanner(), no_dist=True)
 
 
 def load(state: StateDict, folder: str | os.PathLike[str]) -> None:
-    """Reads a checkpoint into the tensors of a state dict, in place."""
-    with _without_process_group():
+    """Reads a checkpoint into the tensors of a state dict, in place. Raises FileNotFoundError if there is none."""
+    if not (Path(folder) / METADATA).exists():
+        raise FileNotFoundError(errno.ENOENT, "No checkpoint, or none that was written to its end", os.fspath(folder))
+    with _without_process_group(), _own_errors(folder):
         _torch.load(dict(state), storage_reader=Reader(folder), no_dist=True)
 
 
@@ -55,6 +66,20 @@ def _without_process_group() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+@contextmanager
+def _own_errors(folder: str | os.PathLike[str]) -> Generator[None]:
+    """Raises what went wrong instead of torch's exception about it, which `except Exception` does not catch."""
+    try:
+        yield
+    except _api.CheckpointException as error:
+        (failure, _), *_ = error.failures.values()
+        # torch.save fails once more after a disk that is full.
+        cause = next((each for each in chain(failure) if isinstance(each, OSError)), failure)
+        if isinstance(cause, OSError) and cause.filename is None and cause.errno is not None:
+            cause.filename = os.fspath(folder)
+        raise cause.with_traceback(None) from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

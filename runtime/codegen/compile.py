@@ -6,8 +6,11 @@ local shapes with as many threads pays for the look-up alone.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +29,7 @@ from moaic.ir.symbols import Numbers, Symbols
 from moaic.ir.types import TensorType
 from moaic.runtime.codegen.integer_division import cache_tag
 from moaic.runtime.codegen.lower_to_fx import CPU, ComputeFunction, Numbering, add_in_place, run_ops, scatters, trace
+from moaic.runtime.host.disk import disk_errors_named
 from moaic.runtime.kernels.dispatch import with_measured_kernels
 from moaic.runtime.kernels.triton_launch import target_of
 
@@ -83,10 +87,20 @@ def _built(make: Sequence[Callable[[], InductorFunction]]) -> list[InductorFunct
     from moaic.runtime.codegen.inductor_cpp import Batch
 
     batch = Batch()
-    with batch.collecting():
-        kernels = [each() for each in make]
-    batch.build()
+    with disk_errors_named(_where_compilers_write):
+        with batch.collecting():
+            kernels = [each() for each in make]
+        batch.build()
     return kernels
+
+
+def _where_compilers_write() -> str:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return (
+        f"where compiled functions are kept ({cache_dir()}) or compilers work ({tempfile.gettempdir()}): free space "
+        "there, set TORCHINDUCTOR_CACHE_DIR and TMPDIR to other folders, or MOAI_COMPILE=0"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +173,8 @@ def import_compiler() -> None:
     hub.tqdm.monitor_interval = 0  # pyright: ignore[reportPrivateImportUsage]
     for name in ("torch._inductor.compile_fx", "torch.fx.experimental.proxy_tensor"):
         import_module(name)
+    # It would print a traceback for each file that it cannot write, and goes on without.
+    logging.getLogger("torch._inductor.codecache").setLevel(logging.ERROR)
 
 
 def warm_compiler() -> None:
@@ -175,7 +191,9 @@ def precompile_headers() -> None:
     from moaic.runtime.codegen import inductor_cpp
 
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    inductor_cpp.precompile_headers()
+    # The first program finds the same error and reports it.
+    with contextlib.suppress(Exception):
+        inductor_cpp.precompile_headers()
 
 
 def _interpreted(function: Function, device: torch.device) -> ComputeFunction:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.disk import disk_errors_named
 from moaic.runtime.protocol.boxes import Box, FileSource, Sizes
 
 
 def write(path: str, items: Sequence[tuple[int, Sizes, Sizes]], table: Mapping[int, Tensor]) -> list[tuple[int, int]]:
     """Write boxes (buffer, local starts, sizes) to a file; return the offset and length of each in the file."""
     written: list[tuple[int, int]] = []
-    with Path(path).open("wb") as file:
+    with disk_errors_named(lambda: f"writing {path}"), Path(path).open("wb") as file:
         for buffer_id, local, sizes in items:
             begin = file.tell()
             box = _at(table[buffer_id], local, sizes).cpu()

@@ -19,6 +19,7 @@ from moaic.runtime.comm.reshard import own
 from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
+from moaic.runtime.host.disk import CannotWrite
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.protocol.boxes import Box, FileSource
 from moaic.runtime.protocol.commands import (
@@ -232,7 +233,7 @@ class Worker:
         )
         shortage = shortage_of(error, self.context.backend, self.idle_bytes)
         missing = None if shortage is None else [shortage.asked, shortage.free, shortage.held]
-        trace = "" if isinstance(error, Unreachable) else "".join(traceback.format_exception(error))
+        trace = "" if isinstance(error, (Unreachable, CannotWrite)) else "".join(traceback.format_exception(error))
         return [line, name, type(error).__name__, str(error), trace, isinstance(error, PeerLost), missing]
 
     def describe(self, command: Command) -> str:

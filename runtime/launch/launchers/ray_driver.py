@@ -96,7 +96,7 @@ def place(hosts: Sequence[dict[str, Any]], seconds: float) -> tuple[PlacementGro
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """`8 CPUs, 1 GPU`"""
+    """Cores and GPUs: `8 CPUs, 1 GPU`."""
     return ", ".join(count(int(resources.get(kind, 0)), kind) for kind in ("CPU", "GPU") if kind in resources)
 
 
