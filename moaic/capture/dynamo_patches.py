@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
@@ -32,6 +33,7 @@ from torch._dynamo.comptime import ComptimeContext, comptime
 
 from moaic.capture.experts import experts_forward
 from moaic.device import torch_module
+from moaic.device.collector import collecting_seldom
 from moaic.device.torch_private import pass_over
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
@@ -52,7 +54,21 @@ def captures_whole(backend: Backend) -> Backend:
     # Libraries to patch may be imported later.
     if _patch not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_patch)
+        _collect_seldom_during_compilation(callback_handler)
     return backend
+
+
+def _collect_seldom_during_compilation(handler: Any) -> None:
+    during = ExitStack()
+
+    def begin(started: Any) -> None:
+        during.enter_context(collecting_seldom())
+
+    def end(ended: Any) -> None:
+        during.close()
+
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
 
 
 def _patch(*started: Any) -> None:

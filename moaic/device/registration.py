@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from moaic.device import torch_private
+from moaic.device.collector import collect_seldom_during_import, collecting_seldom
 from moaic.device.lifecycle import LIFECYCLE
 
 OTHER_NAME: Final = "moreh"
@@ -36,15 +37,17 @@ def register() -> None:
         delattr(torch, torch_private.NAME)
     other = torch.accelerator.current_accelerator()
     torch_private.register_device(torch_module, guard.Guard())
+    collect_seldom_during_import("torch._dynamo")
     setattr(torch, OTHER_NAME, torch_module)
     import_hooks.install(other)
 
 
 def _start() -> None:
-    from moaic.device import register_kernels
+    with collecting_seldom():
+        from moaic.device import register_kernels
 
-    register()
-    register_kernels.start()
+        register()
+        register_kernels.start()
 
 
 def real_accelerator() -> bool:
