@@ -37,7 +37,7 @@ func @main(%x: f32[8, 16] input "x") -> (f32[8, 16]) {
   return %z
 }
 """
-X = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+X = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 
 
 def x_of(width: int) -> torch.Tensor:
@@ -66,13 +66,6 @@ def workers_with(cache: Path, **variables: str) -> Generator[Accelerator]:
             yield accelerator
         finally:
             accelerator.close()
-
-
-@pytest.fixture
-def two(cache: Path) -> Iterator[Accelerator]:
-    """Two workers, whose compiler has nothing in its cache."""
-    with workers_with(cache) as accelerator:
-        yield accelerator
 
 
 @dataclass(frozen=True)
@@ -120,6 +113,11 @@ def files(cache: Path) -> set[Path]:
     return set(cache.rglob("*.so"))
 
 
+def marks(cache: Path) -> set[Path]:
+    """Those of programs that are compiled."""
+    return set(cache.glob("moaic/*"))
+
+
 def processes(cache: Path) -> list[int]:
     """The workers with this cache, their fork server, and the processes that compile for them."""
     word = f"TORCHINDUCTOR_CACHE_DIR={cache}".encode()
@@ -134,31 +132,34 @@ def processes(cache: Path) -> list[int]:
 
 
 def test_a_worker_runs_op_by_op_and_then_finds_all_that_is_compiled(
-    two: Accelerator, cache: Path, caplog: pytest.LogCaptureFixture
+    shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = begun(two)
-    assert not files(cache)
-    wait_until(lambda: two.are_compiled([program]))
+    workers, cache, width = shared.workers, shared.cache, 40
+    before, marked = files(cache), marks(cache)
+    program = begun(workers, width)
+    assert files(cache) == before
+    wait_until(lambda: workers.are_compiled([program]))
     compiled = files(cache)
     # Each rank has compiled its share: one of the two functions.
-    assert len(compiled) >= 2
+    assert len(compiled - before) >= 2
     with caplog.at_level(logging.INFO, "moaic"):
-        assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
+        assert torch.allclose(ran(workers, program, width, op_by_op=False), expected(width))
     (said,) = caplog.messages
     assert said.startswith("A program is compiled now: 2 functions in the background, ")
     assert said.endswith(" and after 1 run op by op.")
     assert files(cache) == compiled
-    seconds = [worker.programs[program].compile for worker in two.stats().workers]
+    seconds = [worker.programs[program].compile for worker in workers.stats().workers]
     assert [set(each) for each in seconds] == [{"double", "square"}] * 2
-    assert torch.allclose(ran(two, program, op_by_op=True), EXPECTED)
+    assert torch.allclose(ran(workers, program, width, op_by_op=True), expected(width))
     # What was compiled before is compiled from the first run on.
-    two.synchronize()
-    again = two.load(TEXT, background=True)
-    assert two.are_compiled([again])
-    assert torch.allclose(ran(two, again, op_by_op=False), EXPECTED)
-    for mark in (cache / "moaic").iterdir():
+    workers.synchronize()
+    text = sized(TEXT, width)
+    again = workers.load(text, background=True)
+    assert workers.are_compiled([again])
+    assert torch.allclose(ran(workers, again, width, op_by_op=False), expected(width))
+    for mark in marks(cache) - marked:
         mark.unlink()
-    assert not two.are_compiled([two.load(TEXT, background=True)])
+    assert not workers.are_compiled([workers.load(text, background=True)])
 
 
 def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
@@ -177,36 +178,39 @@ def test_a_program_that_cannot_be_compiled_goes_on_op_by_op(
         assert said.startswith("A program runs op by op, as its functions could not be compiled: ")
         assert "another worker" not in said
         assert torch.allclose(ran(accelerator, program, op_by_op=True), EXPECTED)
-        assert not list(cache.glob("moaic/*"))
+        assert not marks(cache)
 
 
-def test_a_killed_compiler_is_replaced_by_the_worker(two: Accelerator, cache: Path) -> None:
-    two.synchronize()
-    known = set(processes(cache))
-    program = begun(two)
+def test_a_killed_compiler_is_replaced_by_the_worker(shared: Shared) -> None:
+    workers, cache, width = shared.workers, shared.cache, 48
+    workers.synchronize()
+    known, marked = set(processes(cache)), marks(cache)
+    program = begun(workers, width)
     wait_until(lambda: set(processes(cache)) - known)
     for pid in set(processes(cache)) - known:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: two.are_compiled([program]))
-    assert torch.allclose(ran(two, program, op_by_op=False), EXPECTED)
-    assert len(list(cache.glob("moaic/*"))) == 1
+    wait_until(lambda: workers.are_compiled([program]))
+    assert torch.allclose(ran(workers, program, width, op_by_op=False), expected(width))
+    assert len(marks(cache) - marked) == 1
 
 
 ONE_RANK = TEXT.replace("[dp=2]", "[dp=1]")
 
 
-def test_workers_without_a_part_keep_nobody_waiting(two: Accelerator) -> None:
-    programs = [two.load(sized(ONE_RANK, width), background=True) for width in (16, 32)]
-    ran(two, programs[0], op_by_op=True)
+def test_workers_without_a_part_keep_nobody_waiting(shared: Shared) -> None:
+    workers, widths = shared.workers, (56, 64)
+    programs = [workers.load(sized(ONE_RANK, width), background=True) for width in widths]
+    ran(workers, programs[0], widths[0], op_by_op=True)
     for program in programs:
-        wait_until(lambda program=program: two.are_compiled([program]), PATIENCE_SECONDS / 2)
+        wait_until(lambda program=program: workers.are_compiled([program]), PATIENCE_SECONDS / 2)
 
 
 def test_a_program_that_waited_for_the_compiler_is_marked_too(shared: Shared) -> None:
     workers, text = shared.workers, sized(TEXT, 16)
-    marks = len(list(shared.cache.glob("moaic/*")))
+    workers.synchronize()
+    marked = marks(shared.cache)
     assert torch.allclose(ran(workers, workers.load(text), op_by_op=False), EXPECTED)
-    assert len(list(shared.cache.glob("moaic/*"))) == marks + 1
+    assert len(marks(shared.cache) - marked) == 1
     assert workers.are_compiled([workers.load(text, background=True)])
 
 
@@ -233,11 +237,12 @@ def test_what_does_not_fit_op_by_op_waits(shared: Shared) -> None:
     assert torch.allclose(ran(shared.workers, program, 32, op_by_op=False), expected(32))
 
 
-def test_compilers_end_with_their_workers(two: Accelerator, cache: Path) -> None:
-    two.synchronize()
-    known = set(processes(cache))
-    program = begun(two)
-    wait_until(lambda: set(processes(cache)) - known)
-    assert not two.are_compiled([program])
-    two.close()
-    wait_until(lambda: not processes(cache), 2.0)
+def test_compilers_end_with_their_workers(cache: Path) -> None:
+    with workers_with(cache) as two:
+        two.synchronize()
+        known = set(processes(cache))
+        program = begun(two)
+        wait_until(lambda: set(processes(cache)) - known)
+        assert not two.are_compiled([program])
+        two.close()
+        wait_until(lambda: not processes(cache), 2.0)
