@@ -18,9 +18,29 @@ from moaic.ir.graph import Op
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.rng import MULTIPLIERS, SHIFTS, WORD, global_index, mix
 
+PART: Final = 1 << 15
+"""Words that a thread hashes at a time: they stay in its cache."""
+
+
+def _mix_in_parts(words: Tensor) -> Tensor:
+    """`mix` on a CPU: op by op, each of its steps on all words would go through memory."""
+    if not words.is_contiguous() or words.numel() <= PART:
+        return mix(words)
+    found = torch.empty_like(words)
+    flat, flat_found, count = words.view(-1), found.view(-1), PART * torch.get_num_threads()
+    for start in range(0, words.numel(), count):
+        part, into = flat[start : start + count], flat_found[start : start + count]
+        torch.bitwise_right_shift(part, SHIFTS[0], out=into)
+        into.bitwise_xor_(part)
+        for shift, multiplier in zip(SHIFTS[1:], MULTIPLIERS, strict=True):
+            into.mul_(multiplier).bitwise_and_(WORD).bitwise_xor_(into >> shift)
+    return found
+
+
 _LIBRARY: Final[Any] = torch.library.Library("moai", "FRAGMENT")
 _LIBRARY.define("mix(Tensor word) -> Tensor")
 _LIBRARY.impl("mix", mix, "CompositeExplicitAutograd")
+_LIBRARY.impl("mix", _mix_in_parts, "CPU")
 torch.library.register_fake("moai::mix", torch.empty_like, lib=_LIBRARY)
 
 
@@ -69,7 +89,7 @@ def rand(op: Op, operands: Sequence[Any], device: torch.device) -> Tensor:
     index = global_index(shape, tuple(global_shape), splits, coordinates, device)
     # As an op: indexing would make the device the current one, and it may not be here.
     first, second = torch.ops.aten.unbind(key)
-    word = _mixed(((index & WORD) + first) & WORD)
+    word = _mixed((index + first) & WORD)
     if prod(global_shape) > WORD:
         word = (word + (index >> 32)) & WORD
     word = _mixed(word ^ (second & WORD))
