@@ -32,6 +32,20 @@ while True:
 SEND = str(Path(__file__).with_name("compile_functions.py"))
 """A program whose two stages are on two hosts; it starts faster than one that trains."""
 
+SENDS = f"""
+import sys
+sys.path.insert(0, {str(Path(SEND).parent)!r})
+from compile_functions import run, text
+from moaic.runtime.controller.session import accelerator
+device = accelerator()
+program = device.load(text("pp=2"), compiled=False)
+run(device, program, op_by_op=False)
+print("ready", *device._pool.greeted.values(), flush=True)
+while True:
+    run(device, program, op_by_op=False)
+"""
+"""The same for ever."""
+
 SECONDS = 25.0
 """Within which every failure must have been reported, start-up of the second process included."""
 
@@ -42,10 +56,10 @@ def program(hosts: Hosts, text: str = TRAIN) -> list[str]:
     return [str(file)]
 
 
-def ready(hosts: Hosts) -> tuple[subprocess.Popen[str], list[int]]:
-    """A program that trains for ever on all hosts, and the processes of its workers."""
+def ready(hosts: Hosts, text: str = SENDS) -> tuple[subprocess.Popen[str], list[int]]:
+    """A program that runs for ever on all hosts, and the processes of its workers."""
     hosts.start_agents()
-    process = hosts.start(program(hosts), MOAI_PLAN="dp=2")
+    process = hosts.start(program(hosts, text), MOAI_PLAN="dp=2")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("ready"):
@@ -209,8 +223,8 @@ def test_an_address_that_is_not_the_hosts_own(cluster: Cluster) -> None:
 
 
 def ready_sorted(hosts: Hosts) -> tuple[subprocess.Popen[str], tuple[int, int]]:
-    """As `ready`, with the worker of the program's host first."""
-    process, pids = ready(hosts)
+    """As `ready` for a program that trains, with the worker of its host first."""
+    process, pids = ready(hosts, TRAIN)
     here, there = sorted(pids, key=lambda pid: Path(f"/proc/{pid}/ns/net").stat().st_ino != _net(process.pid))
     return process, (here, there)
 
