@@ -32,6 +32,8 @@ from moaic.planner.processes import ProcessPool
 
 RUN = "// RUN:"
 CUT = "// -----\n"
+# Imports make no garbage.
+gc.disable()
 # A shell that starts something in the background has it ignore Ctrl-C, and so would the programs of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Steps that change over to compiled functions at a time of their own have other last bits in every run.
@@ -51,6 +53,7 @@ def pytest_collection_finish() -> None:
     """Nothing that is imported by now is garbage: looking through it took a sixth of the time of tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
     if torch := sys.modules.get("torch"):
         # Small tensors are slower with two, which wait for each other: longest where all cores are busy.
