@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +247,7 @@ def text_page() -> str:
 def commands_page() -> str:
     """The output of `--help` of every installed command and of each of its subcommands."""
     parts = [
-        f"## {' '.join(words)}\n\n```text\n{_help(target, words[1:])}\n```"
+        f"## {' '.join(words)}\n\n```text\n{_help(target, *words[1:])}\n```"
         for command, target in scripts().items()
         for words in _commands(target, [command])
     ]
@@ -256,11 +257,12 @@ def commands_page() -> str:
 def _commands(target: str, words: Sequence[str]) -> Iterator[Sequence[str]]:
     """A command, then those below it."""
     yield words
-    for name in re.findall(r"^ {4}([a-z][a-z-]*)(?: {2,}|$)", _help(target, words[1:]), re.MULTILINE):
+    for name in re.findall(r"^ {4}([a-z][a-z-]*)(?: {2,}|$)", _help(target, *words[1:]), re.MULTILINE):
         yield from _commands(target, [*words, name])
 
 
-def _help(target: str, words: Sequence[str]) -> str:
+@cache
+def _help(target: str, *words: str) -> str:
     """The help of a command, from a process of its own with the command's name and a fixed width."""
     module, _, name = target.partition(":")
     command = next(script for script, each in scripts().items() if each == target)
