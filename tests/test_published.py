@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from published_fit import left_out
 from published_pricing import CONSTANTS, Finding
-from published_rows import COLUMNS, Row, Skipped, is_accepted, row_of, tables
+from published_rows import COLUMNS, Row, Skipped, command_line, is_accepted, row_of, tables, wanted_rows
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,8 +112,9 @@ def test_a_file_of_strange_rows_has_a_line_for_each(tmp_path: Path) -> None:
     assert "1 of 2 rows are left out: their quality is neither A nor A-." in done.stdout
     assert "XX-001 cannot be simulated: no cluster is described for `TPU`" in done.stdout
     file.write_text("id,model\nXX-001,Llama\n", encoding="utf-8")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-2:][0]) == (1, f"error: {file} has no column `params_b`")
+    with pytest.raises(SystemExit) as ended:
+        wanted_rows(command_line(None).parse_args(command[2:]))
+    assert str(ended.value).splitlines()[0] == f"error: {file} has no column `params_b`"
 
 
 def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
