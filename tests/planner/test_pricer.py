@@ -26,6 +26,7 @@ from moaic.passes.perf.machine import Machine
 from moaic.passes.pipeline.stage_actions import signature_on_workers
 from moaic.passes.schedules import Schedule
 from moaic.passes.sharding.solver.costs import coefficients_of
+from moaic.passes.transforms.deepen import deepened
 from moaic.planner.candidates import candidate_space, candidates
 from moaic.planner.evaluation import Evaluation
 from moaic.planner.outcome import TIE
@@ -87,13 +88,20 @@ def step_of(model: str) -> Module:
 @cache
 def deep_step() -> Module:
     """A step whose candidates are priced from sketches without being asked to."""
-    return captured_step(ModelSource("llama", {**MODELS["llama"], "num_hidden_layers": 16}), Sample(32, 64))
+    return made_deep(16)
 
 
 @cache
 def deeper_step() -> Module:
     """A step whose pipelines of four stages are priced from sketches, too."""
-    return captured_step(ModelSource("llama", {**MODELS["llama"], "num_hidden_layers": 20}), Sample(32, 64))
+    return made_deep(20)
+
+
+def made_deep(layers: int) -> Module:
+    """The step of a llama of so many layers, as its capture would be: that of eight is made deep, too."""
+    step = deepened(step_of("llama"), "model.layers", layers - SMALL["num_hidden_layers"])
+    assert step is not None
+    return step
 
 
 def gpus(*, overlaps: bool, count: int = 8) -> Machine:
