@@ -34,6 +34,9 @@ from moaic.planner.pricer import Pricer
 REST_SECONDS = 10.0
 """Seconds without a request after which a process that has compiled something ends."""
 
+LAST = 19
+"""The lowest priority of a thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -184,11 +187,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    # Load the solver's library while the process is idle.
-    importlib.import_module("scipy.optimize")
+    threading.Thread(target=_load_solver, daemon=True).start()
     serve(requests, answers)
     # The reading thread blocks on standard input; a regular exit would wait for it.
     os._exit(0)
+
+
+def _load_solver() -> None:
+    """Load the solver's library before it is needed, behind all who start up: a plan from the cache needs none."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST)
+    importlib.import_module("scipy.optimize")
 
 
 def _read(requests: queue.SimpleQueue[str]) -> None:
