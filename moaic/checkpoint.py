@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import secrets
 import warnings
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -44,27 +45,33 @@ _api: Final[Any] = api
 
 
 def save(state: StateDict, folder: str | os.PathLike[str]) -> None:
-    """Writes a state dict, nested or not, to a folder that all workers can write.
+    """Writes a state dict, nested or not, to a folder that all workers can write; it replaces a checkpoint there.
 
-    Raises OSError or WorkerError if that fails; the folder then has no whole checkpoint.
+    Raises OSError or WorkerError if that fails; the folder then is as it was.
     """
-    with _without_process_group(), _own_errors(folder):
-        _torch.save(dict(state), storage_writer=Writer(folder), planner=SavePlanner(), no_dist=True)
+    writer = Writer(folder)
+    try:
+        with _without_process_group(), _own_errors(folder):
+            _torch.save(dict(state), storage_writer=writer, planner=SavePlanner(), no_dist=True)
+    except BaseException:
+        writer.discard()
+        raise
 
 
 def load(state: StateDict, folder: str | os.PathLike[str]) -> None:
     """Reads a checkpoint into the tensors of a state dict, in place. Raises FileNotFoundError if there is none."""
     if not (Path(folder) / METADATA).exists():
-        raise FileNotFoundError(errno.ENOENT, "No checkpoint, or none that was written to its end", os.fspath(folder))
+        raise FileNotFoundError(errno.ENOENT, "No checkpoint", os.fspath(folder))
     with _without_process_group(), _own_errors(folder):
         _torch.load(dict(state), storage_reader=Reader(folder), no_dist=True)
 
 
 @contextmanager
 def _without_process_group() -> Generator[None]:
-    """Silences torch's warning that torch.distributed is not initialized."""
+    """Silences torch's warnings that torch.distributed is not initialized, and that a checkpoint is replaced."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        for message in ("torch.distributed is disabled", "Detected an existing checkpoint"):
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 
@@ -143,7 +150,30 @@ def _whole_buffer(tensor: Any) -> Buffer | None:
 
 
 class Writer(_torch.FileSystemWriter):
-    """Writes the items of a `SavePlanner`; this process writes those that no worker holds."""
+    """Writes the items of a `SavePlanner`; this process writes those that no worker holds.
+
+    Files have names of their own, so that an earlier checkpoint is whole until this one is.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder)
+        self._folder = Path(folder).absolute()
+        self._prefix = f"__{secrets.token_hex(4)}_"
+        self._replaced = [*self._folder.glob("__*.distcp")]
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        prefix = _filesystem._StoragePrefix(f"{self._prefix}0_")
+        return [dataclasses.replace(plan, storage_data=prefix) for plan in plans]
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        for path in self._replaced:
+            path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Removes what was written of a checkpoint that is not whole."""
+        for path in self._folder.glob(f"{self._prefix}*"):
+            path.unlink(missing_ok=True)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         by_workers = [item for item in plan.items if item.index in planner.written]
@@ -160,13 +190,13 @@ class Writer(_torch.FileSystemWriter):
         rows: list[list[Any]] = [[] for _ in range(accelerator.flavor)]
         for item in items:
             rows[written[item.index].rank].append(item)
-        names = [f"__0_worker{rank}.distcp" for rank in range(len(rows))]
+        names = [f"{self._prefix}worker{rank}.distcp" for rank in range(len(rows))]
         found = accelerator.store(
-            [str(Path(self.path).absolute() / name) for name in names],
+            [str(self._folder / name) for name in names],
             [[(written[item.index].buffer, written[item.index].box) for item in row] for row in rows],
         )
         for rank, places in found.items():
-            _check_shared(Path(self.path).absolute() / names[rank], accelerator.hosts[rank], places)
+            _check_shared(self._folder / names[rank], accelerator.hosts[rank], places)
         return [
             _filesystem.WriteResult(item.index, length, _filesystem._StorageInfo(names[rank], offset, length))
             for rank, places in found.items()
