@@ -102,7 +102,8 @@ def to_text(report: ClusterReport) -> str:
     """What `moaic cluster check` prints."""
     found, names = report.found, [host.name for host in report.request.hosts]
     ours = found.facts[report.request.here]
-    lines = [f"This host: moaic {ours.moaic}, PyTorch {ours.torch}, Python {ours.python}, {ours.cpu}", ""]
+    gpus = f", {', '.join(ours.gpus)}" if ours.gpus else ""
+    lines = [f"This host: moaic {ours.moaic}, PyTorch {ours.torch}, Python {ours.python}, {ours.cpu}{gpus}", ""]
     lines += aligned_table(COLUMNS, [_row(report, host) for host in report.request.hosts])
     if found.links:
         listening = [name for name in names if any(name in pair for pair in found.links)]
@@ -169,7 +170,7 @@ def _found_there(host: Host, state: HostState | None, stated: str) -> tuple[str,
 
 def _memory(host: Host, state: HostState) -> int:
     """Bytes of what the host's workers compute on."""
-    return state.gpu_memory if host.gpus else state.memory
+    return sum(state.gpu_memory[: host.gpus]) if host.gpus else state.memory
 
 
 def _matrix(title: str, names: Sequence[str], cells: Mapping[tuple[str, str], str]) -> list[str]:
@@ -192,7 +193,7 @@ def _unlike(request: CheckRequest, found: CheckedCluster) -> Iterator[Diagnostic
         if host.name in found.facts:
             theirs, ours = found.facts[host.name], found.facts[request.here]
             yield from differences(host.name, theirs, ours)
-            yield from unlike_gpus(host.name, theirs, ours, host.gpus)
+            yield from unlike_gpus(host.name, (theirs, host.gpus), (ours, request.hosts[0].gpus))
 
 
 def _lacks(request: CheckRequest, host: Host, state: HostState | None) -> Iterator[Diagnostic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -30,6 +31,8 @@ def meeting(descriptor: int, rank: int, peers: Peers | None) -> Meet:
     if peers is None:
         return partial(_of_file, descriptor)
     if rank:
+        # Of the first rank's host all workers have it: while another one keeps it open, dials would wait for nobody.
+        os.close(descriptor)
         return partial(_of_first_rank, peers)
     # Served from now on, as others may meet before this rank does.
     served = _patient(_tcp(peers, is_master=True, master_listen_fd=descriptor))

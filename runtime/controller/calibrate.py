@@ -29,9 +29,11 @@ from moaic.ir.printer import render
 from moaic.ir.types import TensorType
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.probe_inputs import kernel_inputs_of
+from moaic.runtime.host.cluster_settings import cluster_settings
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.env_flags import GraphMode
 from moaic.runtime.host.flavors import Flavor
+from moaic.runtime.host.folders import cluster_file
 from moaic.runtime.host.gpus import usable
 from moaic.runtime.host.memory import USABLE, data_bytes, data_limit
 from moaic.runtime.protocol.carrier import Carrier
@@ -392,6 +394,10 @@ def fingerprint(flavor: Flavor) -> str:
     size = [flavor.workers, flavor.memory]
     device = [_device(flavor), *set(flavor.devices)]
     facts: list[Any] = [VERSION, *device, cores(), size, torch.__version__, threads, data_limit(), *flavor.hosts]
+    if flavor.hosts:
+        # It decides what carries data between GPUs.
+        settings = cluster_settings(cluster_file(os.environ))
+        facts.append(settings is not None and settings.trusted_network)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -82,7 +82,7 @@ def _started(
     """Agree with the controller on the workers of this host, as its first message says, and start them."""
     address, devices, carrier, environment = _start(_expected(first, HostCode.START))
     try:
-        check_kinds(devices)
+        check_kinds(devices, environment)
         listening = listen(address, len(devices))
     except Diagnostic as error:
         connection.send([HostCode.FAILED, error.message, error.hint])

@@ -39,7 +39,7 @@ class CheckedHost:
         except Diagnostic as error:
             words = error.message
         has_header = python_header().exists()
-        memory = host_bytes(), sum(gpu.memory for gpu in usable(os.environ))
+        memory = host_bytes(), tuple(gpu.memory for gpu in usable(os.environ))
         return HostState(*memory, compiler_path(os.environ) or "", has_header, _folder(marker), port, words)
 
     def measure(self, to: PeerAddress) -> MeasuredLink:

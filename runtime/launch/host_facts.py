@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ def facts() -> HostFacts:
     """Those of this host."""
     python = ".".join(platform.python_version_tuple()[:2])
     gpus = tuple(gpu.name for gpu in usable(os.environ))
-    return HostFacts(VERSION, MOAIC, version("torch"), python, _cpu(), cores(), gpus)
+    return HostFacts(VERSION, MOAIC, version("torch"), python, _cpu(), cores(), _triton(), gpus)
 
 
 def check_alike(host: str, theirs: HostFacts, ours: HostFacts) -> None:
@@ -53,19 +53,30 @@ def differences(host: str, theirs: HostFacts, ours: HostFacts) -> Iterator[Diagn
         )
 
 
-def unlike_gpus(host: str, theirs: HostFacts, ours: HostFacts, workers: int) -> Iterator[Diagnostic]:
-    """Why a host cannot have so many workers on GPUs; none are needed for workers on cores."""
-    there, here = theirs.gpus[:workers], ours.gpus[:1] * workers
-    if len(there) < workers:
-        found = count(len(there), "GPU") if there else "no GPU"
+def unlike_gpus(host: str, theirs: tuple[HostFacts, int], ours: tuple[HostFacts, int]) -> Iterator[Diagnostic]:
+    """Why a host's workers cannot compute on its GPUs, or would not give the same bits.
+
+    Each host comes with the number of GPUs that its workers need; 0 if they compute on cores.
+    """
+    (there, needed), (here, _) = theirs, ours
+    if not needed:
+        return
+    if len(there.gpus) < needed:
+        found = count(len(there.gpus), "GPU") if there.gpus else "no GPU"
         yield Diagnostic(
-            f"host `{host}` has {found} for {count(workers, 'worker')}: each of another host needs one of its own",
+            f"host `{host}` has {found} for {count(needed, 'worker')}: each of another host needs one of its own",
             hint="set workers of this [[host]] in cluster.toml, or look at CUDA_VISIBLE_DEVICES and the driver there",
         )
-    elif there != here:
+    kinds, mine = (list(dict.fromkeys(each.gpus[:number])) for each, number in (theirs, ours))
+    if len({*kinds, *mine}) > 1:
         yield Diagnostic(
-            f"host `{host}` has other GPUs ({', '.join(dict.fromkeys(there))}) than this one ({here[0]})",
+            f"host `{host}` has {' and '.join(kinds)}, this one {' and '.join(mine)}: GPUs must be of one kind",
             hint="list hosts of one kind: programs are compiled for one, and other kernels round differently",
+        )
+    if there.triton != here.triton:
+        yield Diagnostic(
+            f"host `{host}` has Triton {there.triton or 'nowhere'}, this one {here.triton or 'nowhere'}",
+            hint="install the same Triton: pip install 'moaic[gpu]'",
         )
 
 
@@ -86,6 +97,13 @@ def unequal_threads(host: str, theirs: tuple[HostFacts, int], ours: tuple[HostFa
         f"Workers of host {host} have {there} threads each, those of this one {here}: the last bits differ "
         "from those of equal workers, and all wait for the slowest. workers of [[host]] in cluster.toml sets this."
     )
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
 
 
 def _cpu() -> str:

@@ -247,7 +247,10 @@ def start_cluster(
             found.check()
             flavor = replace(flavor, hosts=found.shares)
             others = _channels(flavor, found, blocks)
+            # Each worker of another host has a GPU of its own, so this host decides.
             carrier = carrier_for(flavor.devices_here, is_private=settings.trusted_network)
+            if carrier is not Carrier.MEMORY:
+                say("GPUs exchange data unencrypted, as cluster.toml says that the network is trusted.")
             local = _begin(flavor, carrier, found, others, blocks, environment, say)
         except BaseException:
             found.close()
@@ -320,7 +323,7 @@ def _agree(
     for other, share in zip(others, flavor.hosts, strict=True):
         theirs = HostFacts.decoded(other.hear(HostCode.HELLO))
         check_alike(other.name, theirs, ours)
-        for difference in unlike_gpus(other.name, theirs, ours, share.gpus):
+        for difference in unlike_gpus(other.name, (theirs, share.gpus), (ours, flavor.gpus)):
             raise difference
         if words := unequal_threads(other.name, (theirs, len(other.ranks)), (ours, flavor.here)):
             say(words)

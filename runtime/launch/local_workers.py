@@ -212,7 +212,7 @@ def start(
     """
     devices = tuple(devices) or (CPU,) * count
     carrier = carrier or carrier_for(devices)
-    check_kinds(devices)
+    check_kinds(devices, {**os.environ, **(environment or {})})
     first, ranks = (0, count) if share is None else (share.peers.first, len(share.peers.addresses))
     memory, store = create_memory(ranks), _store(share)
     liveness_pipes = [end for _ in range(count) for end in os.pipe()]
@@ -269,9 +269,9 @@ def _file_of(data: bytes) -> int:
     return descriptor
 
 
-def check_kinds(devices: Sequence[str]) -> None:
+def check_kinds(devices: Sequence[str], environment: Mapping[str, str]) -> None:
     """Raises Diagnostic for an invalid MOAI_KERNELS, and for emulated GPUs without Triton."""
-    takes_all_kernels(os.environ)
+    takes_all_kernels(environment)
     if any(map(emulated_target, devices)) and find_spec("triton") is None:
         raise Diagnostic(
             "workers that emulate a GPU need Triton, which is not installed", hint="pip install 'moaic[gpu]'"

@@ -80,20 +80,23 @@ class HostFacts:
     cpu: str
     """Machine and the instruction sets by which results may differ in their last bits."""
     cores: int
+    triton: str = ""
+    """The version of Triton; empty if there is none."""
     gpus: tuple[str, ...] = ()
     """The names of the GPUs that workers can use."""
 
     def encoded(self) -> list[Any]:
-        return [self.version, self.moaic, self.torch, self.python, self.cpu, self.cores, list(self.gpus)]
+        versions = self.version, self.moaic, self.torch, self.python
+        return [*versions, self.cpu, self.cores, self.triton, list(self.gpus)]
 
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostFacts:
         """Raises Refused."""
-        *values, gpus = _typed(data, int, str, str, str, str, int, list, what="a greeting")
+        *values, gpus = _typed(data, int, str, str, str, str, int, str, list, what="a greeting")
         _within(len(gpus), range(MOST_GPUS), "number of GPUs")
-        version, moaic, torch, python, cpu, cores = values
+        version, moaic, torch, python, cpu, cores, triton = values
         names = _typed(gpus, *[str] * len(gpus), what="a list of GPUs")
-        facts = HostFacts(version, moaic, torch, python, cpu, cores, tuple(names))
+        facts = HostFacts(version, moaic, torch, python, cpu, cores, triton, tuple(names))
         _within(facts.version, range(1 << 16), "version of messages")
         _within(facts.cores, range(1, MOST_CORES), "number of cores")
         return facts
@@ -113,8 +116,8 @@ class HostState:
     """What a check finds on a host."""
 
     memory: int
-    gpu_memory: int
-    """Bytes of all GPUs that workers can use."""
+    gpu_memory: tuple[int, ...]
+    """Bytes of each GPU that workers can use."""
     compiler: str
     """The path of the C++ compiler; empty if there is none."""
     has_header: bool
@@ -126,22 +129,23 @@ class HostState:
     """Why it cannot listen."""
 
     def encoded(self) -> list[Any]:
-        memory = self.memory, self.gpu_memory
+        memory = self.memory, list(self.gpu_memory)
         return [*memory, self.compiler, self.has_header, str(self.folder), self.port, self.words]
 
     @staticmethod
     def decoded(data: Sequence[Any]) -> HostState:
         """Raises Refused."""
-        values = _typed(data, int, int, str, bool, str, int, str, what="a state")
+        values = _typed(data, int, list, str, bool, str, int, str, what="a state")
         memory, gpu_memory, compiler, has_header, folder, port, words = values
         if folder not in list(FolderState):
             raise Refused(f"a state `{folder}` of a folder")
-        for nbytes in (memory, gpu_memory):
+        _within(len(gpu_memory), range(MOST_GPUS), "number of GPUs")
+        for nbytes in (memory, *_typed(gpu_memory, *[int] * len(gpu_memory), what="the memory of GPUs")):
             _within(nbytes, range(MOST_BYTES), "number of bytes")
         _within(port, PORTS, "port")
         if (port == 0) == (words == ""):
             raise Refused("a state that tells neither a port nor why there is none, or both")
-        return HostState(memory, gpu_memory, compiler, has_header, FolderState(folder), port, words)
+        return HostState(memory, tuple(gpu_memory), compiler, has_header, FolderState(folder), port, words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,6 @@ finally:
 
 
 def test_an_agent_sees_the_gpus_that_its_workers_need(nodes: RayNodes, hosts: Hosts) -> None:
-    """Ray would hide them from what has asked for none."""
     program = hosts.folder / "gpus.py"
     program.write_text(AGENT_WITH_GPUS, encoding="utf-8")
     process = hosts.start([str(program)], **nodes.environment())

@@ -27,7 +27,7 @@ FOUR = (
 
 
 @cache
-def on_one_host(workers: int, words: Sequence[str]) -> list[str]:
+def on_one_host(workers: int, words: tuple[str, ...]) -> list[str]:
     """What workers on cores of this host compute."""
     environment = {
         **os.environ,
@@ -44,17 +44,18 @@ def digests(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("digest")]
 
 
-def over_hosts(hosts: Hosts, words: Sequence[str], **variables: str) -> list[str]:
-    """What the workers of these hosts compute."""
+def over_hosts(hosts: Hosts, words: tuple[str, ...], carrier: str = "memory", **variables: str) -> list[str]:
+    """What the workers of these hosts compute, and that this has carried their data."""
     code, text = hosts.run([PROGRAM, *words], 600, **variables)
     assert code == 0, text
+    assert f"carrier {carrier}\n" in text
     assert hosts.end() == [0] * (len(hosts.workers) - 1)
     found = digests(text)
     assert len(found) == len(words) - 1
     return found
 
 
-def check_same_bits(cluster: Cluster, shares: Sequence[int], words: Sequence[str]) -> None:
+def check_same_bits(cluster: Cluster, shares: Sequence[int], words: tuple[str, ...]) -> None:
     assert over_hosts(cluster(*shares), words) == on_one_host(sum(shares), words)
 
 
@@ -73,7 +74,7 @@ def test_workers_that_emulate_gpus(cluster: Cluster) -> None:
 def test_process_groups_where_the_network_is_trusted(cluster: Cluster, shares: tuple[int, ...]) -> None:
     hosts, words = cluster(*shares), ("llama", *FOUR)
     hosts.write(trusted_network=True)
-    assert over_hosts(hosts, words, MOAI_WORKERS="triton") == on_one_host(4, words)
+    assert over_hosts(hosts, words, "gloo", MOAI_WORKERS="triton") == on_one_host(4, words)
 
 
 @pytest.mark.exact

@@ -14,7 +14,7 @@ from torch import Tensor
 from moaic.compile import planning
 from moaic.runtime.controller.session import accelerator
 from tests.exact import training
-from tests.exact.models import EXAMPLES
+from tests.exact.models import EXAMPLES, MIXTURE
 from tests.exact.training import PLAIN, Plan, Reference, Run, Trainee, check_gradients, check_run
 from tests.passes.steps import machine
 
@@ -38,11 +38,12 @@ STEPS = 6
 
 
 def main(family: str, *names: str) -> None:
-    example = EXAMPLES[family]
+    example = {**EXAMPLES, "mixtral": MIXTURE}[family]
     training.PLANS = {**training.PLANS, **FOR_MORE}
     training.STEPS = STEPS
     # Layouts are selected by the speeds of links, which are others over hosts: another plan has other last bits.
     workers = accelerator().flavor
+    sys.stdout.write(f"carrier {accelerator().carrier}\n")
     planning.this_machine = lambda: machine(workers)
     reference, trainee = Reference(example), Trainee(example)
     for name in names:

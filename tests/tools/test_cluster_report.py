@@ -18,7 +18,7 @@ NAMES = ("localhost", "node2", "node3")
 
 FACTS = HostFacts(3, "0.1.0", "2.13.0", "3.11", "x86_64 fma avx2", 8)
 
-STATE = HostState(64 * GIB, 0, "/usr/bin/g++", True, FolderState.SHARED, 40000, "")
+STATE = HostState(64 * GIB, (), "/usr/bin/g++", True, FolderState.SHARED, 40000, "")
 
 LINK = MeasuredLink(8e-5, 8e8, "")
 
@@ -137,7 +137,7 @@ def test_other_numbers_of_threads_are_a_warning() -> None:
 
 
 def test_what_a_host_lacks_is_a_problem() -> None:
-    state = HostState(16 * GIB, 0, "", False, FolderState.READ_ONLY, 0, "workers cannot listen on 10.0.0.9")
+    state = HostState(16 * GIB, (), "", False, FolderState.READ_ONLY, 0, "workers cannot listen on 10.0.0.9")
     assert problems(of_node2(state)) == [
         "host `node2` has 16.0 GiB of memory, and cluster.toml says 32.0 GiB",
         "host `node2` has no C++ compiler",
@@ -153,10 +153,12 @@ def test_gpus_of_other_hosts() -> None:
     well = replace(
         WELL,
         facts=dict.fromkeys(NAMES, replace(FACTS, gpus=gpus)),
-        states=dict.fromkeys(NAMES, replace(STATE, gpu_memory=564 * GIB)),
+        states=dict.fromkeys(NAMES, replace(STATE, gpu_memory=(141 * GIB,) * 4)),
     )
     assert not problems(well, request)
-    assert " 564.0 GiB        256.0 GiB " in to_text(judged(request, well))
+    text = to_text(judged(request, well))
+    assert text.startswith("This host: moaic 0.1.0, PyTorch 2.13.0, Python 3.11, x86_64 fma avx2, NVIDIA H200, ")
+    assert " 282.0 GiB        256.0 GiB " in text, "of the GPUs that workers use"
 
     def with_gpus(*names: str) -> list[str]:
         return problems(replace(well, facts={**well.facts, "node2": replace(FACTS, gpus=names)}), request)
@@ -164,8 +166,12 @@ def test_gpus_of_other_hosts() -> None:
     needs = "for 2 workers: each of another host needs one of its own"
     assert with_gpus() == [f"host `node2` has no GPU {needs}"]
     assert with_gpus("NVIDIA H200") == [f"host `node2` has 1 GPU {needs}"]
-    other = "host `node2` has other GPUs (NVIDIA H200, NVIDIA A100) than this one (NVIDIA H200)"
+    other = "host `node2` has NVIDIA H200 and NVIDIA A100, this one NVIDIA H200: GPUs must be of one kind"
     assert with_gpus("NVIDIA H200", "NVIDIA A100") == [other]
+    mixed = replace(well, facts=dict.fromkeys(NAMES, replace(FACTS, gpus=("NVIDIA H200", "NVIDIA A100"))))
+    assert len(problems(mixed, request)) == 2, "also where both hosts are mixed alike"
+    triton = replace(well, facts={**well.facts, "node2": replace(FACTS, gpus=gpus, triton="3.7.0")})
+    assert problems(triton, request) == ["host `node2` has Triton 3.7.0, this one nowhere"]
     assert not with_gpus("NVIDIA H200", "NVIDIA H200", "NVIDIA A100"), "of those that workers use"
     assert not problems(replace(well, facts={**well.facts, "node2": FACTS})), "workers on cores"
 

@@ -130,7 +130,7 @@ def _check_protection(environment: Mapping[str, str], is_trusted: bool) -> None:
 
 
 def _needs(share: HostShare) -> dict[str, int]:
-    """What Ray has to set aside on a node. Without a GPU set aside it hides all of them from what it runs."""
+    """What Ray has to set aside on a node: it gives the same GPUs to nobody else, and shows the agent these alone."""
     return {"CPU": share.workers, **({"GPU": share.gpus} if share.gpus else {})}
 
 

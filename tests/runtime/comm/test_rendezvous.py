@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 
@@ -24,12 +25,17 @@ from tests.runtime.comm.conftest import Four, terms
 LOCAL = "127.0.0.1"
 
 
+def unused() -> int:
+    """What others than the first rank have instead of the socket, and close."""
+    return os.open(os.devnull, os.O_RDONLY)
+
+
 def test_groups_of_two_hosts(on_two_hosts: Four) -> None:
     server = socket.create_server((LOCAL, 0))
     port = server.getsockname()[1]
 
     def over_groups(box: Mailbox) -> Transport:
-        store = server.detach() if box.rank == 0 else -1
+        store = server.detach() if box.rank == 0 else unused()
         meet = meeting(store, box.rank, replace(on_two_hosts.peers[box.rank], store=port))
         return TwoLevelTransport(group_transport(Carrier.GLOO, meet, LOCAL, box.agree, CpuBackend()), box.hosts)
 
@@ -58,6 +64,6 @@ def test_a_store_that_nobody_serves(on_two_hosts: Four, monkeypatch: pytest.Monk
     monkeypatch.setattr(rendezvous, "DIAL_SECONDS", 0.2)
     with socket.create_server((LOCAL, 0)) as server:
         port = server.getsockname()[1]
-    meet = meeting(-1, 1, replace(on_two_hosts.peers[1], store=port))
+    meet = meeting(unused(), 1, replace(on_two_hosts.peers[1], store=port))
     with pytest.raises(Unreachable, match=rf"^worker 0 at 127\.0\.0\.1:{port} cannot be reached: .*firewalls must let"):
         meet()

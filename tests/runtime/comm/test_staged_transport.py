@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from moaic.runtime.comm.device_backend import CpuBackend
+from moaic.runtime.comm.device_backend import CpuBackend, DeviceBackend
 from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.staged_transport import StagedTransport
 from moaic.runtime.comm.transport import Group, SubAxis, Transport
 from moaic.runtime.comm.transport_layer import TransportLayer
+from moaic.runtime.comm.two_level import TwoLevelTransport
+from moaic.runtime.emulation.backend import EmulatedGpuBackend
+from moaic.runtime.host.gpu_specs import TARGETS
+from moaic.runtime.protocol.carrier import Carrier
+from moaic.runtime.worker import serve
 from tests.runtime.comm.conftest import Four, terms
 
 
@@ -130,3 +135,20 @@ def test_what_was_sent_may_be_overwritten(on_two_hosts: Four) -> None:
         return finish()[0]
 
     assert [tensor[0].item() for tensor in on_two_hosts.run(staged, act)] == [3, 0, 1, 2]
+
+
+def layers(transport: Transport | None) -> Iterator[type[Transport]]:
+    while transport is not None:
+        yield type(transport)
+        transport = getattr(transport, "_below", None)
+
+
+def test_workers_on_gpus_stage_what_links_carry(on_two_hosts: Four) -> None:
+    def made(backend: DeviceBackend) -> list[type[Transport]]:
+        box, peers = on_two_hosts.boxes[0], on_two_hosts.peers[0]
+        transport = serve._transport(Carrier.MEMORY, box, -1, peers, backend)  # pyright: ignore[reportPrivateUsage]
+        return list(layers(transport))
+
+    assert made(CpuBackend()) == [TwoLevelTransport, SharedMemoryTransport]
+    emulated = EmulatedGpuBackend(TARGETS["sm_90"])
+    assert made(emulated) == [StagedTransport, TwoLevelTransport, SharedMemoryTransport]

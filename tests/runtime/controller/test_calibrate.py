@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from moaic.runtime.controller import calibrate
 from moaic.runtime.controller.accelerator import Accelerator
 from moaic.runtime.controller.errors import WorkerError
 from moaic.runtime.controller.kernel_timing import MOST_REPEATS, kernel_seconds, seconds_to_time
-from moaic.runtime.host.flavors import this_host
+from moaic.runtime.host.flavors import HostShare, this_host
+from moaic.runtime.host.folders import cluster_file
 
 FLAVOR = this_host({}).flavor(2)
 COLLECTIVES = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"}
@@ -67,6 +69,19 @@ def test_a_kernel_that_cannot_run_leaves_the_workers_as_they_were(two: Accelerat
         kernel_seconds(two, text, 1e-5)
     two.synchronize()
     assert two.stats().workers[0].buffers == 0
+
+
+def test_what_carries_data_between_hosts_is_part_of_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    flavor = replace(FLAVOR, hosts=(HostShare("node2", "10.0.0.2", 1),))
+    file, found = cluster_file(os.environ), set[str]()
+    file.parent.mkdir(parents=True)
+    for trusted in ("false", "true"):
+        file.write_text(f'[cluster]\nlauncher = "ssh"\ntrusted_network = {trusted}\n', encoding="utf-8")
+        found.add(calibrate.fingerprint(flavor))
+    assert len(found) == 2
 
 
 def test_only_old_measurements_are_dropped(tmp_path: Path) -> None:

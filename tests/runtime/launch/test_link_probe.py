@@ -137,18 +137,19 @@ def test_a_host_that_confirms_late_is_a_broken_link(monkeypatch: pytest.MonkeyPa
 
 def test_texts_of_other_hosts_stay_within_their_lines() -> None:
     words = "\x1b[2J\nproblem  forged" + "x" * 1000
-    facts = HostFacts.decoded([3, words, words, words, words, 8, [words]])
-    state = HostState.decoded([1, 1, words, True, "shared", 0, words])
+    facts = HostFacts.decoded([3, words, words, words, words, 8, words, [words]])
+    state = HostState.decoded([1, [1], words, True, "shared", 0, words])
     link = MeasuredLink.decoded([0.0, 0.0, words])
     (gpu,) = facts.gpus
-    for text in (facts.moaic, facts.torch, facts.python, facts.cpu, gpu, state.compiler, state.words, link.error):
+    ours = (facts.moaic, facts.torch, facts.python, facts.cpu, facts.triton)
+    for text in (*ours, gpu, state.compiler, state.words, link.error):
         assert text.isprintable()
         assert len(text) == MOST_CHARACTERS
 
 
-FACTS = [3, "0.1.0", "2.13.0", "3.11", "x86_64", 8, ["NVIDIA H200"]]
+FACTS = [3, "0.1.0", "2.13.0", "3.11", "x86_64", 8, "3.7.0", ["NVIDIA H200"]]
 
-STATE = [1, 0, "g++", True, "shared", 4000, ""]
+STATE = [1, [2], "g++", True, "shared", 4000, ""]
 
 LINK = [0.1, 1e6, ""]
 
@@ -163,7 +164,7 @@ def test_greetings_of_another_form_are_refused(data: list[object]) -> None:
         HostFacts.decoded(data)
 
 
-@pytest.mark.parametrize("data", [None, [], FACTS, [1, 0, "g++", True, "shared", 1], [0.0, 1, ""]])
+@pytest.mark.parametrize("data", [None, [], FACTS, [1, [], "g++", True, "shared", 1], [0.0, 1, ""]])
 def test_answers_of_another_form_are_refused(data: list[object]) -> None:
     with pytest.raises(Refused):
         HostState.decoded(data)
@@ -175,7 +176,7 @@ def test_answers_of_another_form_are_refused(data: list[object]) -> None:
     ("index", "value"),
     [
         *[(0, -1), (0, 1 << 63), (5, 0), (5, -3), (5, 1 << 40), (5, True), (1, 2), (4, None)],
-        *[(6, "NVIDIA H200"), (6, [1]), (6, [["NVIDIA H200"]]), (6, ["NVIDIA H200"] * 5000)],
+        *[(7, "NVIDIA H200"), (7, [1]), (7, [["NVIDIA H200"]]), (7, ["NVIDIA H200"] * 5000)],
     ],
 )
 def test_facts_of_no_host_are_refused(index: int, value: object) -> None:
@@ -185,7 +186,10 @@ def test_facts_of_no_host_are_refused(index: int, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("index", "value"),
-    [(0, -1), (0, 1 << 60), (1, -1), (1, 1 << 60), (3, 1), (4, "mine"), (5, 0), (5, -1), (5, 1 << 16), (6, "no port")],
+    [
+        *[(0, -1), (0, 1 << 60), (1, 3), (1, [-1]), (1, [1 << 60]), (1, ["x"])],
+        *[(3, 1), (4, "mine"), (5, 0), (5, -1), (5, 1 << 16), (6, "no port")],
+    ],
 )
 def test_states_of_no_host_are_refused(index: int, value: object) -> None:
     with pytest.raises(Refused):
