@@ -93,5 +93,7 @@ def test_three_workers(cluster: Cluster, shares: tuple[int, ...]) -> None:
 @pytest.mark.exact
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "resnet"])
 def test_other_families(cluster: Cluster, family: str) -> None:
-    plans = [plan for plan in TWO if plan not in ("cp2", "pp2") or family != "resnet"]
+    # A pipeline cannot wait for the sum over all micro-batches that a router's loss needs; a ResNet has no sequence.
+    impossible = {"mixtral": ["pp2"], "resnet": ["cp2", "pp2"]}.get(family, [])
+    plans = [plan for plan in TWO if plan not in impossible]
     check_same_bits(cluster, (1, 1), (family, *plans, *(["ep2"] if family == "mixtral" else [])))
