@@ -26,15 +26,11 @@ def _mix_in_parts(words: Tensor) -> Tensor:
     """`mix` on a CPU: op by op, each of its steps on all words would go through memory."""
     if not words.is_contiguous() or words.numel() <= PART:
         return mix(words)
-    found = torch.empty_like(words)
-    flat, flat_found, count = words.view(-1), found.view(-1), PART * torch.get_num_threads()
-    for start in range(0, words.numel(), count):
-        part, into = flat[start : start + count], flat_found[start : start + count]
-        torch.bitwise_right_shift(part, SHIFTS[0], out=into)
-        into.bitwise_xor_(part)
-        for shift, multiplier in zip(SHIFTS[1:], MULTIPLIERS, strict=True):
-            into.mul_(multiplier).bitwise_and_(WORD).bitwise_xor_(into >> shift)
-    return found
+    flat, count = words.view(-1), PART * torch.get_num_threads()
+    found = torch.empty_like(flat)
+    for start in range(0, len(flat), count):
+        found[start : start + count] = mix(flat[start : start + count])
+    return found.view(words.shape)
 
 
 _LIBRARY: Final[Any] = torch.library.Library("moai", "FRAGMENT")
