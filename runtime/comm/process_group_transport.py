@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -202,13 +201,11 @@ def _together() -> Generator[None]:
 
 def group_transport(carrier: Carrier, meet: Meet, address: str, alike: Alike, backend: DeviceBackend) -> GroupTransport:
     """The transport over process groups; gloo listens on `address`, which is one of this host."""
-    stores: Any = distributed
     make = _MAKERS[carrier](address)
-    meeting = cache(meet)
 
     def made(group: Group) -> Any:
         with _together():
-            return make(stores.PrefixStore(f"{group.ranks}", meeting()), group.index, group.size)
+            return make(meet(group.ranks), group.index, group.size)
 
     stages = carrier is Carrier.GLOO and backend.device.type != CPU
     return GroupTransport(made, alike, backend, stages=stages, can_be_recorded=carrier is Carrier.NCCL)

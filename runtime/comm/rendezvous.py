@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from torch import distributed
@@ -16,18 +16,24 @@ from moaic.runtime.protocol.peers import Peers
 PATIENCE: Final = timedelta(days=1)
 """Timeout of the backends, never to be reached: when a worker is lost, the controller ends the others."""
 
-Meet = Callable[[], Any]
-"""Gives the store, once it is needed."""
+Meet = Callable[[tuple[int, ...]], Any]
+"""Gives the store of a group, by its ranks."""
 
 _stores: Final[Any] = distributed
 
 
 def meeting(descriptor: int, rank: int, peers: Peers | None) -> Meet:
-    """The store of this worker's groups: a file that the workers of one host share, else one served by the first rank.
+    """The stores of this worker's groups: in a file that the workers of one host share, else served by the first rank.
 
-    `descriptor` is that of the file, or for the first rank of several hosts that of a listening socket. The store takes
-    all who come: it is for networks that nobody else reaches.
+    `descriptor` is that of the file, or for the first rank of several hosts that of a listening socket, which takes all
+    who come: it is for networks that nobody else reaches.
     """
+    store = cache(_whole(descriptor, rank, peers))
+    return lambda ranks: _stores.PrefixStore(f"{ranks}", store())
+
+
+def _whole(descriptor: int, rank: int, peers: Peers | None) -> Callable[[], Any]:
+    """The store of all groups, once it is needed."""
     if peers is None:
         return partial(_of_file, descriptor)
     if rank:

@@ -8,6 +8,9 @@ from typing import Final
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.flavors import HostShare
 
+LOOPBACK: Final = "127.0.0.1"
+"""Where no other host reaches anything."""
+
 ANY_PORT: Final = 9
 """Nothing is sent there: the system only says from which address it would be."""
 

@@ -12,7 +12,7 @@ from typing import Final
 from moaic.ir.errors import Diagnostic
 from moaic.runtime.host.cluster_settings import ClusterSettings
 from moaic.runtime.host.flavors import HostShare
-from moaic.runtime.launch.addresses import facing, with_number
+from moaic.runtime.launch.addresses import LOOPBACK, facing, with_number
 from moaic.runtime.launch.enrolment import Listener, Tokens, token_of
 from moaic.runtime.launch.identity import Authority
 from moaic.runtime.launch.launchers.launcher import Invitation, Launcher, Say
@@ -20,10 +20,6 @@ from moaic.runtime.protocol.tls import TlsStream
 
 POLL_SECONDS: Final = 0.2
 """Interval at which launchers are asked for agents that cannot come any more."""
-
-
-LOOPBACK: Final = "127.0.0.1"
-"""Where the program listens if no other host has an address."""
 
 
 @dataclass(frozen=True, slots=True)

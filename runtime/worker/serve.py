@@ -30,6 +30,7 @@ from moaic.runtime.comm.two_level import TwoLevelTransport
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.host.cores import cores
 from moaic.runtime.host.gpus import CPU
+from moaic.runtime.launch.addresses import LOOPBACK
 from moaic.runtime.protocol.block_checks import check_commands
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.protocol.commands import NO_REQUEST, AnswerCode, Command, Request, from_wire, is_request
@@ -44,9 +45,6 @@ from moaic.runtime.worker.worker import Worker
 BEAT_MILLISECONDS: Final = 1000
 
 SWITCH_SECONDS: Final = 0.0002
-
-LOOPBACK: Final = "127.0.0.1"
-"""Where other hosts reach nothing."""
 
 MEMORY_ERRORS: Final = (MemoryError, RuntimeError)
 """Errors of PyTorch when an allocation fails."""
