@@ -2,79 +2,44 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from moaic.runtime.comm import peer_links
 from moaic.runtime.comm.peer_links import GREETING, HEAD, MAGIC, WORD, PeerLinks, Unreachable
-from moaic.runtime.comm.shm_slots import Mailbox, PeerLost
+from moaic.runtime.comm.shm_slots import PeerLost
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
-from moaic.runtime.comm.transport import Group, SubAxis
+from moaic.runtime.comm.transport import Group, SubAxis, Transport
 from moaic.runtime.host.status import FAILED, WORDS
 from moaic.runtime.launch.identity import Authority, Credentials, client_context
 from moaic.runtime.protocol.frames import readable
-from moaic.runtime.protocol.peers import PeerAddress, Peers
-from moaic.runtime.protocol.shared_memory import create_memory
+from moaic.runtime.protocol.peers import PeerAddress
 from moaic.runtime.protocol.tls import TlsStream
+from tests.runtime.comm.conftest import Linked, linked
 
-NAMES = ("host/a", "host/b")
 
-
-@dataclass
-class Pair:
-    """Workers 0 and 1, each on a host of its own."""
-
-    authority: Authority
-    peers: list[Peers]
-    links: list[PeerLinks]
-    boxes: list[Mailbox]
-
-    def both(self, act: Callable[[SharedMemoryTransport, Group, int], torch.Tensor]) -> list[torch.Tensor]:
-        """What each computes, at the same time."""
-
-        def one(rank: int) -> torch.Tensor:
-            return act(SharedMemoryTransport(self.boxes[rank]), Group.of((0, 1), rank), rank)
-
-        with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(one, range(2)))
-
-    def false_link(self, credentials: Credentials, sender: int = 1) -> TlsStream:
-        """A link to worker 0 that says that it is worker `sender`'s."""
-        sock = socket.create_connection((self.peers[0].addresses[0].address, self.peers[0].addresses[0].port))
-        stream = TlsStream(sock, client_context(credentials), is_server=False)
-        stream.shake_hands()
-        # Who is refused may learn of it here.
-        with suppress(OSError):
-            stream.sendmsg([memoryview(GREETING.pack(MAGIC, sender, 0))])
-        return stream
+def false_link(pair: Linked, credentials: Credentials, sender: int = 1) -> TlsStream:
+    """A link to worker 0 that says that it is worker `sender`'s."""
+    sock = socket.create_connection((pair.peers[0].addresses[0].address, pair.peers[0].addresses[0].port))
+    stream = TlsStream(sock, client_context(credentials), is_server=False)
+    stream.shake_hands()
+    # Who is refused may learn of it here.
+    with suppress(OSError):
+        stream.sendmsg([memoryview(GREETING.pack(MAGIC, sender, 0))])
+    return stream
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    authority = Authority("test")
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in NAMES]
-    addresses = tuple(
-        PeerAddress("127.0.0.1", listener.getsockname()[1], name)
-        for listener, name in zip(listeners, NAMES, strict=True)
-    )
-    made = [authority.credentials(name) for name in NAMES]
-    peers = [Peers(addresses, rank, 1, c.certificate, c.key, c.authority) for rank, c in enumerate(made)]
-    links = [PeerLinks(rank, peers[rank], listeners[rank]) for rank in range(2)]
-    memories = [create_memory(2) for _ in NAMES]
-    boxes = [Mailbox(memories[rank], rank, 2, (), links=links[rank]) for rank in range(2)]
-    for memory in memories:
-        os.close(memory)
-    yield Pair(authority, peers, links, boxes)
-    for each in links:
-        each.close()
+def pair() -> Iterator[Linked]:
+    """Workers 0 and 1, each on a host of its own."""
+    with linked(1, 1) as workers:
+        yield workers
 
 
 def is_ended(stream: TlsStream) -> bool:
@@ -91,31 +56,31 @@ def _has_ended(stream: TlsStream) -> bool:
 
 
 @pytest.mark.parametrize("count", [3, 8192, 3 << 20])
-def test_collectives_over_links(pair: Pair, count: int) -> None:
+def test_collectives_over_links(pair: Linked, count: int) -> None:
     values = [torch.randn(count, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
 
-    def add(transport: SharedMemoryTransport, group: Group, rank: int) -> torch.Tensor:
+    def add(transport: Transport, group: Group, rank: int) -> torch.Tensor:
         mine = values[rank].clone()
         transport.all_reduce(mine, group)
         return mine
 
-    def gather(transport: SharedMemoryTransport, group: Group, rank: int) -> torch.Tensor:
+    def gather(transport: Transport, group: Group, rank: int) -> torch.Tensor:
         return transport.all_gather(values[rank], group, SubAxis(0, count))
 
-    for found in pair.both(add):
+    for found in pair.run(SharedMemoryTransport, add):
         assert torch.equal(found, values[0] + values[1])
-    for found in pair.both(gather):
+    for found in pair.run(SharedMemoryTransport, gather):
         assert torch.equal(found, torch.cat(values))
 
 
-def test_a_failure_ends_the_wait_of_the_other_host(pair: Pair) -> None:
-    pair.both(lambda transport, group, rank: torch.tensor(transport.agree(group, 1)))
+def test_a_failure_ends_the_wait_of_the_other_host(pair: Linked) -> None:
+    pair.run(SharedMemoryTransport, lambda transport, group, rank: torch.tensor(transport.agree(group, 1)))
     pair.boxes[1].fail()
     with pytest.raises(PeerLost, match="worker 1 failed"):
         pair.boxes[0].take(1, torch.uint8)
 
 
-def test_a_worker_beyond_reach_is_named(pair: Pair) -> None:
+def test_a_worker_beyond_reach_is_named(pair: Linked) -> None:
     gone = socket.create_server(("127.0.0.1", 0))
     port = gone.getsockname()[1]
     gone.close()
@@ -127,16 +92,16 @@ def test_a_worker_beyond_reach_is_named(pair: Pair) -> None:
     listener.close()
 
 
-def test_another_host_of_the_job_cannot_come_as_this_worker(pair: Pair) -> None:
-    assert is_ended(pair.false_link(pair.authority.credentials("host/c")))
-    assert is_ended(pair.false_link(pair.authority.credentials("host/a")))
-    assert is_ended(pair.false_link(pair.authority.credentials("host/b"), sender=0))
+def test_another_host_of_the_job_cannot_come_as_this_worker(pair: Linked) -> None:
+    assert is_ended(false_link(pair, pair.authority.credentials("host/c")))
+    assert is_ended(false_link(pair, pair.authority.credentials("host/a")))
+    assert is_ended(false_link(pair, pair.authority.credentials("host/b"), sender=0))
 
 
-def test_an_end_of_another_job_is_refused(pair: Pair) -> None:
+def test_an_end_of_another_job_is_refused(pair: Linked) -> None:
     other = Authority("other").credentials("host/b")
     mine = replace(other, authority=pair.authority.certificate)
-    assert is_ended(pair.false_link(mine))
+    assert is_ended(false_link(pair, mine))
 
 
 @pytest.mark.parametrize(
@@ -151,8 +116,10 @@ def test_an_end_of_another_job_is_refused(pair: Pair) -> None:
     ],
     ids=["bytes elsewhere", "bytes outside", "a word of another", "a word outside", "a failure of another", "no word"],
 )
-def test_a_worker_can_write_nothing_but_its_own(pair: Pair, at: int, nbytes: int, words: list[tuple[int, int]]) -> None:
-    stream = pair.false_link(pair.authority.credentials("host/b"))
+def test_a_worker_can_write_nothing_but_its_own(
+    pair: Linked, at: int, nbytes: int, words: list[tuple[int, int]]
+) -> None:
+    stream = false_link(pair, pair.authority.credentials("host/b"))
     packed = b"".join(WORD.pack(*word) for word in words)
     stream.sendmsg([memoryview(HEAD.pack(len(words), nbytes, at) + packed + b"x" * nbytes)])
     assert is_ended(stream)
@@ -162,7 +129,7 @@ def test_a_worker_can_write_nothing_but_its_own(pair: Pair, at: int, nbytes: int
     assert "the link of worker 1 (b) has ended: " in pair.links[0].lost
 
 
-def test_strangers_are_cut(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_cut(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_SECONDS", 0.3)
     to = pair.peers[0].addresses[0]
     strangers = [socket.create_connection((to.address, to.port)) for _ in range(80)]
@@ -170,4 +137,4 @@ def test_strangers_are_cut(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         stranger.settimeout(3)
         assert stranger.recv(1) == b""
         stranger.close()
-    pair.both(lambda transport, group, rank: torch.tensor(transport.agree(group, 1)))
+    pair.run(SharedMemoryTransport, lambda transport, group, rank: torch.tensor(transport.agree(group, 1)))

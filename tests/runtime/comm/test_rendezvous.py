@@ -20,7 +20,7 @@ from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, Transport
 from moaic.runtime.comm.two_level import TwoLevelTransport
 from moaic.runtime.protocol.carrier import Carrier
-from tests.runtime.comm.conftest import Four, terms
+from tests.runtime.comm.conftest import Linked, terms
 
 LOCAL = "127.0.0.1"
 
@@ -30,7 +30,7 @@ def unused() -> int:
     return os.open(os.devnull, os.O_RDONLY)
 
 
-def test_groups_of_two_hosts(on_two_hosts: Four) -> None:
+def test_groups_of_two_hosts(on_two_hosts: Linked) -> None:
     server = socket.create_server((LOCAL, 0))
     port = server.getsockname()[1]
 
@@ -60,10 +60,10 @@ def test_groups_of_two_hosts(on_two_hosts: Four) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_store_that_nobody_serves(on_two_hosts: Four, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_nobody_serves(on_two_hosts: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "DIAL_SECONDS", 0.2)
     with socket.create_server((LOCAL, 0)) as server:
         port = server.getsockname()[1]
     meet = meeting(unused(), 1, replace(on_two_hosts.peers[1], store=port))
     with pytest.raises(Unreachable, match=rf"^worker 0 at 127\.0\.0\.1:{port} cannot be reached: .*firewalls must let"):
-        meet()
+        meet((0, 1))

@@ -19,7 +19,7 @@ from moaic.runtime.emulation.backend import EmulatedGpuBackend
 from moaic.runtime.host.gpu_specs import TARGETS
 from moaic.runtime.protocol.carrier import Carrier
 from moaic.runtime.worker import serve
-from tests.runtime.comm.conftest import Four, terms
+from tests.runtime.comm.conftest import Linked, terms
 
 
 class Apart(CpuBackend):
@@ -102,7 +102,7 @@ def staged(box: Mailbox) -> Transport:
     return StagedTransport(OfHost(SharedMemoryTransport(box), device), device)
 
 
-def check(on_two_hosts: Four, name: str, dtype: torch.dtype) -> None:
+def check(on_two_hosts: Linked, name: str, dtype: torch.dtype) -> None:
     given = terms([8, 3], dtype)
 
     def act(transport: Transport, group: Group, rank: int) -> Tensor:
@@ -116,16 +116,16 @@ def check(on_two_hosts: Four, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_the_bits_are_those_of_the_host(on_two_hosts: Four, name: str, dtype: torch.dtype) -> None:
+def test_the_bits_are_those_of_the_host(on_two_hosts: Linked, name: str, dtype: torch.dtype) -> None:
     check(on_two_hosts, name, dtype)
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in SUMS])
-def test_booleans(on_two_hosts: Four, name: str) -> None:
+def test_booleans(on_two_hosts: Linked, name: str) -> None:
     check(on_two_hosts, name, torch.bool)
 
 
-def test_what_was_sent_may_be_overwritten(on_two_hosts: Four) -> None:
+def test_what_was_sent_may_be_overwritten(on_two_hosts: Linked) -> None:
     """The others read later: the copy is what they get."""
 
     def act(transport: Transport, group: Group, rank: int) -> Tensor:
@@ -143,7 +143,7 @@ def layers(transport: Transport | None) -> Iterator[type[Transport]]:
         transport = getattr(transport, "_below", None)
 
 
-def test_workers_on_gpus_stage_what_links_carry(on_two_hosts: Four) -> None:
+def test_workers_on_gpus_stage_what_links_carry(on_two_hosts: Linked) -> None:
     def made(backend: DeviceBackend) -> list[type[Transport]]:
         box, peers = on_two_hosts.boxes[0], on_two_hosts.peers[0]
         transport = serve._transport(Carrier.MEMORY, box, -1, peers, backend)  # pyright: ignore[reportPrivateUsage]

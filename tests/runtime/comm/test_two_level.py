@@ -13,7 +13,7 @@ from moaic.runtime.comm.shm_slots import Mailbox
 from moaic.runtime.comm.shm_transport import SharedMemoryTransport
 from moaic.runtime.comm.transport import ONE_TURN, Group, SubAxis, Transport
 from moaic.runtime.comm.two_level import PIECE_BYTES, TwoLevelTransport, levels
-from tests.runtime.comm.conftest import Act, Four, terms
+from tests.runtime.comm.conftest import Act, Linked, terms
 
 
 def in_levels(box: Mailbox) -> Transport:
@@ -37,7 +37,7 @@ def gather(parts: Sequence[Tensor], sub_axis: SubAxis) -> Act:
     return lambda transport, group, rank: transport.all_gather(parts[rank], group, sub_axis)
 
 
-def check(on_two_hosts: Four, act: Act) -> None:
+def check(on_two_hosts: Linked, act: Act) -> None:
     """That both kinds give the same bits, shapes and strides."""
     flat, two = on_two_hosts.run(SharedMemoryTransport, act), on_two_hosts.run(in_levels, act)
     for one, other in zip(flat, two, strict=True):
@@ -48,11 +48,11 @@ def check(on_two_hosts: Four, act: Act) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64], ids=str)
 @pytest.mark.parametrize("length", [0, 1, 7, 4096, 3 * ONE_TURN + 5, 5 << 20, PIECE_BYTES // 8 + 3])
-def test_sums(on_two_hosts: Four, dtype: torch.dtype, length: int) -> None:
+def test_sums(on_two_hosts: Linked, dtype: torch.dtype, length: int) -> None:
     check(on_two_hosts, reduce(terms([length], dtype)))
 
 
-def test_tensors_of_several_pieces(on_two_hosts: Four, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_several_pieces(on_two_hosts: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_level, "PIECE_BYTES", 256)
     for dtype in (torch.float32, torch.bfloat16):
         given = terms([8, 12, 20], dtype)
@@ -64,20 +64,20 @@ def test_tensors_of_several_pieces(on_two_hosts: Four, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sub_axis", [SubAxis(0, 2), SubAxis(1, 3), SubAxis(1, 1), SubAxis(2, 1)], ids=str)
-def test_scattered_sums(on_two_hosts: Four, dtype: torch.dtype, sub_axis: SubAxis) -> None:
+def test_scattered_sums(on_two_hosts: Linked, dtype: torch.dtype, sub_axis: SubAxis) -> None:
     given = terms([8, 12, 4], dtype)
     check(on_two_hosts, scatter(given, sub_axis))
     check(on_two_hosts, scatter([each.mT for each in given], SubAxis(1, 1)))
 
 
 @pytest.mark.parametrize("sub_axis", [SubAxis(0, 2), SubAxis(1, 3), SubAxis(1, 1), SubAxis(2, 4)], ids=str)
-def test_gathered_parts(on_two_hosts: Four, sub_axis: SubAxis) -> None:
+def test_gathered_parts(on_two_hosts: Linked, sub_axis: SubAxis) -> None:
     given = terms([2, 3, 4], torch.float32)
     check(on_two_hosts, gather(given, sub_axis))
 
 
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.5), (torch.bfloat16, 0.75)], ids=str)
-def test_fewer_bytes_cross_the_network(on_two_hosts: Four, dtype: torch.dtype, share: float) -> None:
+def test_fewer_bytes_cross_the_network(on_two_hosts: Linked, dtype: torch.dtype, share: float) -> None:
     act = reduce(terms([6 << 18], dtype))
     counts = [on_two_hosts.sent()]
     for make in (SharedMemoryTransport, in_levels):
