@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from moaic.ir.graph import Module
@@ -67,6 +67,9 @@ MORE = 0.005
 
 IN_A_ROW = 8
 """Bounds after which pipelines are priced whose bounds are known, even if others might be faster yet."""
+
+MESHES = 2
+"""Fewest meshes that are looked into at once, where so many are unknown: each keeps a process busy."""
 
 ROUND = 4
 """Most candidates that are compiled before others are left out because of them."""
@@ -331,8 +334,9 @@ class Evaluation:
             return []
         known = self.bounds.simpler.keys()
         if unknown := dict.fromkeys(self._least(each.config) for each in promising).keys() - known:
-            others = {self._least(each.config) for each in self.waiting} - known
-            return sorted({coarsest(mesh, others) for mesh in unknown}, key=simplicity)
+            by_bound = sorted(self.waiting, key=lambda each: each.seconds)
+            others = dict.fromkeys(self._least(each.config) for each in by_bound)
+            return _coarsest_first(unknown, [mesh for mesh in others if mesh not in known])
         # With dp in place of stages the work is the same, unless there is no such plan.
         whole = dict.fromkeys(
             least(each.config) for each in promising if each.is_whole and self._least(each.config) in self.impossible
@@ -435,6 +439,18 @@ class Evaluation:
         costs = dict(zip(configs, self.pool.cost(configs), strict=True))
         self.costing += time.perf_counter() - start
         return costs
+
+
+def _coarsest_first(wanted: Collection[Config], unknown: Sequence[Config]) -> list[Config]:
+    """The coarsest meshes that bound the wanted ones, and if they are fewer than MESHES those that would be next.
+
+    `unknown` has the meshes to choose from, those that promise most first.
+    """
+    found = {coarsest(mesh, unknown) for mesh in wanted}
+    for _ in range(MESHES - len(found)):
+        others = [mesh for mesh in unknown if mesh not in found]
+        found.update(coarsest(mesh, others) for mesh in others[:1])
+    return sorted(found, key=simplicity)
 
 
 def _one_of_each_sharding(ready: Sequence[_Waiting]) -> list[_Waiting]:

@@ -74,7 +74,8 @@ class ProcessPool:
 
     def compile(self, configs: Sequence[Config]) -> list[Compiled]:
         """Compiles the candidates; idle processes take the next ones. One that kills its process is a crash."""
-        families = _Families(configs, replicated, self._homes)
+        # Those of most stages take longest: none of them is left for the end.
+        families = _Families(sorted(configs, key=lambda config: -config.pp), replicated, self._homes)
         found: dict[Config, Compiled] = {}
 
         def work(member: _Member) -> None:
