@@ -7,6 +7,7 @@ from typing import Final
 
 from moaic.ir.errors import Diagnostic
 from moaic.passes.schedules import Schedule
+from moaic.text.units import count
 
 EQUAL: Final = "equal"
 """The word for as large a share for each worker."""
@@ -27,10 +28,18 @@ def parse_shares(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("+")))
 
 
+def for_other_workers(text: str, workers: int) -> Diagnostic:
+    """The error for shares that are not one for each of so many workers along pp."""
+    return Diagnostic(
+        f"stage_shares={text} has the shares of {count(len(parse_shares(text)), 'worker')}, the plan has pp={workers}",
+        hint="one number for each worker along pp, which are at least two: stage_shares=5+2",
+    )
+
+
 def shares_of_stages(text: str, schedule: Schedule) -> tuple[int, ...]:
     """By stage, its share: that of its worker, or an equal one. Raises Diagnostic where they are for other workers."""
     workers = len(schedule.workers)
     shares = (1,) * workers if text == EQUAL else parse_shares(text)
     if len(shares) != workers:
-        raise Diagnostic(f"stage_shares={text} has the shares of {len(shares)} workers, the plan has pp={workers}")
+        raise for_other_workers(text, workers)
     return tuple(shares[worker] for worker in schedule.owners)

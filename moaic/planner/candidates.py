@@ -19,10 +19,10 @@ from moaic.passes.sharding.context_parallel import lengths
 from moaic.passes.sharding.data_parallel import batch_size, padded_rows
 from moaic.passes.sharding.expert_parallel import experts_of
 from moaic.passes.sharding.loss_chunks import logits_of
-from moaic.passes.stage_shares import EQUAL, parse_shares
+from moaic.passes.stage_shares import EQUAL, for_other_workers, parse_shares
 from moaic.passes.transforms.hoist_casts import narrows
 from moaic.planner.stage_speeds import Speeds
-from moaic.text.units import MIB, count
+from moaic.text.units import MIB
 
 SMALL_BATCH = 8
 """Up to this many rows, one row per micro-batch is always among the candidates."""
@@ -452,11 +452,7 @@ def _check_stage_shares(request: Request) -> None:
         return
     shares, stages = len(parse_shares(request.stage_shares)), request.pp or 1
     if shares != stages or shares == 1:
-        raise Diagnostic(
-            f"stage_shares={request.stage_shares} has the shares of {count(shares, 'worker')} along pp, "
-            f"the plan has pp={stages}",
-            hint="one number for each worker along pp, which are at least two: stage_shares=5+2",
-        )
+        raise for_other_workers(request.stage_shares, stages)
 
 
 def _stages(request: Request) -> int:
