@@ -30,8 +30,9 @@ def parse_shares(text: str) -> tuple[int, ...]:
 
 def for_other_workers(text: str, workers: int) -> Diagnostic:
     """The error for shares that are not one for each of so many workers along pp."""
+    given = count(len(parse_shares(text)), "worker")
     return Diagnostic(
-        f"stage_shares={text} has the shares of {count(len(parse_shares(text)), 'worker')}, the plan has pp={workers}",
+        f"stage_shares={text} has the shares of {given} along pp, the plan has pp={workers}",
         hint="one number for each worker along pp, which are at least two: stage_shares=5+2",
     )
 

@@ -72,14 +72,14 @@ def chosen(step: CapturedStep, devices: int, asked: Asked) -> Sequence[Config]:
 class VerdictTable:
     """A table whose rows are printed while the verdicts are computed: the widths follow from the chosen plans.
 
-    Raises Diagnostic where there is none.
+    Raises Diagnostic where there is no plan to check.
     """
 
     def __init__(self, step: CapturedStep, asked: Asked) -> None:
         plans = [str(config) for devices in asked.devices for config in chosen(step, devices, asked)]
         if not plans:
             raise Diagnostic(
-                f"no such plan takes all of {' or '.join(map(str, asked.devices))} devices",
+                f"no such plan takes exactly {' or '.join(map(str, asked.devices))} devices",
                 hint="--devices N checks those that take N",
             )
         results = range(len(step.module.main.results))

@@ -328,15 +328,16 @@ class Evaluation:
     def _unknown_meshes(self, promising: Sequence[_Waiting]) -> list[Config]:
         """The plans that bound all on the meshes of these and are not known yet.
 
-        First those that bound the most, then those that only bound the mesh of a candidate, where these are impossible.
+        First those that bound the most, with the next of them where there are few; then those that only bound the mesh
+        of a candidate, where these are impossible.
         """
         if self.best == math.inf:
             return []
         known = self.bounds.simpler.keys()
-        if unknown := dict.fromkeys(self._least(each.config) for each in promising).keys() - known:
+        if wanted := dict.fromkeys(self._least(each.config) for each in promising).keys() - known:
             by_bound = sorted(self.waiting, key=lambda each: each.seconds)
             others = dict.fromkeys(self._least(each.config) for each in by_bound)
-            return _coarsest_first(unknown, [mesh for mesh in others if mesh not in known])
+            return _coarsest_first(wanted, [mesh for mesh in others if mesh not in known])
         # With dp in place of stages the work is the same, unless there is no such plan.
         whole = dict.fromkeys(
             least(each.config) for each in promising if each.is_whole and self._least(each.config) in self.impossible
@@ -447,9 +448,8 @@ def _coarsest_first(wanted: Collection[Config], unknown: Sequence[Config]) -> li
     `unknown` has the meshes to choose from, those that promise most first.
     """
     found = {coarsest(mesh, unknown) for mesh in wanted}
-    for _ in range(MESHES - len(found)):
-        others = [mesh for mesh in unknown if mesh not in found]
-        found.update(coarsest(mesh, others) for mesh in others[:1])
+    while len(found) < MESHES and (others := [mesh for mesh in unknown if mesh not in found]):
+        found.add(coarsest(others[0], others))
     return sorted(found, key=simplicity)
 
 

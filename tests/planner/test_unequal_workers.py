@@ -186,8 +186,8 @@ def test_asked_shares_are_those_of_all_candidates() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("stage_shares=3", "has the shares of 1 worker, the plan has pp=1"),
-        ("pp=4,stage_shares=3+1", "has the shares of 2 workers, the plan has pp=4"),
+        ("stage_shares=3", "has the shares of 1 worker along pp, the plan has pp=1"),
+        ("pp=4,stage_shares=3+1", "has the shares of 2 workers along pp, the plan has pp=4"),
         ("stage_shares=3+0", "stage_shares=3+0 is not of the form 5+2"),
         ("stage_shares=3:1", "stage_shares=3:1 is not of the form 5+2"),
         ("stage_shares=1+1+1+1+1", "needs 5 workers, there are 4"),
