@@ -267,7 +267,8 @@ def results_on_meta(
         except NotImplementedError:
             return None
     count = len(signature.returns)
-    listed = cast("tuple[Any, ...]", results if count > 1 else (results,) if count else ())
+    wanted = signature.asked_for(results, args, kwargs)
+    listed = cast("tuple[Any, ...]", wanted if count > 1 else (results,) if count else ())
     return tuple(_result_geometry(result) for result in listed)
 
 

@@ -25,6 +25,10 @@ PLACEMENT: Final = frozenset({"device", "layout", "pin_memory"})
 """Arguments that choose the storage of a new tensor; no shape or stride depends on them."""
 
 
+RESULT_MASKS: Final = frozenset({"output_mask", "grad_input_mask"})
+"""Arguments of backward ops that say, by result, whether it is asked for."""
+
+
 class ArgKind(Enum):
     """The kind of an argument: it decides how the IR, the message to the workers and the key of a call spell it."""
 
@@ -129,6 +133,20 @@ class Signature:
     def is_random(self) -> bool:
         """Whether the op may draw random numbers."""
         return "nondeterministic_seeded" in self.tags or "generator" in self.names
+
+    @cached_property
+    def mask(self) -> int | None:
+        """The position of the argument that says which new results are asked for."""
+        if not self.returns or any(source is not None for source in self.returns):
+            return None
+        return next((i for i, name in enumerate(self.names) if name in RESULT_MASKS), None)
+
+    def asked_for(self, results: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The results of a call, with None for those that it does not ask for: some kernels make these all the same."""
+        if self.mask is None:
+            return results
+        mask = self.argument(self.mask, args, kwargs)
+        return tuple(result if wanted else None for result, wanted in zip(results, mask, strict=True))
 
     def argument(self, position: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The argument at `position` of a call; None when the call leaves it out."""

@@ -25,7 +25,7 @@ class EagerOp:
         self._operation = operation
         plan = operation.combination
         self._combiner = None if plan is None else Combiner(plan, context)
-        called = signature(operation.op)
+        self._signature = called = signature(operation.op)
         self._call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
         self._device = context.device
         self._unpadded = plan.unpadded if plan is not None and any(plan.unpadded) else ()
@@ -70,10 +70,10 @@ class EagerOp:
         if self._unpadded:
             tensors = [self._without_padding(tensor, index) for index, tensor in enumerate(tensors)]
         source = _ArgumentSource(iter(tensors), iter(scalars), self._is_held, self._device)
-        args = [_argument(part, source) for part in self._operation.args]
+        args = tuple(_argument(part, source) for part in self._operation.args)
         kwargs = {name: _argument(part, source) for name, part in self._operation.kwargs}
         kwargs |= self._made_on
-        return self._call(*args, **kwargs)
+        return self._signature.asked_for(self._call(*args, **kwargs), args, kwargs)
 
     def _without_padding(self, tensor: Tensor | None, index: int) -> Tensor | None:
         if tensor is None:

@@ -120,7 +120,8 @@ def _call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale
         )
-    return signature(op).overload(*args, **kwargs)
+    called = signature(op)
+    return called.asked_for(called.overload(*args, **kwargs), tuple(args), kwargs)
 
 
 def _keep(op: str, results: Any, places: list[torch.Tensor]) -> None:
