@@ -34,6 +34,8 @@ DTYPE_BYTES: dict[str, int] = {
 FLOATING = frozenset({"f64", "f32", "f16", "bf16"})
 """Types in which ops compute; eight-bit floats are only operands of products."""
 
+INTEGERS = frozenset({"i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool"})
+
 HALF = frozenset({"f16", "bf16"})
 """Sixteen-bit floats, in which long sums lose terms: sums are made in f32."""
 

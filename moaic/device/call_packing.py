@@ -22,6 +22,7 @@ from moaic.runtime.protocol.combination import REDUCTIONS
 _tuple: Any = tuple
 _new: Final[Callable[..., Any]] = _tuple.__new__
 """Makes a NamedTuple in half the time that its own `__new__` takes, which is written in Python."""
+_default_dtype: Final = torch.get_default_dtype
 
 _TENSOR: Final = ArgKind.TENSOR
 _TENSORS: Final = ArgKind.TENSORS
@@ -58,7 +59,7 @@ def packer(signature: Signature) -> Packer:
     by_name = dict(zip(signature.names, kinds, strict=True))
 
     def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall:
-        key: list[Any] = []
+        key: list[Any] = [_default_dtype()]
         buffers: list[Buffer] = []
         offsets: list[int] = []
         scalars: list[Any] = []

@@ -41,6 +41,8 @@ class CallForm:
     outputs: tuple[StorageGeometry, ...]
     positions: tuple[tuple[int, bool], ...]
     """Per operand: its index in a list of tensors (else -1), and whether the op writes it."""
+    default_dtype: str
+    """PyTorch's default dtype at the call: that of results for which the operands tell none."""
 
 
 @lru_cache(1 << 14)
@@ -50,9 +52,10 @@ def call_form(
     kwargs: tuple[tuple[str, ArgSpec], ...],
     operands: tuple[OperandForm, ...],
     outputs: tuple[StorageGeometry, ...],
+    default_dtype: str,
 ) -> CallForm:
     """The one object for all equal forms, so that caches of decisions compare forms by identity."""
-    return CallForm(op, args, kwargs, operands, outputs, tuple(positions(op, args, kwargs)))
+    return CallForm(op, args, kwargs, operands, outputs, tuple(positions(op, args, kwargs)), default_dtype)
 
 
 class EagerCall(NamedTuple):
@@ -86,9 +89,8 @@ def take_apart(
         scalars = []
     operands = tuple([_operand_form(view) for view in views])
     offsets = [view.offset for view, operand in zip(views, operands, strict=True) if operand.view is not None]
-    return EagerCall(
-        call_form(op, parts, named, operands, tuple(outputs)), [view.buffer for view in views], offsets, scalars
-    )
+    form = call_form(op, parts, named, operands, tuple(outputs), DTYPE_NAMES[torch.get_default_dtype()])
+    return EagerCall(form, [view.buffer for view in views], offsets, scalars)
 
 
 def _operand_form(view: View) -> OperandForm:

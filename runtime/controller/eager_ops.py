@@ -159,7 +159,8 @@ class EagerOps:
         combination = decision.combination
         ranks = tuple(place.holders for place in decision.required) if combination is None else combination.owners
         kwargs = (*form.kwargs, *decision.kwargs)
-        number = self._defined(Operation(form.op, form.args, kwargs, geometries, ranks, combination))
+        operation = Operation(form.op, form.args, kwargs, geometries, ranks, combination, form.default_dtype)
+        number = self._defined(operation)
         outputs = tuple(self._buffers.interned(place) for place in decision.outputs)
         places = tuple(operand.place for operand in given)
         return Prepared(number, outputs, moved.all(), returned.all(), tuple(settling), places)

@@ -42,14 +42,16 @@ class Operation:
     ranks: tuple[tuple[int, ...], ...]
     combination: Combination | None = None
     """The combination of partial results; None if the op's operands are not sharded."""
+    default_dtype: str = "f32"
+    """PyTorch's default dtype where the op is called."""
 
     def encoded(self) -> list[Any]:
         combination = None if self.combination is None else self.combination.encoded()
-        return [self.op, self.args, self.kwargs, self.geometries, self.ranks, combination]
+        return [self.op, self.args, self.kwargs, self.geometries, self.ranks, combination, self.default_dtype]
 
     @staticmethod
     def decoded(data: Any) -> Operation:
-        op, args, kwargs, geometries, ranks, combination = data
+        op, args, kwargs, geometries, ranks, combination, default_dtype = data
         return Operation(
             op,
             tuple(_part(part) for part in args),
@@ -57,6 +59,7 @@ class Operation:
             tuple(None if each is None else ViewGeometry(*(_tuple(item) for item in each)) for each in geometries),
             tuple(map(tuple, ranks)),
             None if combination is None else Combination.decoded(combination),
+            default_dtype,
         )
 
 

@@ -26,7 +26,8 @@ class EagerOp:
         plan = operation.combination
         self._combiner = None if plan is None else Combiner(plan, context)
         self._signature = called = signature(operation.op)
-        self._call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
+        call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
+        self._call = _with_default(call, DTYPES[operation.default_dtype])
         self._device = context.device
         self._unpadded = plan.unpadded if plan is not None and any(plan.unpadded) else ()
         self._rank = context.rank
@@ -97,6 +98,22 @@ class EagerOp:
         if len(outputs) == count or len(outputs) > len(self._present):
             return outputs
         return [buffer_id for buffer_id, present in zip(outputs, self._present, strict=False) if present]
+
+
+def _with_default(call: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """The call under this default dtype: that of `arange(3.)`, and of the quotient of integers."""
+    usual = torch.get_default_dtype()
+    if dtype == usual:
+        return call
+
+    def under_default(*args: Any, **kwargs: Any) -> Any:
+        torch.set_default_dtype(dtype)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(usual)
+
+    return under_default
 
 
 def _held_positions(operation: Operation, present: Sequence[bool]) -> Sequence[bool]:

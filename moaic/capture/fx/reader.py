@@ -26,7 +26,7 @@ from moaic.capture.value_checks import DEFAULT_MESSAGE
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Attr, Location, Operand, Value
 from moaic.ir.op_names import CHECKED
-from moaic.ir.types import TensorType
+from moaic.ir.types import FLOATING, INTEGERS, TensorType
 from moaic.runtime.dtypes import DTYPE_NAMES
 from moaic.runtime.protocol.aten_schema import NAMESPACES, Argument, Signature, op_name, signature_of
 
@@ -140,6 +140,8 @@ class GraphReader:
             first = next(iter(node.args), None)
             source = first.meta.get("val") if isinstance(first, fx.Node) else None
             return rewrite(OpCall(self.builder, name, operands, attrs, types, source, example))
+        if "pointwise" in signature.tags and "condition" not in signature.names:
+            operands = self._promoted(operands, types[0].dtype)
         results = self.builder.emit_many(name, operands, types, normalized(attrs, operands, types, signature))
         if isinstance(example, Tensor):
             return results[0]
@@ -162,6 +164,20 @@ class GraphReader:
             elif argument.is_attribute and (argument.required or value != self._argument(argument.default)):
                 attrs[argument.name] = value
         return operands, attrs
+
+    def _promoted(self, operands: list[Operand], dtype: str) -> list[Operand]:
+        """The operands of an elementwise op, cast where integers give floats of another dtype than workers' default.
+
+        Such floats have the default dtype of the script.
+        """
+        values = [operand for operand in operands if isinstance(operand, Value)]
+        if dtype not in FLOATING - {"f32"} or any(value.type.dtype not in INTEGERS for value in values):
+            return operands
+        cast_to: dict[Operand, Operand] = {
+            value: self.builder.emit("aten._to_copy", [value], TensorType(dtype, value.type.shape), dtype=dtype)
+            for value in values
+        }
+        return [cast_to.get(operand, operand) for operand in operands]
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, fx.Node):
