@@ -70,6 +70,15 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha:
     return _scaled(aten.mm(left, right), alpha) + _scaled(bias, beta)
 
 
+def _add(left: Tensor, right: Tensor, *, alpha: float = 1) -> Tensor:
+    """Without its factor, which Inductor loses when it joins the sum with a product (2.13)."""
+    dtype = torch.result_type(left, right)
+    if alpha == 1 or dtype == torch.bool:
+        return NotImplemented
+    wide = _wide(dtype)
+    return (left.to(wide) + right.to(wide) * alpha).to(dtype)
+
+
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = _scaled(aten.bmm(left, right), alpha)
     return product if beta == 0 else product + _scaled(bias, beta)
@@ -270,6 +279,7 @@ _OURS: Table = {
     aten.unfold.default: _unfold,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.add.Tensor: _add,
     aten.addmm.default: _addmm,
     aten.baddbmm.default: _baddbmm,
     aten.mean.default: _mean,

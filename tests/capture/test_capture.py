@@ -259,6 +259,17 @@ def test_gradients_of_slices_and_statistics(compiler: Compiler) -> None:
     agree(model, reference, 1e-10)
 
 
+def test_a_factor_of_a_sum_is_a_product(compiler: Compiler) -> None:
+    """Inductor loses `alpha` where it makes one product of a sum with a product."""
+
+    def moved(mean: Tensor, x: Tensor) -> Tensor:
+        return mean.mul(0.9).add_(x @ x.t(), alpha=0.1)
+
+    mean, x = torch.ones(3, 3), torch.arange(6.0).view(3, 2)
+    torch.testing.assert_close(compiler(moved)(mean, x), moved(mean, x))
+    assert not any("alpha" in op.attrs for op in compiler.function().ops)
+
+
 def test_a_look_up_of_rows_has_the_gradient_of_an_embedding(compiler: Compiler) -> None:
     """Whose rule splits over the look-ups; rows may count from the end, and some are looked up twice."""
     rows = torch.tensor([[0, -1, 4], [4, 2, -6]])

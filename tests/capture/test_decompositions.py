@@ -38,6 +38,10 @@ def shuffled(x: Tensor, bias: Tensor) -> Tensor:
 FORMS: Mapping[str, Form] = {
     "products added to nothing": lambda x, bias: torch.baddbmm(bias, x[None], x.t()[None], beta=0, alpha=2),
     "products added to more": lambda x, bias: torch.baddbmm(bias, x[None], x.t()[None], beta=3, alpha=2),
+    "a sum with a factor": lambda x, bias: x.add(bias.double(), alpha=0.1) + torch.add(bias.double(), x, alpha=-3),
+    "a sum of whole numbers with a factor": lambda x, bias: (
+        bias.int().add((16 * x).to(torch.int8), alpha=100) * x + (x > 0).add(bias > 0, alpha=2) * bias
+    ),
     "a convolution of whose parts a bias alone is trained": only_a_bias,
     "a convolution without a bias": lambda x, bias: functional.conv1d(x[None], bias.expand(2, 4, 4)),
     "a look-up in a number": lambda x, bias: bias.sum().index_select(
