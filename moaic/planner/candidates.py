@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import ceil, prod
 from typing import get_args
 
 from moaic.ir.errors import Diagnostic
@@ -24,11 +24,14 @@ from moaic.passes.transforms.hoist_casts import narrows
 from moaic.planner.stage_speeds import Speeds
 from moaic.text.units import MIB
 
-SMALL_BATCH = 8
-"""Up to this many rows, one row per micro-batch is always among the candidates."""
+FEW_ROWS = (1, 2, 4)
+"""Rows of a micro-batch that are always among the candidates: where memory is short, some of them fit."""
 
 MOST_PARTS = 64
-"""Most micro-batches among the candidates; more are used only if the request asks for them."""
+"""Most micro-batches of a pipeline among the candidates, and most that are a power of two whatever their rows."""
+
+MOST_IN_TURN = 4096
+"""Most micro-batches without a pipeline among the candidates: to price a plan takes time for each."""
 
 LONG = 4096
 """Tokens from which on the sequence may be split, however large the batch is."""
@@ -120,7 +123,7 @@ class CandidateSpace:
     def in_parts(self, mesh: Config) -> Iterator[Config]:
         """A mesh with every number of micro-batches into which the batch is split on it, in every order."""
         facts, request = self.facts, self.request
-        for micro_batches in _micro_batches(facts, request):
+        for micro_batches in _micro_batches(mesh, facts, request):
             if self._splits(mesh.dp * micro_batches) and not self._could_split_rows(mesh, micro_batches):
                 orders = _schedules(mesh.pp, micro_batches, facts.trains, request)
                 for schedule, shares in product(orders, _stage_shares(mesh, facts, request)):
@@ -310,12 +313,12 @@ def _stage_shares(mesh: Config, facts: _Facts, request: Request) -> Sequence[str
     return [EQUAL] if facts.speeds is None else facts.speeds.shares(mesh)
 
 
-def _micro_batches(facts: _Facts, request: Request) -> Sequence[int]:
+def _micro_batches(mesh: Config, facts: _Facts, request: Request) -> Sequence[int]:
     if request.micro_batches is not None:
         return [request.micro_batches]
-    powers = [1 << power for power in range(MOST_PARTS.bit_length()) if _is_padded_by_little(1 << power, facts)]
-    rows = facts.rows
-    return sorted({*powers, rows}) if 0 < rows <= SMALL_BATCH else powers
+    powers = [1 << power for power in range(MOST_PARTS.bit_length())]
+    by_rows = [min(MOST_IN_TURN, ceil(facts.rows / (mesh.dp * rows))) for rows in FEW_ROWS] if facts.rows else []
+    return sorted({*powers, *(parts for parts in by_rows if mesh.pp == 1 or parts <= MOST_PARTS)})
 
 
 def _recompute_modes(trains: bool, request: Request) -> Sequence[Recompute]:

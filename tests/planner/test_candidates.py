@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -59,16 +60,21 @@ def test_meshes_of_fewer_ranks_than_workers_are_among_them() -> None:
 
 def test_micro_batches_divide_what_a_rank_has() -> None:
     found = candidates(dense(rows=12), 2, Request(dp=2, recompute="saved", distribute_param="none"))
-    assert [config.micro_batches for config in found] == [1, 2]
+    assert [config.micro_batches for config in found] == [1, 2, 3, 6]
 
 
-def test_a_small_odd_batch_can_go_row_by_row() -> None:
-    found = candidates(dense(rows=6), 1, Request(recompute="saved"))
-    assert [config.micro_batches for config in found] == [1, 2, 6]
+@pytest.mark.parametrize("rows", [5, 6, 9, 17, 100, 2048, 4096])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_some_micro_batches_have_few_rows_whatever_the_batch(rows: int, workers: int) -> None:
+    """What fits of a small batch fits of any: more rows do not need a plan that computes twice."""
+    found = candidates(dense(rows=rows * workers), workers, Request(dp=workers, recompute="saved"))
+    assert {1, 2} <= {ceil(rows / config.micro_batches) for config in found}
 
 
 def test_more_micro_batches_than_anybody_wants_are_made_only_if_asked_for() -> None:
     found = candidates(dense(rows=4096), 1, Request(recompute="saved"))
+    assert [config.micro_batches for config in found] == [1, 2, 4, 8, 16, 32, 64, 1024, 2048, 4096]
+    found = candidates(dense(rows=4096), 2, Request(pp=2, schedule="1f1b", recompute="saved"))
     assert [config.micro_batches for config in found] == [1, 2, 4, 8, 16, 32, 64]
     assert candidates(dense(rows=4096), 1, Request(micro_batches=128, recompute="saved")) == [Config(micro_batches=128)]
 
