@@ -1,7 +1,7 @@
 """Simulate a program instruction by instruction; each worker of a pipeline has its own clock.
 
-A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time;
-the receiver waits for the value alone. Asynchronous instructions of one stream run one after the other on a clock of
+A worker runs its instructions in order, each when its operands exist. A send occupies either end for half of its time,
+one after the other; the receiver waits for the value alone. Asynchronous instructions of one stream have a clock of
 their own, each no earlier than the instructions before it; they slow down what runs beside them, which counts when they
 begin.
 """
@@ -95,10 +95,10 @@ class _Clocks:
         self.ready.update(((result, worker), self.clock[worker]) for result in op.results)
 
     def send(self, op: Op, duration: float) -> None:
-        """Run a send: half of its time at either end."""
+        """Run a send: half of its time at either end, one after the other."""
         source, target = ends_of(op)
         self.run(op, source, duration / 2)
-        self.ready[op.results[0], target] = self.clock[source]
+        self.ready[op.results[0], target] = self.clock[source] + duration / 2
         self.clock[target] += duration / 2
         self.busy[target] += duration / 2
         self.done[target].append(op)

@@ -142,5 +142,5 @@ class _Times:
         source, target = ends_of(self.step.ops[index])
         half = self.seconds[source][index] / 2
         self._run(index, part, source, half)
-        self.ready[(index, part), target] = self.clock[source]
+        self.ready[(index, part), target] = self.clock[source] + half
         self.clock[target] += half

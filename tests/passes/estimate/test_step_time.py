@@ -233,3 +233,17 @@ def test_a_ring_takes_its_turns(striped: bool, blocks: float) -> None:
     assert spent["heavy"].value == pytest.approx(((2 + 5) * 256 * 256 * 128 * blocks + added) / 1e9)
     assert spent["collective"].value == pytest.approx((2 + 2 + 4) * (1e-3 + 2 * block / 1e9))
     assert spent["overhead"].value == pytest.approx(2 * 2 * 1e-4)
+
+
+def test_what_waits_for_a_message_waits_for_all_of_it() -> None:
+    """Of one micro-batch nothing is computed beside: activations go down, and gradients come back."""
+    plan, slow = build(dense(), Config(pp=2)), replace(machine(), levels=())
+    links = {rate: {**slow.links, "send": Link(Number(1e-3), Number(rate), 2)} for rate in (1e6, 1e30)}
+    at_once, seconds = (
+        predict(plan, where, function_seconds(where, fused_functions())).seconds.value
+        for where in (replace(slow, links=links[1e30]), replace(slow, links=links[1e6]))
+    )
+    main = plan.programs.joint.main
+    read = {value for op in main.ops for value in op.inputs()}
+    awaited = [op.results[0] for op in main.ops if op.name == SEND and op.results[0] in read]
+    assert seconds - at_once >= sum(value.type.local_nbytes(plan.programs.joint.mesh) for value in awaited) / 1e6

@@ -173,7 +173,7 @@ func @step(%x: f32[4]) -> (f32[4] on pp=1) {
 """)
     first, send, second = module.main.ops
     run = simulate(module, {first: 3.0, send: 1.0, second: 2.0})
-    assert dict(run.ends) == {0: 3.5, 1: 5.5}
+    assert dict(run.ends) == {0: 3.5, 1: 6.0}
     assert dict(run.busy) == {0: 3.5, 1: 2.5}
     assert run.last == 1
 
