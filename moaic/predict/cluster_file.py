@@ -85,6 +85,11 @@ class Device:
     launch: Number
     contention: float
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it computes while a collective runs, and arithmetic and traffic of its kernels add up."""
+        return self.target is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -128,9 +133,9 @@ class Cluster:
             call_overhead=device.overhead,
             name=self._named(device),
             launch=device.launch,
-            overlaps=device.target is not None,
+            overlaps=device.is_gpu or any(kind.overlaps for kind in kinds),
             contention=device.contention,
-            adds_traffic=device.target is not None,
+            adds_traffic=device.is_gpu,
             levels=self.levels,
             made=made or {},
             kinds=kinds,
@@ -154,6 +159,8 @@ class Cluster:
             device.overhead,
             device.launch,
             device.contention,
+            device.is_gpu,
+            device.is_gpu,
         )
 
     def _named(self, device: Device) -> str:

@@ -33,18 +33,19 @@ def spent_by(step: Instructions, order: Sequence[Instruction], rates: Sequence[R
     """Seconds of every worker along `pp`, which have these rates."""
     module = step.excerpt.joint
     functions = {function.name: function for function in module.functions}
-    known: dict[int, list[dict[str, Number]]] = {}
-    for each in rates:
-        if id(each) not in known:
-            known[id(each)] = [op_seconds(op, module.mesh, functions, each.machine, each.seconds) for op in step.ops]
-    prices = [known[id(each)] for each in rates]
-    seconds = {key: [total(price.values()).value for price in of_ops] for key, of_ops in known.items()}
-    streams = [stream_of(op, rates[0].machine) for op in step.ops]
+    unique = {id(each): each for each in rates}
+    prices = {
+        kind: [op_seconds(op, module.mesh, functions, each.machine, each.seconds) for op in step.ops]
+        for kind, each in unique.items()
+    }
+    seconds = {kind: [total(price.values()).value for price in of_ops] for kind, of_ops in prices.items()}
+    streams = {kind: [stream_of(op, each.machine) for op in step.ops] for kind, each in unique.items()}
+    kinds = [id(each) for each in rates]
     contention = [each.machine.contention for each in rates]
-    clocks = _Times(step, [seconds[id(each)] for each in rates], streams, contention)
+    clocks = _Times(step, [seconds[kind] for kind in kinds], [streams[kind] for kind in kinds], contention)
     clocks.run(order)
     runs = Counter(index for index, _ in order)
-    return [_spent(worker, step, prices[worker], runs, clocks) for worker in range(step.mesh.size("pp"))]
+    return [_spent(worker, step, prices[kinds[worker]], runs, clocks) for worker in range(step.mesh.size("pp"))]
 
 
 def _spent(
@@ -56,20 +57,21 @@ def _spent(
 ) -> Spent:
     parts: dict[str, list[Number]] = defaultdict(list)
     over_dp = once = 0.0
+    streams = clocks.streams[worker]
     for index, price in enumerate(prices):
         if worker not in step.workers[index]:
             continue
         if step.parts[index] == WHOLE:
-            slowed = 0.0 if clocks.streams[index] is None else clocks.contention[worker]
+            slowed = 0.0 if streams[index] is None else clocks.contention[worker]
             once += (1 + slowed) * total(price.values()).value
         if step.ops[index].name in COMMUNICATING and step.ops[index].attrs["axis"] == "dp":
             over_dp += runs[index] * total(price.values()).value
-        if clocks.streams[index] is not None:
+        if streams[index] is not None:
             continue
         share = 0.5 if step.ops[index].name == SEND else 1
         for part, number in price.items():
             parts[part].append(Number(runs[index] * share * number.value, number.source))
-    pairs = zip(prices, clocks.streams, strict=True)
+    pairs = zip(prices, streams, strict=True)
     waits = [price["collective"].source for price, stream in pairs if stream is not None]
     exposed = Number(clocks.exposed[worker], max(waits, default=MeasureSource.MEASURED))
     totals = {part: total(numbers) for part, numbers in parts.items()}
@@ -83,14 +85,14 @@ class _Times:
         self,
         step: Instructions,
         seconds: Sequence[Sequence[float]],
-        streams: Sequence[str | None],
+        streams: Sequence[Sequence[str | None]],
         contention: Sequence[float],
     ) -> None:
         self.step = step
         self.seconds = seconds
         """By worker and position."""
         self.streams = streams
-        """By position, the stream of an asynchronous instruction."""
+        """By worker and position, the stream of an asynchronous instruction."""
         self.contention = contention
         workers = range(step.mesh.size("pp"))
         self.clock = [0.0 for _ in workers]
@@ -98,11 +100,10 @@ class _Times:
         self.exposed = [0.0 for _ in workers]
         self.ready: dict[tuple[Instruction, int], float] = {}
         """When the result of a send or of an asynchronous instruction exists on a worker."""
-        self.waited = [[read for read in reads if self._is_waited_for(read.made_by)] for reads in step.reads]
+        asynchronous = {index for each in streams for index, stream in enumerate(each) if stream is not None}
+        awaited = asynchronous | {index for index, op in enumerate(step.ops) if op.name == SEND}
+        self.waited = [[read for read in reads if read.made_by in awaited] for reads in step.reads]
         """By position, the operands that a worker may have to wait for."""
-
-    def _is_waited_for(self, index: int) -> bool:
-        return self.streams[index] is not None or self.step.ops[index].name == SEND
 
     def run(self, order: Sequence[Instruction]) -> None:
         sends = [op.name == SEND for op in self.step.ops]
@@ -110,9 +111,8 @@ class _Times:
             if sends[index]:
                 self._send(index, part)
                 continue
-            stream = self.streams[index]
             for worker in self.step.workers[index]:
-                duration = self.seconds[worker][index]
+                stream, duration = self.streams[worker][index], self.seconds[worker][index]
                 if stream is None:
                     self._run(index, part, worker, duration)
                 else:
@@ -133,7 +133,7 @@ class _Times:
         for read in self.waited[index]:
             time = self.ready.get((self.step.maker(read, part), worker), 0.0)
             start = max(start, time)
-            if self.streams[read.made_by] is None:
+            if self.streams[worker][read.made_by] is None:
                 earliest = max(earliest, time)
         self.exposed[worker] += start - earliest
         self.clock[worker] = start + duration

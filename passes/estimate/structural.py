@@ -54,7 +54,8 @@ def sketch(
     """
     lowered = excerpt(module, PARTS)
     step = Instructions(lowered, module.mesh.size(MICRO_BATCHES), schedule_in(module))
-    order = step.overlapping() if rates[0].machine.overlaps else [*step.in_order()]
+    overlaps = any(each.machine.overlaps for each in rates)
+    order = step.overlapping() if overlaps else [*step.in_order()]
     plan = Plan(config, module, Programs(lowered.joint, lowered.joint_params, _no_halves))
     return Sketch(
         spent_by(step, order, rates),

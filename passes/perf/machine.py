@@ -62,6 +62,8 @@ class WorkerKind:
     call_overhead: Number
     launch: Number
     contention: float
+    overlaps: bool
+    adds_traffic: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ def _kind_out(kind: WorkerKind) -> dict[str, object]:
         "call_overhead": _number_out(kind.call_overhead),
         "launch": _number_out(kind.launch),
         "contention": kind.contention,
+        "overlaps": kind.overlaps,
+        "adds_traffic": kind.adds_traffic,
     }
 
 
@@ -112,6 +114,8 @@ def _kind_in(data: Mapping[str, Any]) -> WorkerKind:
         _number_in(data["call_overhead"]),
         _number_in(data["launch"]),
         float(data["contention"]),
+        bool(data["overlaps"]),
+        bool(data["adds_traffic"]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ from moaic.planner.search import search
 from moaic.planner.stage_speeds import speeds_of
 from moaic.planner.worker import InProcessPool
 from moaic.predict.captured_step import captured_step
+from moaic.predict.cluster_file import read_cluster
 from moaic.predict.named_clusters import named_cluster
 
 STEPS = 1 << 40
@@ -50,9 +52,8 @@ def mixed(fast: int, slow: int, factor: float = 3.0, memory: int = 1 << 60) -> M
     def kind(workers: int, by: float) -> WorkerKind:
         rates = {name: Number(rate.value / by, rate.source) for name, rate in base.flops.items()}
         traffic = Number(base.bandwidth.value / by, base.bandwidth.source)
-        return WorkerKind(
-            f"{by} times slower", workers, memory, traffic, rates, base.call_overhead, base.launch, base.contention
-        )
+        alike = (base.call_overhead, base.launch, base.contention, base.overlaps, base.adds_traffic)
+        return WorkerKind(f"{by} times slower", workers, memory, traffic, rates, *alike)
 
     slowest = kind(slow, factor)
     kinds = (kind(fast, 1.0), slowest)
@@ -201,3 +202,16 @@ def test_shares_that_are_none_are_refused(asked: str, said: str) -> None:
 def test_the_kinds_are_written_with_the_machine() -> None:
     machine = mixed(2, 6)
     assert machine_text.from_text(machine_text.to_text(machine)) == machine
+
+
+def test_devices_that_a_plan_does_not_use_change_nothing(tmp_path: Path) -> None:
+    gpus = '[[device]]\nname = "h100"\ntarget = "sm_90"\ncontention = 0.25\n'
+    others = '[[device]]\nname = "old"\nmatmul = {f32 = 5e12}\nvector = 5e12\nbandwidth = 300e9\nmemory = "16GB"\n'
+    links = '[[link]]\nlevel = "host"\njoins = 2\nrate = 5e9\n[[link]]\nlevel = "between"\nrate = 5e9\n'
+    hosts = ['[[host]]\nname = "a"\nworkers = 2\n', '[[host]]\nname = "b"\nworkers = 2\ndevice = "old"\n']
+    alone, beside = tmp_path / "alone.toml", tmp_path / "beside.toml"
+    alone.write_text(gpus + links + hosts[0])
+    beside.write_text(gpus + others + links + "".join(hosts))
+    machines = [read_cluster(path).machine(workers) for path, workers in ((alone, 2), (beside, 4))]
+    prices = [Pricer(wide_step(), machine).price(Config(dp=2))[1] for machine in machines]
+    assert prices[0].seconds == prices[1].seconds
