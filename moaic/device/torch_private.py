@@ -257,23 +257,29 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
 
 
 def compiler(
-    backend: str, options: Mapping[str, object], leaves_alone: Callable[[FrameType], bool]
+    backend: str,
+    options: Mapping[str, object],
+    leaves_alone: Callable[[FrameType], bool],
+    on_refusal: Callable[[Exception], None],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compiles functions as `torch.compile` does, apart from all others: they share what is compiled, and its limit.
 
     By default PyTorch counts by code: the ninth of nine models whose classes share a decorator would not be compiled.
-    Calls of functions that `leaves_alone` run as they are, with all that they call. So does NumPy: PyTorch 2.13 traces
-    `a[..., ::-1]` as a reversal of another dim, and loses what is written to a reversed view.
+    Calls of functions that `leaves_alone` run as they are, with all that they call. So do those that Dynamo cannot
+    trace, after `on_refusal` got its error. So does NumPy: PyTorch 2.13 traces `a[..., ::-1]` as a reversal of another
+    dim, and loses what is written to a reversed view.
     """
     wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
     is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
     made: Any = _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
     own = getattr(made, "context", made)  # autocast may be around it
-    own.callback = _leaving_alone(own.callback, leaves_alone)
+    own.callback = _leaving_alone(own.callback, leaves_alone, on_refusal)
     return made
 
 
-def _leaving_alone(callback: Callable[..., Any], leaves_alone: Callable[[FrameType], bool]) -> Callable[..., Any]:
+def _leaving_alone(
+    callback: Callable[..., Any], leaves_alone: Callable[[FrameType], bool], on_refusal: Callable[[Exception], None]
+) -> Callable[..., Any]:
     """Dynamo's conversion of a frame, but for some."""
     types: Any = importlib.import_module("torch._dynamo.types")
     rules: Any = importlib.import_module("torch._dynamo.trace_rules")
@@ -286,11 +292,28 @@ def _leaving_alone(callback: Callable[..., Any], leaves_alone: Callable[[FrameTy
         # Of what Dynamo never converts, it looks for graphs in all that is called from there.
         if not rules.check(frame.f_code, frame=frame) and leaves_alone(frame):
             return unchanged
-        with config.patch(trace_numpy=False):
-            return callback(frame, *rest)
+        try:
+            with config.patch(trace_numpy=False):
+                return callback(frame, *rest)
+        except Exception as error:
+            if not _is_tracing_error(error):
+                raise
+            # The frame may be what follows a graph break: what came before it has run, and must not run again.
+            on_refusal(error)
+            return unchanged
 
     vars(convert)["_torchdynamo_orig_backend"] = callback
     return convert
+
+
+def _is_tracing_error(error: Exception) -> bool:
+    """Whether Dynamo could not trace what may run: an op does not take the operands that it is traced with, most often.
+
+    Or a guard fails at once: Dynamo computes on symbols what it then compares, and rounds otherwise than Python.
+    """
+    from torch._dynamo.exc import TorchRuntimeError
+
+    return isinstance(error, TorchRuntimeError) or str(error).startswith("Guard failed on the same frame")
 
 
 @contextmanager
@@ -411,16 +434,6 @@ SCATTER: Final = PatchPoint(torch.nn.DataParallel, "scatter")
 
 CURRENT_ACCELERATOR: Final = PatchPoint(_C, "_accelerator_getAccelerator")
 """Called by `torch.accelerator.current_accelerator()` and, in newer PyTorch, by `torch.get_device_module()`."""
-
-
-def is_tracing_error(error: Exception) -> bool:
-    """Whether Dynamo could not trace what may run: an op does not take the operands that it is traced with, most often.
-
-    Or a guard fails at once: Dynamo computes on symbols what it then compares, and rounds otherwise than Python.
-    """
-    from torch._dynamo.exc import TorchRuntimeError
-
-    return isinstance(error, TorchRuntimeError) or str(error).startswith("Guard failed on the same frame")
 
 
 CALL_COMPILED: Final = PatchPoint(torch.nn.Module, "_compiled_call_impl")

@@ -32,9 +32,12 @@ LOGGER: Final = logging.getLogger("moaic")
 
 
 class _Root(threading.local):
-    """Whether this thread is inside a compiled module, whose submodules are not compiled by themselves."""
+    """Of this thread."""
 
     entered = False
+    """Whether it is inside a compiled module, whose submodules are not compiled by themselves."""
+    refusal = ""
+    """Why Dynamo could not trace a part of the compiled module's call; that part has run op by op, in its place."""
 
 
 _ROOT: Final = _Root()
@@ -109,7 +112,7 @@ class AutoCompile:
         params = tuple((name, param.shape, param.dtype) for name, param in module.named_parameters())
         key = type(module), params
         if key not in self._compilers:
-            self._compilers[key] = torch_private.compiler(NAME, self._choices.backend, works_on_data_alone)
+            self._compilers[key] = torch_private.compiler(NAME, self._choices.backend, works_on_data_alone, _note)
         return self._compilers[key]
 
     def release(self) -> None:
@@ -125,7 +128,7 @@ class CompiledCall:
         self._module = module
         self._compiled = compiler(_top_frame(module))
         self._is_plain = False
-        """Whether Dynamo could not trace a call that runs: the module is not compiled."""
+        """Whether Dynamo could not trace a call that runs: the next ones are plain."""
         self._has_told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,16 +138,13 @@ class CompiledCall:
             frame = inspect.currentframe()
             if self._is_plain or self._is_called_plainly(torch_private.values_in((args, kwargs)), frame):
                 return torch_private.call_of(self._module)(*args, **kwargs)
-            try:
-                return self._compiled(*args, **kwargs)
-            except Exception as error:
-                if not torch_private.is_tracing_error(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-            # An op refuses its operands, most often: called plainly, it says so at its line, without Dynamo's frames.
-            result = torch_private.call_of(self._module)(*args, **kwargs)
-        self._is_plain = True
-        LOGGER.warning("%s runs op by op from now on, without a plan: %s", type(self._module).__name__, reason)
+            _ROOT.refusal = ""
+            result = self._compiled(*args, **kwargs)
+        # A call that an op ends by an error, refusing its operands, says nothing of the next ones.
+        if _ROOT.refusal:
+            self._is_plain = True
+            name = type(self._module).__name__
+            LOGGER.warning("%s runs op by op from now on, without a plan: %s", name, _ROOT.refusal)
         return result
 
     def _is_called_plainly(self, values: Sequence[object], frame: FrameType | None) -> bool:
@@ -178,6 +178,10 @@ class CompiledCall:
         if not self._has_told:
             self._has_told = True
             LOGGER.info("%s runs op by op %s", type(self._module).__name__, when)
+
+
+def _note(refusal: Exception) -> None:
+    _ROOT.refusal = str(refusal).partition("\n")[0]
 
 
 def wants_gradient_of_inputs(values: Iterable[object]) -> bool:

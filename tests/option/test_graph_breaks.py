@@ -1,0 +1,100 @@
+"""Models whose call Dynamo captures in parts: each part runs once, as in plain PyTorch, whether or not it is traced."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+_dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
+
+pytestmark = pytest.mark.usefixtures("mode")
+
+
+class Counted(nn.Module):
+    """Counts its calls in each way that a model has, breaks the graph, and then uses an op that refuses its shapes."""
+
+    def __init__(self, reads: bool, catches: bool) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(6), nn.Linear(6, 2)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.reads, self.catches, self.steps = reads, catches, 0
+        self.log: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.calls += 1
+        h = self.norm(x)
+        if self.reads:
+            self.log.append(h.abs().mean().item())
+        else:
+            self.log.append(0.0)
+            _dynamo.graph_break()
+        try:
+            return self.out(h[:, :5])
+        except RuntimeError:
+            if not self.catches:
+                raise
+        return self.out(h)
+
+
+@pytest.mark.parametrize("catches", [True, False])
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_op_that_refuses_its_shapes_runs_nothing_twice(reads: bool, catches: bool) -> None:
+    plain = Counted(reads, catches)
+    model = copy.deepcopy(plain).cuda()
+    for _ in range(3):
+        x = torch.randn(8, 6)
+        with torch.no_grad():
+            if catches:
+                torch.testing.assert_close(model(x.cuda()).cpu(), plain(x))
+                continue
+            for each, given in ((model, x.cuda()), (plain, x)):
+                with pytest.raises(RuntimeError, match="8") as raised:
+                    each(given)
+                assert type(raised.value) is RuntimeError
+    torch.testing.assert_close(dict(model.cpu().state_dict()), dict(plain.state_dict()))
+    assert (model.steps, len(model.log), model.calls.item()) == (3, 3, 3)
+    assert model.log == pytest.approx(plain.log)
+
+
+class Choosing(nn.Module):
+    """Tries a shape that its input may not have, after it has read a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        scale = h.detach().abs().mean().item()
+        try:
+            return self.out(h[:, :5]) * scale
+        except RuntimeError:
+            return self.out(h) * scale
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks there, and hides the warning
+def test_a_part_that_runs_op_by_op_has_gradients_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    plain = Choosing()
+    model = copy.deepcopy(plain).cuda()
+    for _ in range(2):
+        x = torch.randn(8, 6)
+        for each, given in ((model, x.cuda()), (plain, x)):
+            each(given).square().sum().backward()
+    for ours, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert wanted.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), wanted.grad)
+    assert len([line for line in caplog.messages if "runs op by op from now on" in line]) == 1
+
+
+def test_a_mistake_in_one_call_leaves_the_model_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    model = Choosing().cuda()
+    with pytest.raises(RuntimeError, match="5"):
+        model(torch.ones(8, 5).cuda())
+    assert "runs op by op from now on" not in caplog.text
