@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -269,6 +271,7 @@ def compiler(
     trace, after `on_refusal` got its error. So does NumPy: PyTorch 2.13 traces `a[..., ::-1]` as a reversal of another
     dim, and loses what is written to a reversed view.
     """
+    _hush_logs()  # not earlier: where the mode is on from the start, PyTorch makes its handlers after that
     wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
     is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
     made: Any = _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
@@ -293,7 +296,7 @@ def _leaving_alone(
         if not rules.check(frame.f_code, frame=frame) and leaves_alone(frame):
             return unchanged
         try:
-            with config.patch(trace_numpy=False):
+            with _hushed(), config.patch(trace_numpy=False):
                 return callback(frame, *rest)
         except Exception as error:
             if not _is_tracing_error(error):
@@ -304,6 +307,63 @@ def _leaving_alone(
 
     vars(convert)["_torchdynamo_orig_backend"] = callback
     return convert
+
+
+class _Conversion(threading.local):
+    """Of this thread."""
+
+    is_unasked = False
+    """Whether Dynamo converts a frame for `compiler`, which no user calls."""
+
+
+_CONVERSION: Final = _Conversion()
+
+
+@contextmanager
+def _hushed() -> Generator[None]:
+    before, _CONVERSION.is_unasked = _CONVERSION.is_unasked, True
+    try:
+        yield
+    finally:
+        _CONVERSION.is_unasked = before
+
+
+def _hush_logs() -> None:
+    """Make Dynamo log nothing of what it converts for `compiler`, as nobody asked for that.
+
+    What the user does ask for is written: by TORCH_LOGS, by `torch._logging.set_logs`, or by the level of a logger.
+    """
+    for handler in list(_logs().handlers):
+        handler.addFilter(_is_written)
+
+
+def hush_warnings() -> Callable[[], None]:
+    """The same for Dynamo's own warnings; returns what undoes it."""
+    return PatchPoint(importlib.import_module("torch._dynamo.utils"), "warn_once").patch(_quieter)
+
+
+def _logs() -> Any:
+    return importlib.import_module("torch._logging._internal")
+
+
+def _is_hush() -> bool:
+    state = _logs().log_state
+    return _CONVERSION.is_unasked and not (state.log_qname_to_level or state.artifact_names)
+
+
+def _is_written(record: logging.LogRecord) -> bool:
+    # That of conversions warns of their limit: what comes then runs op by op.
+    told = record.name == "torch._dynamo.convert_frame" or logging.getLogger(record.name).isEnabledFor(logging.INFO)
+    return told or not _is_hush()
+
+
+def _quieter(warn_once: Callable[..., None]) -> Callable[..., None]:
+    @wraps(warn_once)
+    def warn(message: str, stacklevel: int = 1) -> None:
+        if not _is_hush():
+            warn_once(message, stacklevel + 1)
+
+    return warn
 
 
 def _is_tracing_error(error: Exception) -> bool:

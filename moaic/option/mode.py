@@ -29,6 +29,7 @@ class Mode:
         torch_private.pass_over(AutoCompile.__get__)
         torch_private.pass_over(CompiledCall.__call__)
         self._undo.append(torch_private.watch_hooks())
+        self._undo.append(torch_private.hush_warnings())
         auto_compile = AutoCompile(choices)
         self._undo.append(auto_compile.release)
         for mapping in calls.mappings(auto_compile):

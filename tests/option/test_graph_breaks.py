@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -98,3 +101,46 @@ def test_a_mistake_in_one_call_leaves_the_model_compiled(caplog: pytest.LogCaptu
     with pytest.raises(RuntimeError, match="5"):
         model(torch.ones(8, 5).cuda())
     assert "runs op by op from now on" not in caplog.text
+
+
+NOISY = """
+import random, sys, torch
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        if x.sum().item() > 0 and random.random() < 2:
+            return self.out(x)
+
+model = Noisy().cuda()
+model(torch.ones(2, 3).cuda())
+try:
+    model(torch.ones(2, 4).cuda())
+except RuntimeError:
+    print("caught")
+
+print("ASKED", file=sys.stderr, flush=True)
+try:
+    torch.compile(torch.nn.Linear(3, 3), backend="eager")(torch.ones(2, 4))
+except RuntimeError:
+    print("caught")
+"""
+
+ON_SHAPES = "failed while attempting to run meta"
+
+
+@pytest.mark.parametrize(("name", "value"), [("MOAI_LOG", "warning"), ("TORCH_LOGS", "dynamo")])
+def test_dynamo_is_silent_where_nobody_asked_for_it(name: str, value: str) -> None:
+    """A graph breaks at a number and at a builtin, and an op refuses its shapes: no line, unless TORCH_LOGS is set."""
+    here = {**os.environ, "MOAI_ENABLE_ADVANCED_PARALLELIZATION": "1", "MOAI_LOG": "warning", name: value}
+    ran = subprocess.run([sys.executable, "-c", NOISY], env=here, capture_output=True, text=True, check=True)
+    assert ran.stdout == "caught\ncaught\n"
+    unasked, _, asked = ran.stderr.partition("ASKED\n")
+    if name == "TORCH_LOGS":
+        assert all(part in unasked for part in ("Graph break from", "does not know how to trace", ON_SHAPES))
+    else:
+        assert not unasked
+    assert ON_SHAPES in asked
