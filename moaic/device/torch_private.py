@@ -274,10 +274,22 @@ def compiler(
     _hush_logs()  # not earlier: where the mode is on from the start, PyTorch makes its handlers after that
     wrapper = _torch._TorchCompileWrapper(backend, None, dict(options), None)
     is_apart = "isolate_recompiles" in inspect.signature(_torch.compile).parameters
-    made: Any = _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
+    with _keeping_checks_of_distributions():
+        made: Any = _torch._dynamo.optimize(wrapper, **{"isolate_recompiles": True} if is_apart else {})
     own = getattr(made, "context", made)  # autocast may be around it
     own.callback = _leaving_alone(own.callback, leaves_alone, on_refusal)
     return made
+
+
+@contextmanager
+def _keeping_checks_of_distributions() -> Generator[None]:
+    """Dynamo switches the checks of their arguments off for the whole program when it is first used."""
+    kind: Any = torch.distributions.Distribution
+    before = kind._validate_args
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 def _leaving_alone(
