@@ -23,6 +23,7 @@ from moaic.capture.dynamo_patches import captures_whole
 from moaic.capture.float8 import in_float8
 from moaic.capture.fx.captured import Captured, Instance
 from moaic.capture.fx.program import FxProgram
+from moaic.capture.settings import FULL_TRACE, check_setting, impossible
 from moaic.capture.short_stacks import Cut, shortened
 from moaic.device import torch_private
 from moaic.ir.errors import Diagnostic
@@ -30,7 +31,6 @@ from moaic.options import check_backend_options
 from moaic.precision import PRECISION, float8_recipe
 
 MODELS: Final = "give a type such as `llama`, or the folder of a config.json"
-FULL_TRACE: Final = "MOAI_TRACEBACK=full prints the whole trace"
 
 START: Final = "decoder_start_token_id"
 """What the decoder of a model with an encoder reads first; most such models read padding."""
@@ -139,13 +139,13 @@ def _name(model: Callable[..., Any]) -> str:
 def take_model(source: ModelSource, sample: Sample) -> CapturedCall:
     """Capture the step of a model without allocating its weights."""
     with _weightless(source) as (model, config):
-        return _take(model, config, sample)
+        return _take(source, model, config, sample)
 
 
 def take_short_model(source: ModelSource, sample: Sample, units: int) -> tuple[CapturedCall, Sequence[Cut]]:
     """Capture a step as `take_model` does, with so many units of each stack of layers; returns what is left out."""
     with _weightless(source) as (model, config), shortened(model, units) as cuts:
-        return _take(model, config, sample), cuts
+        return _take(source, model, config, sample), cuts
 
 
 @contextmanager
@@ -174,11 +174,16 @@ def take_small_model(source: ModelSource, sample: Sample, most: int) -> Captured
             hint="make it smaller: --set num_hidden_layers=2 --set hidden_size=64, and so on",
         )
     torch.manual_seed(0)
-    return _take(_model(config, source), config, sample)
+    return _take(source, _model(config, source), config, sample)
 
 
-def _take(model: Any, config: Any, sample: Sample) -> CapturedCall:
-    inputs = _task(config).inputs(config, sample)
+def _take(source: ModelSource, model: Any, config: Any, sample: Sample) -> CapturedCall:
+    try:
+        inputs = _task(config).inputs(config, sample)
+    except Diagnostic:
+        raise
+    except Exception as error:
+        raise _impossible(source, error) from error
     if not sample.training:
         del inputs["labels"]
     with torch.set_grad_enabled(sample.training):
@@ -232,6 +237,8 @@ def _first_line(error: Exception) -> str:
 def _config(source: ModelSource) -> Any:
     """The configuration of a type, made with the settings, or that of a folder, changed by the settings."""
     usual = _usual_config(source)
+    for name, value in source.settings.items():
+        check_setting(source.name, name, value, usual)
     try:
         if Path(source.name).exists():
             config = usual
@@ -276,11 +283,7 @@ def _usual_config(source: ModelSource) -> Any:
 
 
 def _impossible(source: ModelSource, error: Exception) -> Diagnostic:
-    """A library may raise any exception for settings of which no model can be made; its last line says why."""
-    *_, reason = ("", *str(error).strip().splitlines())
-    kind = f"{type(error).__name__}: " if isinstance(error, ArithmeticError | LookupError | TypeError) else ""
-    settings = " with these settings" if source.settings else ""
-    return Diagnostic(f"there is no `{source.name}`{settings}: {kind}{reason.strip()}", hint=FULL_TRACE)
+    return impossible(source.name, source.settings, _usual_config(source), error)
 
 
 def _check_settings(source: ModelSource, usual: Any, given: Mapping[str, object]) -> None:
