@@ -68,6 +68,8 @@ def why_not(op: Op, blocks: int) -> str:
         return f"{rows} rows and {columns} keys do not fall into {blocks} blocks each"
     if is_causal(op) and rows != columns:
         return f"causal attention in blocks takes as many keys as rows, not {columns} for {rows}"
+    if any(not value.type.shape for value in op.inputs()):
+        return "a mask without dims has no columns: `aten.view` to size [1, 1] gives it some"
     return ""
 
 

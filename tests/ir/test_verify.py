@@ -225,6 +225,7 @@ UNSOUND = [
     ),
     (ring(f"{QUERY}, %k: f32[2, 4{{tp}}, 16{{dp}}, 3]"), "size d is 2 in one place and 3 in another"),
     (ring().replace("dp=2", "dp=1"), "`moai.ring_sdpa`: one rank is no ring"),
+    (ring(f"{QUERY}, {KEY}, %m: bool[]", "%m"), "a mask without dims has no columns: `aten.view` to size [1, 1]"),
     (ring(f"{QUERY}, %k: f32[2, 4, 15, 2]"), "8 rows and 15 keys do not fall into 2 blocks each"),
     (
         ring(attrs='axis = "dp", is_causal = true'),
