@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from moaic.capture.aot import capture_backend
 from moaic.capture.autocast import takes_precision
@@ -150,7 +149,7 @@ def take_short_model(source: ModelSource, sample: Sample, units: int) -> tuple[C
 
 @contextmanager
 def _weightless(source: ModelSource) -> Generator[tuple[Any, Any]]:
-    """The model without weights, and its configuration; inside, nothing is allocated."""
+    """The model without weights, and its configuration; inside, nothing is allocated, the batch neither."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
 
@@ -330,23 +329,21 @@ def _task(config: Any) -> _Task:
 def _text(config: Any, sample: Sample) -> dict[str, Tensor]:
     """A batch of random rows; padding is left out of the loss."""
     rows, length = sample.batch, sample.sequence
-    with unset_fake_temporarily():
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
-        if not sample.padding:
-            return {"input_ids": ids, "labels": ids}
-        mask = (torch.arange(length) < length - torch.arange(rows).unsqueeze(1) % (length // 2 + 1)).long()
-        return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
+    if not sample.padding:
+        return {"input_ids": ids, "labels": ids}
+    mask = (torch.arange(length) < length - torch.arange(rows).unsqueeze(1) % (length // 2 + 1)).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
 
 def _pictures(config: Any, sample: Sample) -> dict[str, Tensor]:
     vision = getattr(config, "vision_config", config)
     side = getattr(vision, "image_size", sample.image)
-    with unset_fake_temporarily():
-        generator = torch.Generator().manual_seed(0)
-        pixels = torch.randn(sample.batch, vision.num_channels, side, side, generator=generator)
-        labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
-        return {"pixel_values": pixels, "labels": labels}
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(sample.batch, vision.num_channels, side, side, generator=generator)
+    labels = torch.randint(0, config.num_labels, (sample.batch,), generator=generator)
+    return {"pixel_values": pixels, "labels": labels}
 
 
 def _spectra(config: Any, sample: Sample) -> dict[str, Tensor]:
@@ -354,10 +351,9 @@ def _spectra(config: Any, sample: Sample) -> dict[str, Tensor]:
     for name in ("max_source_positions", "num_mel_bins", "max_target_positions"):
         if not hasattr(config, name):
             raise Diagnostic(f"`{config.model_type}` reads no spectrogram as Whisper does: it has no `{name}`")
-    with unset_fake_temporarily():
-        generator = torch.Generator().manual_seed(0)
-        frames = 2 * config.max_source_positions
-        features = torch.randn(sample.batch, config.num_mel_bins, frames, generator=generator)
-        length = min(sample.sequence, config.max_target_positions)
-        labels = torch.randint(0, config.vocab_size, (sample.batch, length), generator=generator)
-        return {"input_features": features, "labels": labels}
+    generator = torch.Generator().manual_seed(0)
+    frames = 2 * config.max_source_positions
+    features = torch.randn(sample.batch, config.num_mel_bins, frames, generator=generator)
+    length = min(sample.sequence, config.max_target_positions)
+    labels = torch.randint(0, config.vocab_size, (sample.batch, length), generator=generator)
+    return {"input_features": features, "labels": labels}

@@ -55,3 +55,9 @@ def test_speech_is_frames_of_a_spectrogram() -> None:
     function = take_model(ModelSource("whisper", {**layers, **sizes, **lengths}), Sample(2, 8)).captured.function
     inputs = [param for at, param in enumerate(function.params) if function.param_role(at).kind == "input"]
     assert {value.type.shape for value in inputs} == {(2, 8, 24), (2, 6)}
+
+
+def test_a_batch_of_any_size_is_not_allocated() -> None:
+    sample = Sample(10**8, 4096)  # 3 TB of token ids
+    function = take_model(ModelSource("llama", {**SIZES, "vocab_size": 64}), sample).captured.function
+    assert any(value.type.shape == (10**8, 4096) for value in function.params)
