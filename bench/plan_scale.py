@@ -8,9 +8,9 @@ Clusters are those of `moaic/predict/clusters`, or a file such as `cluster.toml`
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,16 +20,21 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 from moaic.capture.trace_only import ModelSource, Sample
+from moaic.cli.exit_codes import WRONG
+from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.passes.config import Request
 from moaic.passes.estimate.step_time import Prediction
 from moaic.passes.perf.machine import Machine
 from moaic.planner.plan_cache import search_cached
 from moaic.planner.processes import ProcessPool
-from moaic.planner.search import Selection
+from moaic.planner.search import NoPlanFits, Selection
 from moaic.predict.captured_step import captured_step
-from moaic.predict.named_clusters import cluster_and_workers
+from moaic.predict.guide import enough_workers
+from moaic.predict.named_clusters import cluster_and_workers, is_cluster, names
+from moaic.runtime.host.cluster import EXAMPLE as HOST_EXAMPLE
 from moaic.text.units import gib
+from moaic.tools.command import CommandParser, answered, new_file, positive
 
 LLAMA3: Final = {"num_key_value_heads": 8, "vocab_size": 128256}
 MODELS: Final[Mapping[str, Mapping[str, int]]] = {
@@ -86,7 +91,7 @@ def measured(case: Case) -> dict[str, Any]:
     try:
         capture, step = timed(lambda: captured_step(case.source, Sample(case.batch, case.sequence, padding=False)))
         with TemporaryDirectory() as folder:
-            cold, selection = timed(lambda: _selected(step, case, pool, Path(folder)))
+            cold, selection = timed(lambda: _fitting(step, case, pool, Path(folder)))
             cached, _ = timed(lambda: _selected(step, case, pool, Path(folder)))
     finally:
         pool.close()
@@ -110,6 +115,16 @@ def measured(case: Case) -> dict[str, Any]:
     }
 
 
+def _fitting(step: Module, case: Case, pool: ProcessPool, folder: Path) -> Selection:
+    """The selected plan; where none fits, the message says on how many devices one does."""
+    try:
+        return _selected(step, case, pool, folder)
+    except NoPlanFits as error:
+        enough = enough_workers(step, case.machine, Request(), pool)
+        error.message += f"; on {enough} devices one does" if enough else ""
+        raise
+
+
 def _selected(step: Module, case: Case, pool: ProcessPool, folder: Path) -> Selection:
     return search_cached(step, case.machine, Request(), pool=pool, folder=folder, runs=False)
 
@@ -128,27 +143,42 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="llama3-8b", help=f"{', '.join(MODELS)}, or a folder with a config.json")
+def machine_of(text: str) -> Machine:
+    """The machine of `h100:64` or `cluster.toml`. Raises Diagnostic."""
+    if not is_cluster(text):
+        raise Diagnostic(f"there is no cluster `{text}`", hint=f"choose one of {', '.join(names())}, or name a file")
+    cluster, workers = cluster_and_workers(text)
+    if workers is None:
+        hint = HOST_EXAMPLE if Path(text).suffix == ".toml" else f"for example {text}:64"
+        raise Diagnostic(f"`{text}` does not say how many devices there are", hint=hint)
+    return cluster.machine(workers)
+
+
+def run() -> int:
+    """Measures the case of the command line; WRONG where no plan fits."""
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--model", default="llama3-8b", help=f"{', '.join(MODELS)}, or a config.json or its folder")
     parser.add_argument("--cluster", default="h100:256", help="a name and a number of devices, or a file")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--batch", type=positive, default=512)
+    parser.add_argument("--sequence", type=positive, default=4096)
+    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
+    parser.add_argument("--processes", type=positive, default=2)
+    parser.add_argument("--json", type=new_file)
     chosen = parser.parse_args()
     logging.getLogger("moaic").setLevel(logging.WARNING)
-    cluster, workers = cluster_and_workers(chosen.cluster)
-    case = Case(
-        chosen.model, cluster.machine(workers or 1), chosen.batch, chosen.sequence, chosen.layers, chosen.processes
-    )
-    found = measured(case)
+    machine = machine_of(chosen.cluster)
+    case = Case(chosen.model, machine, chosen.batch, chosen.sequence, chosen.layers, chosen.processes)
+    try:
+        found = measured(case)
+    except NoPlanFits as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return WRONG
     for name, value in found.items():
         print(f"{name:>14}  {value}")
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(answered(run))

@@ -267,7 +267,7 @@ def _configs() -> Any:
 
 def _usual_config(source: ModelSource) -> Any:
     """The configuration of a folder, or of a type as it is published. Raises Diagnostic."""
-    if Path(source.name).is_file():
+    if Path(source.name).is_file() and Path(source.name).suffix != ".json":
         raise Diagnostic(f"`{source.name}` is a file, not the folder of a model", hint=MODELS)
     try:
         if Path(source.name).exists():

@@ -91,7 +91,9 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
     try:
         selection = _selected(step, machine, question, pool)
     except NoPlanFits as error:
-        enough = _enough_workers(step, machine, question, pool) if machine.workers == max(question.workers) else None
+        enough = (
+            enough_workers(step, machine, question.request, pool) if machine.workers == max(question.workers) else None
+        )
         more = f"; on {enough} workers one does" if enough else ""
         return Estimate(machine.workers, batch, reason=error.message + more)
     except Diagnostic as error:
@@ -114,12 +116,12 @@ def planned(step: Module, batch: int, machine: Machine, question: Question, pool
     )
 
 
-def _enough_workers(step: Module, machine: Machine, question: Question, pool: CompilerPool) -> int | None:
+def enough_workers(step: Module, machine: Machine, request: Request, pool: CompilerPool) -> int | None:
     """A number of workers on which a plan fits: the first among those that double; None if none of them is enough."""
     for _ in range(DOUBLED):
         machine = replace(machine, workers=2 * machine.workers)
         try:
-            search(step, machine, question.request, pool=pool, runs=False)
+            search(step, machine, request, pool=pool, runs=False)
         except NoPlanFits:
             continue
         except Diagnostic:
