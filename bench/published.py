@@ -41,7 +41,8 @@ def _line(found: Finding) -> str:
     held, more = ("", "") if found.memory is None else (f"{found.memory:.1f}", f"{found.peak / found.memory - 1:+.1%}")
     fits = "" if found.fits else " (does not fit)"
     figures = (measured, f"{found.tokens:,.0f}", error, held, f"{found.peak:.1f}{fits}", more)
-    return f"| {found.row} | {found.gpu} | {found.plan} | {' | '.join(figures)} |"
+    note = f" ({found.note})" if found.note else ""
+    return f"| {found.row} | {found.gpu} | {found.plan}{note} | {' | '.join(figures)} |"
 
 
 def errors(known: Sequence[Finding]) -> Iterator[str]:

@@ -163,6 +163,8 @@ class Finding:
     """FLOPs of the model per token, to compare rows of one source by."""
     shares: Mapping[str, float]
     """By constant of the GPU, the share of the step's time that it decides."""
+    note: str = ""
+    """What is simulated otherwise than the row says."""
 
     @property
     def error(self) -> float:
@@ -203,6 +205,7 @@ def _finding(row: Row) -> Finding:
         bool(fitting),
         row.flops,
         step.shares(best),
+        row.note,
     )
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log2
+from math import isqrt, log2
 from pathlib import Path
 from typing import Final
 
@@ -85,12 +85,25 @@ INTERLEAVE_NOTHING: Final = ("NT", "AL")
 NARROW: Final = ("f8", "fp8", "float8")
 """What names of precisions contain whose products are of eight-bit floats."""
 
+PRECISIONS: Final[Mapping[str, str]] = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+}
+"""Element types by what names of precisions contain; the first that fits."""
+
 COLUMNS: Final = (
     *("id", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "seq_len", "gpu"),
     *("gpus", "tp", "pp", "vpp", "cp", "ep", "dp", "zero_or_fsdp", "recompute(none|selective|full)", "precision"),
     *("micro_batch", "global_batch", "grad_accum", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "mem_gb"),
     *("compile_or_kernels(flash attn etc)", "notes"),
 )
+
+MOST_PARTS: Final = 1 << 14
+"""Micro-batches of a plan that are simulated one by one."""
 
 NEAR: Final = 0.25
 """Share by which the parameters of the form that is simulated may differ from those of the model."""
@@ -122,6 +135,8 @@ class Row:
     """GB per worker."""
     flops: float
     """FLOPs of the model per token, by the formula of most sources: 6 N + 12 L h s."""
+    note: str = ""
+    """What is simulated otherwise than the row says."""
 
     @property
     def source(self) -> str:
@@ -200,8 +215,7 @@ def _row(cells: Cells) -> Row:
     gpu = next((name for begin, name in CLUSTERS.items() if cells["gpu"].startswith(begin)), None)
     if gpu is None:
         raise Diagnostic(f"no cluster is described for `{cells['gpu']}`")
-    if any(word in cells["precision"].lower() for word in NARROW):
-        raise Diagnostic(f"products of eight-bit floats (`{cells['precision']}`) are not captured here")
+    dtype = _dtype(cells["precision"])
     # A package of an MI250 is two devices; the column of GPUs counts packages, those of the plan count devices.
     dies = 2 if cells["gpu"] == "MI250" else 1
     mesh, sequence = _mesh(cells, _count(cells, "gpus") * dies), _count(cells, "seq_len")
@@ -219,13 +233,27 @@ def _row(cells: Cells) -> Row:
         cells["recompute(none|selective|full)"] == "selective",
         mesh.dp * mesh.rows,
         sequence,
-        "float16" if cells["precision"] == "fp16" else "bfloat16",
+        dtype,
         # One of the sources says in a note where weights, gradients and their sums are all narrow.
-        "PURE" not in cells["notes"],
+        dtype != "float32" and "PURE" not in cells["notes"],
         None if measured is None else measured / dies,
         _number(cells, "mem_gb") / dies if cells["mem_gb"] else None,
         flops,
+        f"dp={mesh.stated} counts as {mesh.dp}" if mesh.dp != mesh.stated else "",
     )
+
+
+def _dtype(precision: str) -> str:
+    """The element type of a precision; a row without one is in bf16. Raises Diagnostic for one that has no price."""
+    said = precision.lower()
+    if any(word in said for word in NARROW):
+        raise Diagnostic(f"products of eight-bit floats (`{precision}`) are not captured here")
+    if "tf32" in said:
+        raise Diagnostic(f"products of float32 in TF32 (`{precision}`) have no rate here")
+    dtype = next((dtype for word, dtype in PRECISIONS.items() if word in said), "" if said else "bfloat16")
+    if not dtype:
+        raise Diagnostic(f"`{precision}` is no precision that is known", hint=f"known: {', '.join(PRECISIONS)}")
+    return dtype
 
 
 def _number(cells: Cells, column: str) -> float:
@@ -257,6 +285,8 @@ class _Mesh:
     cp: int
     rows: int
     """Of each part of the batch."""
+    stated: int
+    """`dp` of the row."""
 
     @property
     def ranks(self) -> int:
@@ -275,8 +305,8 @@ def _mesh(cells: Cells, workers: int) -> _Mesh:
         raise Diagnostic(f"dp={dp} does not divide {batch} rows")
     if _shards(cells, dp) != "none" and any(_count(cells, name) % (dp * tp) for name in ("hidden", "vocab")):
         # Others cut the flat buffer of all parameters, which any number divides: a rank sends as much among 64 as 48.
-        return _Mesh(2 ** round(log2(dp)), tp, pp, cp, batch // dp)
-    return _Mesh(dp, tp, pp, cp, batch // dp)
+        return _Mesh(2 ** round(log2(dp)), tp, pp, cp, batch // dp, dp)
+    return _Mesh(dp, tp, pp, cp, batch // dp, dp)
 
 
 def _batch(cells: Cells, dp: int) -> int:
@@ -360,6 +390,10 @@ def _plans(cells: Cells, mesh: _Mesh) -> Iterator[Config]:
         raise Diagnostic(f"`{cells['recompute(none|selective|full)']}` is no recomputation that is known")
     for rows_of, mode in product(rows_of_part, modes):
         parts = _parts(mesh.rows, rows_of)
+        if parts > MOST_PARTS:
+            raise Diagnostic(
+                f"{parts} micro-batches of {rows_of} rows are more than the {MOST_PARTS} that have a price"
+            )
         for schedule in _schedules(cells, mesh.pp, parts):
             yield Config(
                 dp=mesh.dp,
@@ -376,7 +410,8 @@ def _plans(cells: Cells, mesh: _Mesh) -> Iterator[Config]:
 
 def _parts(rows: int, rows_of: int) -> int:
     """Micro-batches of about so many rows: the software of some sources lets the last one be smaller."""
-    return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(log2(rows / n / rows_of)))
+    small = [n for n in range(1, isqrt(rows) + 1) if rows % n == 0]
+    return min(sorted({*small, *(rows // n for n in small)}), key=lambda n: abs(log2(rows / n / rows_of)))
 
 
 def _schedules(cells: Cells, pp: int, parts: int) -> Iterable[str]:

@@ -68,7 +68,17 @@ def test_empty_cells_mean_every_possible_value() -> None:
 def test_parts_that_divide_no_dim_are_those_of_the_next_power_of_two() -> None:
     row = read(gpus="12", dp="12", global_batch="24")
     assert isinstance(row, Row)
-    assert (row.workers, row.batch, row.plans[0].dp) == (16, 32, 16)
+    assert (row.workers, row.batch, row.plans[0].dp, row.note) == (16, 32, 16, "dp=12 counts as 16")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "has_masters"),
+    [("", "bfloat16", True), ("amp_bf16", "bfloat16", True), ("FP16", "float16", True), ("fp32", "float32", False)],
+)
+def test_a_row_is_computed_in_its_own_precision(precision: str, dtype: str, has_masters: bool) -> None:
+    row = read(precision=precision)
+    assert isinstance(row, Row)
+    assert (row.dtype, row.has_masters, row.note) == (dtype, has_masters, "")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +91,11 @@ def test_parts_that_divide_no_dim_are_those_of_the_next_power_of_two() -> None:
         ({"layers": "2.5"}, "`layers` is `2.5`, no whole number"),
         ({"tp": "3", "dp": ""}, "dp=5, tp=3, pp=1, cp=1 are not 16 workers"),
         ({"global_batch": ""}, "`global_batch` is empty"),
+        ({"global_batch": "1e9"}, "62500000 micro-batches of 1 rows are more than the 16384 that have a price"),
         ({"global_batch": "33"}, "dp=16 does not divide 33 rows"),
         ({"precision": "FP8"}, "products of eight-bit floats (`FP8`) are not captured here"),
+        ({"precision": "TF32"}, "products of float32 in TF32 (`TF32`) have no rate here"),
+        ({"precision": "int4"}, "`int4` is no precision that is known"),
         ({"ep": "8"}, "mixtures of experts are not simulated here"),
         ({"params_b": "47"}, "a Llama of these sizes has 0.973 B parameters in layers, not 47"),
         ({"kv_heads": "5"}, "hidden=2048, heads=32, kv_heads=5 are no whole heads"),
