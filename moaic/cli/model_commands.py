@@ -114,7 +114,7 @@ def guide(chosen: argparse.Namespace) -> int:
     pool = ProcessPool(cores())
     try:
         for answer in answers(question, pool):
-            print(row(answer, question) if estimates else f"{head()}\n{row(answer, question)}", flush=True)
+            print(row(answer, question) if estimates else f"{head(answer.unit)}\n{row(answer, question)}", flush=True)
             estimates.append(answer)
     finally:
         pool.close()

@@ -13,6 +13,7 @@ from moaic.capture.trace_only import ModelSource, Sample
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
 from moaic.ir.printer import render
+from moaic.ir.types import FLOATING
 from moaic.passes.config import Request
 from moaic.passes.perf.machine import Machine
 from moaic.passes.perf.numbers import Number
@@ -27,7 +28,7 @@ from moaic.support.output import write_output
 from moaic.text.tables import markdown_head, markdown_row
 from moaic.text.units import duration, gib
 
-HEAD = ("flavor", "workers", "batch", "plan", "step", "tokens/s", "needed per worker")
+HEAD = ("flavor", "workers", "batch", "plan", "step", "{unit}/s", "needed per worker")
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers if the user names none."""
@@ -75,6 +76,17 @@ class Estimate:
     functions: int = 0
     """Number of functions of the program; `known` counts those whose kernels are known."""
     known: int = 0
+    tokens: int | None = None
+    """Tokens of a row; None for a model that reads no rows of tokens."""
+
+    @property
+    def unit(self) -> str:
+        return "rows" if self.tokens is None else "tokens"
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, or rows where there are no tokens."""
+        return self.batch * (self.tokens or 1) / self.seconds
 
 
 def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
@@ -83,7 +95,17 @@ def answers(question: Question, pool: CompilerPool) -> Iterator[Estimate]:
         step = captured_step(question.source, Sample(batch, question.sequence, padding=question.padding))
         for workers in question.workers:
             machine = replace(question.machine, workers=workers)
-            yield planned(step, batch, machine, question, pool)
+            answer = planned(step, batch, machine, question, pool)
+            yield replace(answer, tokens=question.sequence if _reads_tokens(step, batch, question.sequence) else None)
+
+
+def _reads_tokens(step: Module, batch: int, sequence: int) -> bool:
+    """Whether rows of so many token ids are all that the step reads: beside a picture or a sound they are labels."""
+    main = step.main
+    inputs = [value.type for at, value in enumerate(main.params) if main.param_role(at).kind == "input"]
+    return any(each.shape == (batch, sequence) for each in inputs) and not any(
+        each.dtype in FLOATING for each in inputs
+    )
 
 
 def planned(step: Module, batch: int, machine: Machine, question: Question, pool: CompilerPool) -> Estimate:
@@ -147,8 +169,8 @@ def row(answer: Estimate, question: Question) -> str:
     known = (flavor.name, str(answer.workers), str(answer.batch))
     if answer.reason:
         return markdown_row((*known, answer.reason, "", "", ""))
-    rate = f"{answer.batch * question.sequence / answer.seconds:,.0f}"
-    return markdown_row((*known, f"`{answer.plan}`", _time(answer.seconds), rate, gib(answer.nbytes)))
+    figures = (_time(answer.seconds), f"{answer.rate:,.0f}", gib(answer.nbytes))
+    return markdown_row((*known, f"`{answer.plan}`", *figures))
 
 
 def sources(answer: Estimate) -> str:
@@ -160,9 +182,9 @@ def sources(answer: Estimate) -> str:
     )
 
 
-def head() -> str:
-    """The first two lines of the table."""
-    return markdown_head(HEAD)
+def head(unit: str = "tokens") -> str:
+    """The first two lines of the table, whose rates are in this unit."""
+    return markdown_head([each.format(unit=unit) for each in HEAD])
 
 
 def _time(seconds: float) -> str:

@@ -88,6 +88,21 @@ def test_what_is_no_machine_is_refused(words: tuple[str, ...], said: str, capsys
     assert said in capsys.readouterr().err
 
 
+def test_a_model_without_rows_of_tokens_has_rows_per_second(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    words = [f"--set={name}={size}" for name, size in {**sizes, "image_size": 16, "patch_size": 8}.items()]
+    assert main(["guide", "vit", *words, "--machine", "sm_90:1", "--batch", "8"]) == 0
+    titles, _, cells, *_ = (line.split(" | ") for line in capsys.readouterr().out.splitlines())
+    assert titles[5] == "rows/s"
+    assert main([*GUIDE, "--batch", "8"]) == 0
+    titles, _, of_tokens, *_ = (line.split(" | ") for line in capsys.readouterr().out.splitlines())
+    assert titles[5] == "tokens/s"
+    for each, row in ((1, cells), (8, of_tokens)):
+        seconds = float(row[4].split()[0]) / 1e6
+        assert row[4].endswith(" us")
+        assert float(row[5].replace(",", "")) == pytest.approx(8 * each / seconds, rel=0.05)
+
+
 def test_kernels_are_made_once(program: Module, tmp_path: Path) -> None:
     first = MadeKernels(TARGET, tmp_path)
     assert first.make(program)
