@@ -54,14 +54,16 @@ def overlapping(
             late.append(instruction)
             continue
         if any(each in read for each in late):
-            order, late = [*order, *late], []
+            order += late
+            late = []
         at = _one_function_earlier(instruction, order, op_of, read, meets) if op.name == ALL_GATHER else len(order)
         order.insert(at, instruction)
         if op.name == REDUCE_SCATTER:
             scattered.add(instruction)
         elif op.name == "call" and late:
             due = [each for each in late if meets(each, instruction)]
-            order, late = [*order, *due], [each for each in late if each not in due]
+            order += due
+            late = [each for each in late if each not in due]
     return [*order, *late]
 
 
