@@ -13,7 +13,7 @@ from moaic.runtime.codegen.narrow_on_cpu import widened
 from moaic.runtime.comm.worker_context import WorkerContext
 from moaic.runtime.dtypes import DTYPES
 from moaic.runtime.host.gpus import CPU
-from moaic.runtime.protocol.aten_schema import signature
+from moaic.runtime.protocol.aten_schema import Signature, signature
 from moaic.runtime.protocol.operation import ArgSpec, Operation, ViewGeometry, positions, read_as
 from moaic.runtime.worker.reduction import Combiner
 
@@ -25,9 +25,9 @@ class EagerOp:
         self._operation = operation
         plan = operation.combination
         self._combiner = None if plan is None else Combiner(plan, context)
-        self._signature = called = signature(operation.op)
+        called = signature(operation.op)
         call = widened(called.overload) if context.device.type == CPU else ordered(called.overload)
-        self._call = _with_default(call, DTYPES[operation.default_dtype])
+        self._call = _asked_for(called, _with_default(call, DTYPES[operation.default_dtype]))
         self._device = context.device
         self._unpadded = plan.unpadded if plan is not None and any(plan.unpadded) else ()
         self._rank = context.rank
@@ -71,10 +71,10 @@ class EagerOp:
         if self._unpadded:
             tensors = [self._without_padding(tensor, index) for index, tensor in enumerate(tensors)]
         source = _ArgumentSource(iter(tensors), iter(scalars), self._is_held, self._device)
-        args = tuple(_argument(part, source) for part in self._operation.args)
+        args = [_argument(part, source) for part in self._operation.args]
         kwargs = {name: _argument(part, source) for name, part in self._operation.kwargs}
         kwargs |= self._made_on
-        return self._signature.asked_for(self._call(*args, **kwargs), args, kwargs)
+        return self._call(*args, **kwargs)
 
     def _without_padding(self, tensor: Tensor | None, index: int) -> Tensor | None:
         if tensor is None:
@@ -98,6 +98,13 @@ class EagerOp:
         if len(outputs) == count or len(outputs) > len(self._present):
             return outputs
         return [buffer_id for buffer_id, present in zip(outputs, self._present, strict=False) if present]
+
+
+def _asked_for(called: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call without results that its arguments do not ask for; decided here, as few ops have such arguments."""
+    if called.mask is None:
+        return call
+    return lambda *args, **kwargs: called.asked_for(call(*args, **kwargs), args, kwargs)
 
 
 def _with_default(call: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
