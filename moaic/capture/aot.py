@@ -24,6 +24,7 @@ from moaic.capture.fx.traced_graph import NameSupply, TracedGraph, names_of
 from moaic.capture.op_by_op import EagerHalves, Kept
 from moaic.capture.output_aliases import OutputView, with_strides
 from moaic.capture.saved_tensors import Saved
+from moaic.capture.second_derivative import depending_on_inputs
 from moaic.ir.errors import Diagnostic
 from moaic.support.traces import shorten
 
@@ -69,7 +70,7 @@ def capture_backend(graph_module: Any, examples: Sequence[Any], make_engine: Mak
         partition_fn=capture.partition,
         decompositions=decompositions(),
     )
-    return compile_graph(graph_module, examples)
+    return depending_on_inputs(compile_graph(graph_module, examples))
 
 
 class _Capture:

@@ -45,6 +45,9 @@ SPARSE_KEYS: Final = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 DIFFERENTIATED_TWICE: Final = "torch.compile with aot_autograd does not currently support double backward"
 """What PyTorch says where a derivative of a compiled graph is differentiated."""
 
+next_sequence_number: Final[Callable[[], int]] = _C._autograd._get_sequence_nr
+"""The number of the next node of autograd's graph that this thread makes."""
+
 CPU_KEYS: Final[Any] = _C.DispatchKeySet(_C.DispatchKey.CPU)
 """Selects CPU kernels, for ops that touch only sizes, strides and the storage pointer."""
 
