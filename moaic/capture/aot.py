@@ -217,7 +217,7 @@ def _record_of(token: Tensor) -> Kept | _CallRecord:
     if record is None:
         raise Diagnostic(
             "a hook on saved tensors has put a copy in place of what a compiled forward saves on the CPU",
-            hint="have the hook of torch.autograd.graph.saved_tensors_hooks return CPU tensors of integers as they are",
+            hint="have both of torch.autograd.graph.saved_tensors_hooks return CPU tensors of integers as they are",
         )
     return record
 
