@@ -75,6 +75,10 @@ class Builder:
             module = less
         return Builder(module, self._coefficients, is_sketch=True)
 
+    def unverified(self) -> Builder:
+        """The builder of plans that are only priced: what is selected of them is made and verified again."""
+        return Builder(self._outlined, self._coefficients, is_sketch=True)
+
     def build(self, config: Config) -> Plan:
         """The plan for `config`; raises Diagnostic (UnshardableOp among them) with the reason where there is none."""
         module = self.partitioned(config)

@@ -56,6 +56,9 @@ They are most of the candidates, and need the most time to be priced.
 CLEARLY = 0.05
 """Relative difference that exceeds what predictions of plans of one step err by."""
 
+LEAST_COMPILED = 0.8
+"""Share of what compiling the step for one device takes that compiling any plan of it takes at least."""
+
 AS_ALONE = 0.95
 """The relative speed of unequal workers in a plan is that of the whole step on one of each, but for this part."""
 
@@ -127,6 +130,9 @@ class Evaluation:
         self.compiling = self.costing = 0.0
         """Seconds spent on compiling and on costing."""
         self.bounds = self._bounds() if space.total > 1 else Bounds({}, machine)
+        compiling = min((each.compiling for each in self.bounds.by_config.values()), default=0.0)
+        self.least_compiling = LEAST_COMPILED * compiling / steps
+        """Seconds of a price that are for compiling, at least."""
         if machine.made or space.total == 1:
             pool.begin(step, machine)
         self.splits_last = space.total > MANY and any(mesh.cp == 1 for mesh in space.meshes)
@@ -151,10 +157,10 @@ class Evaluation:
     def promising(self) -> list[float]:
         """By candidate that was left out although it may be faster than the best plan, by how much at most."""
         return [
-            self.best / each.seconds - 1
+            self.best / self._price(each) - 1
             for each in self.slower
             for _ in range(1 + each.others)
-            if each.seconds * (1 + TIE) < self.best
+            if self._price(each) * (1 + TIE) < self.best
         ]
 
     def _settle(self) -> None:
@@ -210,7 +216,13 @@ class Evaluation:
         memories = {config: made.memory for config, made in self._compiled(on_one).items() if made.memory is not None}
         costs = self._costs(list(memories))
         on_one_device = {
-            config: Alone(costs[config].seconds.value, memory, costs[config].of("optimizer"))
+            config: Alone(
+                costs[config].seconds.value,
+                memory,
+                costs[config].of("optimizer"),
+                costs[config].compiling,
+                costs[config].of("launch"),
+            )
             for config, memory in memories.items()
         }
         if (speeds := self.space.facts.speeds) is None:
@@ -251,14 +263,23 @@ class Evaluation:
         """Whether a candidate is slower than the best plan, or does not promise to be as much faster as it has to."""
         most = self.best * (1 + TIE)
         if self._comes_last(each):
-            most = min(most, self.best / (1 + CLEARLY))
+            most = min(most, self._faster_by(CLEARLY))
         if self.looked_into > ENOUGH:
-            most = min(most, self.best / (1 + MORE * (self.looked_into - ENOUGH)))
-        return each.seconds > most
+            most = min(most, self._faster_by(MORE * (self.looked_into - ENOUGH)))
+        return self._price(each) > most
+
+    def _faster_by(self, difference: float) -> float:
+        """The price of a plan whose step is faster than the best by this relative difference."""
+        return self.least_compiling + (self.best - self.least_compiling) / (1 + difference)
+
+    def _price(self, each: _Waiting) -> float:
+        """Lower bound on the price of a candidate."""
+        return each.seconds + self.least_compiling
 
     def _why_slower(self, each: _Waiting) -> str:
-        least, best = f"takes at least {_ms(each.seconds)}", f"another plan takes {_ms(self.best)}"
-        if each.seconds > self.best * (1 + TIE):
+        least = f"takes at least {_ms(each.seconds)}"
+        best = f"another plan takes {_ms(self.best - self.least_compiling)}"
+        if self._price(each) > self.best * (1 + TIE):
             return f"{least}, and {best}"
         return f"{least}, but {best}, and {self.looked_into} plans had been looked into"
 
@@ -277,7 +298,7 @@ class Evaluation:
         """
         if self.simplest is None or simplicity(each.config) < simplicity(self.simplest):
             return False
-        return each.seconds * (1 + TIE) >= self.found[self.simplest].price(self.steps)
+        return self._price(each) * (1 + TIE) >= self.found[self.simplest].price(self.steps)
 
     def _reconsider(self) -> bool:
         """Whether candidates wait again that were no better than a plan which would not be selected any more."""
@@ -308,7 +329,7 @@ class Evaluation:
             ready = [each for each in ready if each.config.pp == 1] or ready
             lowest = min((each.seconds for each in ready), default=0.0)
             ready = [each for each in ready if each.seconds <= lowest * (1 + TIE)]
-        elif known := [each for each in ready if self._is_cheap(each) and each.seconds * (1 + TIE) < self.best]:
+        elif known := [each for each in ready if self._is_cheap(each) and self._price(each) * (1 + TIE) < self.best]:
             ready = known
         elif self.looked_into - self.looked_into_before >= IN_A_ROW:
             ready = [each for each in ready if each.stages is not None and not self._is_slower(each)] or ready

@@ -22,7 +22,7 @@ from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.passes.stage_shares import shares_of_stages
 from moaic.passes.transforms.shallow import Stack, shallow
 
-WORTH = 2
+WORTH = 1.5
 """A step is priced from sketches if it has as many times the units of all of these; a pipeline, if it has more."""
 
 
@@ -36,9 +36,7 @@ class Pricer:
         self._rates = [Rates(each, function_seconds(each, self._fused)) for each in machine.by_kind]
         self._worth = worth
         self._sketches = self._sketched([[stack] for stack in self._builder.stacks], worth)
-        # To verify all layers of a deep step takes long; the selected plan is verified again before it runs.
-        unverified = self._builder.without([]) if self._sketches is not None else None
-        self._of_whole = unverified or self._builder
+        self._of_whole = self._builder.unverified()
         self._in_stages: dict[tuple[int, ...], _Sketches | None] = {}
         self._trains = bool(step.main.gradients)
         self._replicated: dict[Config, tuple[Sketch, list[Deeper]]] = {}

@@ -36,6 +36,9 @@ ALIKE = 0.97
 PARAMETER_PASSES = 4
 """Most times that a step reads each parameter, and that it reads or writes each gradient."""
 
+FEWER = 0.9
+"""Share of the launches of one micro-batch that each further one has at least: some kernels run once per step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alone:
@@ -45,10 +48,15 @@ class Alone:
     memory: Memory
     optimizer: float = 0.0
     """Seconds of them that the optimizer takes."""
+    compiling: float = 0.0
+    """Seconds that compiling it takes."""
+    launches: float = 0.0
+    """Seconds of launching its kernels, which each rank does for the layers and the micro-batches that it has."""
 
-    def shared(self, ranks: float, stretch: float) -> float:
-        """Seconds of so many ranks."""
-        return _stretched(self.seconds, self.optimizer, stretch) / ranks
+    def shared(self, ranks: float, stretch: float, turns: float = 0.0) -> float:
+        """Seconds of so many ranks, each of which launches all kernels so many times."""
+        launches = FEWER * max(0.0, turns - 1 / ranks) * self.launches
+        return _stretched(self.seconds, self.optimizer, stretch) / ranks + stretch * launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +94,10 @@ class Work:
 
     seconds: float
     parameters: Parameters
-    fixed: float = 0.0
-    """Seconds that do not become fewer with the sizes of values: of calls and launches."""
+    calls: float = 0.0
+    """Seconds of its calls, which do not become fewer with the sizes of values."""
+    launches: float = 0.0
+    """Seconds of launching its kernels: they do not either, and each micro-batch has as many."""
     over_dp: float = 0.0
     """Seconds of collectives over `dp`: of gradients, but also of losses, counts and statistics of the batch."""
     memory_replicated: Memory | None = None
@@ -100,20 +110,36 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnMesh:
-    """Lower bounds on the seconds of a mesh, each with those of them for which no stage waits."""
+class _InOne:
+    """Lower bound on the seconds of a plan with one micro-batch."""
 
-    in_turn: Sequence[tuple[float, float]]
+    seconds: float
+    once: float
+    """Seconds of them for which no stage waits."""
+    launches: float
+    """Seconds of them that each further micro-batch takes again."""
+
+    def in_parts(self, parts: float, stretch: float) -> float:
+        """With so many micro-batches, and a schedule with this stretch."""
+        return _stretched(self.seconds + FEWER * (parts - 1) * self.launches, self.once, stretch)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnMesh:
+    """Lower bounds on the seconds of a mesh."""
+
+    in_turn: Sequence[_InOne]
     """Of ranks that do the work of all stages."""
-    in_place: Sequence[tuple[float, float]]
-    """Of pipelines that are full of micro-batches."""
+    in_place: Sequence[_InOne]
+    """Of pipelines that are full of micro-batches: as many as there are stages take the time of one."""
 
     def under(self, order: Config, stretch: float) -> float:
         """Lower bound on the seconds of a configuration on this mesh whose schedule has this stretch."""
-        in_turn = max((_stretched(*each, stretch) for each in self.in_turn), default=0.0)
-        fills = order.micro_batches >= order.pp
-        in_place = max((_stretched(*each, stretch) for each in self.in_place), default=0.0) if fills else 0.0
-        return max(in_turn / order.pp, in_place)
+        parts, stages = order.micro_batches, order.pp
+        in_turn = max((each.in_parts(parts, stretch) for each in self.in_turn), default=0.0) / stages
+        if parts < stages:
+            return in_turn
+        return max([in_turn, *(each.in_parts(parts / stages, stretch) for each in self.in_place)])
 
 
 @dataclass(frozen=True)
@@ -145,15 +171,21 @@ class Bounds:
 
         def under(order: Config) -> float:
             stretch = least_stretch(order.schedule, order.pp, order.micro_batches)
-            on_one = min((known.shared(self.fastest(mesh), stretch) for known in self.by_config.values()), default=0.0)
+            on_one = min((self._on_one(known, order, stretch) for known in self.by_config.values()), default=0.0)
             return max(on_one, on_mesh.under(order, stretch))
 
         return min(map(under, orders))
 
+    def _on_one(self, known: Alone, config: Config, stretch: float) -> float:
+        """Lower bound from the step on one device."""
+        # How long slow workers take to launch a kernel is not known.
+        turns = 0.0 if self.machine.kinds else config.micro_batches / config.pp
+        return known.shared(self.fastest(config.mesh), stretch, turns)
+
     def _seconds(self, config: Config, on_mesh: _OnMesh) -> float:
         known, same = self.by_config.get(alone(config)), self.simpler.get(unstaged(config))
         stretch = _shape(config).stretch
-        on_one = 0.0 if known is None else known.shared(self.fastest(config), stretch)
+        on_one = 0.0 if known is None else self._on_one(known, config, stretch)
         staged = 0.0 if same is None else _stretched(same.seconds, same.once, stretch) / config.pp
         return max(on_one, on_mesh.under(config, stretch), staged)
 
@@ -163,19 +195,20 @@ class Bounds:
         A pipeline that is full of micro-batches runs no fewer kernels than dp in place of its stages, on as many rows.
         """
         same = self.simpler.get(least(mesh))
-        in_turn = self._finer_than(least(mesh)) if same is None else [(same.seconds, same.once)]
+        in_turn = self._finer_than(least(mesh)) if same is None else [_InOne(same.seconds, same.once, same.launches)]
         # Stages leave slow workers less to do than dp in their place would.
         in_place = self._finer_than(mesh) if mesh.pp > 1 and not self.machine.kinds else []
         return _OnMesh(in_turn, in_place)
 
-    def _finer_than(self, mesh: Config) -> list[tuple[float, float]]:
-        """The bound from the plan on each coarser mesh, and the seconds of it for which no stage waits."""
-        found: list[tuple[float, float]] = []
+    def _finer_than(self, mesh: Config) -> list[_InOne]:
+        """The bound from the plan on each coarser mesh."""
+        found: list[_InOne] = []
         for coarser in self._by_ranks.get(mesh.ranks, ()):
             if (coarser, mesh) not in self.finer:
                 self.finer[coarser, mesh] = self._finer(coarser, mesh) if is_coarser(coarser, mesh) else 0.0
             if seconds := self.finer[coarser, mesh]:
-                found.append((seconds, self.simpler[coarser].once))
+                work = self.simpler[coarser]
+                found.append(_InOne(seconds, work.once, work.launches))
         return found
 
     @cached_property
@@ -194,7 +227,7 @@ class Bounds:
         before = work.parameters.seconds(coarser, self.machine)
         after = work.parameters.split(mesh.pp, mesh.tp / coarser.tp).seconds(mesh, self.machine)
         others = max(0.0, work.over_dp - work.parameters.of_sums([_dp(coarser)], self.machine))
-        lost = MOST_SUMS * max(0.0, before - after) + others + (work.fixed if mesh.pp > 1 else 0.0)
+        lost = MOST_SUMS * max(0.0, before - after) + others + (work.calls + work.launches if mesh.pp > 1 else 0.0)
         return max(0.0, FINER * (work.seconds - lost))
 
     def gathering(self, config: Config, others: float) -> float:
@@ -301,7 +334,8 @@ def work_of(config: Config, prediction: Prediction, memory: Memory, gradients: i
     return Work(
         prediction.seconds.value,
         Parameters(gradients, moved, memory.gradients, prediction.of("optimizer")),
-        prediction.of("overhead") + prediction.of("launch"),
+        prediction.of("overhead"),
+        prediction.of("launch"),
         prediction.over_dp,
         memory if config.distribute_param == "none" else None,
     )

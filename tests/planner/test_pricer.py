@@ -17,7 +17,16 @@ from moaic.ir.overlap_schedule import overlap_schedule
 from moaic.passes.build import Builder
 from moaic.passes.config import Config, Distribute, Request
 from moaic.passes.estimate.held import Held, Liveness
-from moaic.passes.estimate.lower_bound import Bounds, Work, is_coarser, least, sharded_otherwise, unstaged, work_of
+from moaic.passes.estimate.lower_bound import (
+    Alone,
+    Bounds,
+    Work,
+    is_coarser,
+    least,
+    sharded_otherwise,
+    unstaged,
+    work_of,
+)
 from moaic.passes.estimate.memory import Memory, fused_functions, memory_of
 from moaic.passes.estimate.sequence import Instruction
 from moaic.passes.estimate.step_time import EXPECTED_STEPS, Prediction, function_seconds, predict
@@ -28,7 +37,7 @@ from moaic.passes.schedules import Schedule
 from moaic.passes.sharding.solver.costs import coefficients_of
 from moaic.passes.transforms.deepen import deepened
 from moaic.planner.candidates import candidate_space, candidates
-from moaic.planner.evaluation import Evaluation
+from moaic.planner.evaluation import LEAST_COMPILED, Evaluation
 from moaic.planner.outcome import TIE
 from moaic.planner.pricer import Pricer
 from moaic.planner.worker import Compiled, InProcessPool
@@ -267,6 +276,27 @@ def test_plans_that_do_less_bound_others() -> None:
             assert bound <= plan[1].seconds.value * 1.001, config
             compared += 1
     assert compared > 6
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("llama", 8), *(pytest.param(model, 60, marks=pytest.mark.exact) for model in MODELS)]
+)
+def test_the_step_on_one_device_bounds_all_plans(model: str, count: int) -> None:
+    """Their time, and what compiling them takes."""
+    where, pricer = gpus(overlaps=True), pricer_of(model, overlaps=True)
+    on_one: dict[Config, Alone] = {}
+    for config in (Config(), Config(recompute="full")):
+        memory, told = pricer.price(config)
+        on_one[config] = Alone(told.seconds.value, memory, told.of("optimizer"), told.compiling, told.of("launch"))
+    bounds, compiling = Bounds(on_one, where), min(each.compiling for each in on_one.values())
+    compared = 0
+    for config in drawn(model, count):
+        plan = _outcome(pricer, config)
+        if not isinstance(plan, str):
+            compared += 1
+            assert bounds.seconds(config) <= plan[1].seconds.value * 1.001, config
+            assert LEAST_COMPILED * compiling <= plan[1].compiling, config
+    assert compared > count // 2
 
 
 @OVERLAPS

@@ -131,7 +131,7 @@ def test_an_interrupt_while_planning_leaves_nothing(person: Person) -> None:
 def test_progress_is_shown_on_a_terminal_alone(person: Person) -> None:
     ours, theirs = pty.openpty()
     file = person.home / "deep.py"
-    file.write_text(DEEP.replace("range(40)", "range(4)"), encoding="utf-8")
+    file.write_text(DEEP.replace("range(40)", "range(16)"), encoding="utf-8")
     environment = {**person.environment, "MOAI_FLAVOR": "2"}
     process = subprocess.Popen([sys.executable, str(file)], env=environment, stderr=theirs)
     os.close(theirs)

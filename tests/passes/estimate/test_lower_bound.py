@@ -33,7 +33,13 @@ class Prices:
     def of(self, config: Config) -> Alone:
         plan: Plan = self.builder.build(config)
         prediction = predict(plan, self.machine, function_seconds(self.machine, self.fused))
-        return Alone(prediction.seconds.value, memory_of(plan, self.fused), prediction.of("optimizer"))
+        return Alone(
+            prediction.seconds.value,
+            memory_of(plan, self.fused),
+            prediction.of("optimizer"),
+            prediction.compiling,
+            prediction.of("launch"),
+        )
 
 
 @pytest.mark.parametrize(
