@@ -40,7 +40,7 @@ def widened(overload: Any) -> Callable[..., Any]:
 
 def _in_float32(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        narrow = next((arg.dtype for arg in args if isinstance(arg, Tensor) and arg.dtype in lacking()), None)
+        narrow = _lacked(args)
         if narrow is None or kwargs.get("out") is not None:
             return call(*args, **kwargs)
         made = call(*_wide(args), **kwargs)
@@ -54,9 +54,17 @@ def _in_float32(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wide_operands(operands: Sequence[Any]) -> list[Any] | None:
-    """The operands in float32, if one of them has a type that this CPU lacks; else None."""
-    tensors = [each for each in operands if isinstance(each, Tensor)]
-    return list(_wide(operands)) if any(each.dtype in lacking() for each in tensors) else None
+    """The operands in float32, if their type is one that this CPU lacks; else None."""
+    return None if _lacked(operands) is None else list(_wide(operands))
+
+
+def _lacked(operands: Sequence[Any]) -> torch.dtype | None:
+    """The type of the operands that are floats, if this CPU lacks it; PyTorch itself refuses floats of two types."""
+    dtypes = {each.dtype for each in operands if isinstance(each, Tensor)}
+    if dtypes.isdisjoint(lacking()):
+        return None
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point]
+    return floats[0] if len(floats) == 1 else None
 
 
 def _wide(args: Sequence[Any]) -> tuple[Any, ...]:

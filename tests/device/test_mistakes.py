@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from moaic.device.handles import view_of
 
@@ -15,6 +16,11 @@ pytestmark = pytest.mark.usefixtures("accelerator")
 MOAI = "moai"
 
 TORCH: Any = torch
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float16, device=MOAI)
+
 
 MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: torch.ones(2, 3, device=MOAI) @ torch.ones(2, 3, device=MOAI), RuntimeError, "same reduction dim"),
@@ -42,6 +48,13 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: torch.ones(2, device=MOAI).fill_(torch.ones(2, device=MOAI)), RuntimeError, "only supports 0-dimension"),
     (lambda: TORCH.ones(2, dtype=torch.int64, device=MOAI).pow(-1).tolist(), RuntimeError, "negative integer powers"),
     (lambda: torch.ones(3, device="meta").pin_memory(), RuntimeError, "cannot pin"),
+    (lambda: functional.linear(halves(4, 6), torch.ones(3, 6, device=MOAI)).cpu(), RuntimeError, "same dtype"),
+    (
+        lambda: functional.linear(halves(4, 6), halves(3, 6), torch.ones(3, device=MOAI)).cpu(),
+        RuntimeError,
+        "same dtype",
+    ),
+    (lambda: torch.ones(4, 6, device=MOAI).mv(halves(6)).cpu(), RuntimeError, "same dtype"),
     (lambda: torch.ones(3, dtype=torch.int64, device=MOAI).add_(1.5), RuntimeError, "romotion"),
     (lambda: torch.empty(-1, device=MOAI), RuntimeError, "negative dimension"),
     (lambda: torch.ones(3, device=MOAI, pin_memory=True), RuntimeError, "only tensors on the cpu can be pinned"),

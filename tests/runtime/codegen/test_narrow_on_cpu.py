@@ -64,6 +64,15 @@ def test_eager_ops_do_the_same(dtype: str) -> None:
     assert [grad.dtype for grad in grads] == [made.dtype] * 3
 
 
+def test_operands_of_several_types_are_refused(dtype: str) -> None:
+    (left,) = drawn(dtype, (4, 6))
+    for right in drawn("f32", (6, 5)), drawn("f64", (6, 5)):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            widened(ATEN.mm.default)(left, *right)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            run_op(op("aten.mm", dtype, (left, *right), [(4, 5)]), (left, *right))
+
+
 def test_other_types_and_ops_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(narrow_on_cpu, "lacking", lambda: frozenset({torch.float16}))
     for dtype in ("f32", "bf16"):
