@@ -41,6 +41,7 @@ def decompositions() -> Table:
     table.update((overload_of(name), cell) for name, cell in RECURRENT.items())
     table.update(DETERMINANTS)
     table.update(_OURS)
+    table.update((product, _of_one_type(product, table[product])) for product in _PROMOTED)
     return table
 
 
@@ -60,6 +61,22 @@ _BY_PYTORCH = [
     aten.rrelu_with_noise_backward,
 ]
 """Ops that PyTorch can decompose but core ATen does not."""
+
+
+_PROMOTED = (aten.addmm.default, aten.mv.default)
+"""Products that decompose into ops that promote operands of several types, which the kernels of the products refuse."""
+
+
+def _of_one_type(product: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of a product whose operands must have one type."""
+
+    def decompose(*operands: Tensor, **settings: Any) -> Any:
+        dtypes = [operand.dtype for operand in operands]
+        if len(set(dtypes)) > 1:
+            raise RuntimeError(f"{product}: operands must have the same dtype, but got {', '.join(map(str, dtypes))}")
+        return decomposition(*operands, **settings)
+
+    return decompose
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import graph_break
+from torch.nn import functional
 from torch.nn.utils import rnn
 
 from moaic.device import torch_module
@@ -118,6 +119,26 @@ def test_products_of_eight_bit_floats_in_eight_bits() -> None:
 
     given = compiled(product)(*(each.to("moai") for each in operands)).cpu()
     assert torch.equal(given.float(), product(*operands).float())
+
+
+REFUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "vector": lambda narrow, wide: torch.mv(narrow, wide[0]),
+    "matrix": lambda narrow, wide: narrow @ wide.t(),
+    "operand": lambda narrow, wide: functional.linear(narrow, wide, wide[0]),
+    "bias": lambda narrow, wide: functional.linear(narrow, narrow, wide[0]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64)]
+)
+def test_products_of_several_types_are_refused(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    narrow, wide = (torch.ones(4, 4, dtype=dtype) for dtype in dtypes)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        REFUSED[name](narrow, wide)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        compiled(REFUSED[name])(narrow.to("moai"), wide.to("moai")).cpu()
 
 
 @pytest.mark.parametrize("device", ["cpu", "moai"])
