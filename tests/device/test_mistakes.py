@@ -55,6 +55,13 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "same dtype",
     ),
     (lambda: torch.ones(4, 6, device=MOAI).mv(halves(6)).cpu(), RuntimeError, "same dtype"),
+    (
+        lambda: functional.grid_sample(
+            torch.ones(1, 2, 4, 4, device=MOAI), torch.ones(1, 3, 3, 3, device=MOAI), align_corners=False
+        ),
+        RuntimeError,
+        "last dimension",
+    ),
     (lambda: torch.ones(3, dtype=torch.int64, device=MOAI).add_(1.5), RuntimeError, "romotion"),
     (lambda: torch.empty(-1, device=MOAI), RuntimeError, "negative dimension"),
     (lambda: torch.ones(3, device=MOAI, pin_memory=True), RuntimeError, "only tensors on the cpu can be pinned"),
