@@ -126,9 +126,20 @@ def take_call(
     except TorchDynamoException as error:
         if isinstance(inner := getattr(error, "inner_exception", None), Diagnostic):
             raise inner from None
-        reason = _first_line(error)
-        raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {reason}") from error
+        raise Diagnostic(f"`{_name(model)}` cannot be captured as one graph: {_reason(error)}") from error
     raise AssertionError("a compiled model ran without its backend")
+
+
+def _reason(error: Exception) -> str:
+    """The reason in one line: where an op fails, what it says, which is what Dynamo's error comes from."""
+    from torch._dynamo.exc import TorchRuntimeError
+
+    if not isinstance(error, TorchRuntimeError):
+        return _first_line(error)
+    cause: BaseException = error
+    while (before := cause.__cause__ or cause.__context__) is not None:
+        cause = before
+    return f"{type(cause).__name__}: {_first_line(cause)}"
 
 
 def _name(model: Callable[..., Any]) -> str:
@@ -229,7 +240,7 @@ def _said(error: Exception, path: str) -> str:
     return f"{type(error).__name__}: {_first_line(error)}{place}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
