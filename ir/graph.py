@@ -56,7 +56,7 @@ class Op:
     def inputs(self) -> Iterator[Value]:
         """Every value that the op reads, lists flattened, absent ones left out."""
         operands = self.operands
-        if not operands or {*map(type, operands)} == _PLAIN:
+        if _PLAIN.issuperset(map(type, operands)):
             # The common case, which passes hit millions of times.
             return iter(cast("tuple[Value, ...]", operands))
         return _flattened(operands)
@@ -81,7 +81,7 @@ class Op:
         return Op(self.name, operands, self.results, self.attrs, self.loc)
 
 
-_PLAIN = {Value}
+_PLAIN = frozenset({Value})
 
 
 def _flattened(operands: Iterable[Operand]) -> Iterator[Value]:
