@@ -36,7 +36,7 @@ ALIKE = 0.97
 PARAMETER_PASSES = 4
 """Most times that a step reads each parameter, and that it reads or writes each gradient."""
 
-FEWER = 0.9
+LAUNCHED_AGAIN = 0.9
 """Share of the launches of one micro-batch that each further one has at least: some kernels run once per step."""
 
 
@@ -53,9 +53,9 @@ class Alone:
     launches: float = 0.0
     """Seconds of launching its kernels, which each rank does for the layers and the micro-batches that it has."""
 
-    def shared(self, ranks: float, stretch: float, turns: float = 0.0) -> float:
+    def shared(self, ranks: float, stretch: float, turns: float) -> float:
         """Seconds of so many ranks, each of which launches all kernels so many times."""
-        launches = FEWER * max(0.0, turns - 1 / ranks) * self.launches
+        launches = LAUNCHED_AGAIN * max(0.0, turns - 1 / ranks) * self.launches
         return _stretched(self.seconds, self.optimizer, stretch) / ranks + stretch * launches
 
 
@@ -110,7 +110,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _InOne:
+class _WholeBatch:
     """Lower bound on the seconds of a plan with one micro-batch."""
 
     seconds: float
@@ -121,16 +121,16 @@ class _InOne:
 
     def in_parts(self, parts: float, stretch: float) -> float:
         """With so many micro-batches, and a schedule with this stretch."""
-        return _stretched(self.seconds + FEWER * (parts - 1) * self.launches, self.once, stretch)
+        return _stretched(self.seconds + LAUNCHED_AGAIN * (parts - 1) * self.launches, self.once, stretch)
 
 
 @dataclass(frozen=True, slots=True)
 class _OnMesh:
     """Lower bounds on the seconds of a mesh."""
 
-    in_turn: Sequence[_InOne]
+    in_turn: Sequence[_WholeBatch]
     """Of ranks that do the work of all stages."""
-    in_place: Sequence[_InOne]
+    in_place: Sequence[_WholeBatch]
     """Of pipelines that are full of micro-batches: as many as there are stages take the time of one."""
 
     def under(self, order: Config, stretch: float) -> float:
@@ -195,20 +195,22 @@ class Bounds:
         A pipeline that is full of micro-batches runs no fewer kernels than dp in place of its stages, on as many rows.
         """
         same = self.simpler.get(least(mesh))
-        in_turn = self._finer_than(least(mesh)) if same is None else [_InOne(same.seconds, same.once, same.launches)]
+        in_turn = (
+            self._finer_than(least(mesh)) if same is None else [_WholeBatch(same.seconds, same.once, same.launches)]
+        )
         # Stages leave slow workers less to do than dp in their place would.
         in_place = self._finer_than(mesh) if mesh.pp > 1 and not self.machine.kinds else []
         return _OnMesh(in_turn, in_place)
 
-    def _finer_than(self, mesh: Config) -> list[_InOne]:
+    def _finer_than(self, mesh: Config) -> list[_WholeBatch]:
         """The bound from the plan on each coarser mesh."""
-        found: list[_InOne] = []
+        found: list[_WholeBatch] = []
         for coarser in self._by_ranks.get(mesh.ranks, ()):
             if (coarser, mesh) not in self.finer:
                 self.finer[coarser, mesh] = self._finer(coarser, mesh) if is_coarser(coarser, mesh) else 0.0
             if seconds := self.finer[coarser, mesh]:
                 work = self.simpler[coarser]
-                found.append(_InOne(seconds, work.once, work.launches))
+                found.append(_WholeBatch(seconds, work.once, work.launches))
         return found
 
     @cached_property
