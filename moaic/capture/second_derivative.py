@@ -19,9 +19,6 @@ from torch import Tensor
 from moaic.device import torch_private
 from moaic.support.traces import shorten
 
-_COMPILED: Final = "CompiledFunctionBackward"
-"""The name of the backward of a compiled graph."""
-
 _VIEWS: Final = 8
 """Most views that an output of a graph is of what the graph computes."""
 
@@ -57,7 +54,7 @@ def _backward_since(first: int, results: Iterable[Any]) -> Any:
     Its number is not below `first`: outputs may also be views of inputs, which another graph has made.
     """
     nodes = (node for result in results for node in _nodes_of_views(result))
-    return next((node for node in nodes if node.name() == _COMPILED and node._sequence_nr() >= first), None)
+    return next((node for node in nodes if torch_private.is_compiled_backward(node, first)), None)
 
 
 def _nodes_of_views(output: Any) -> Iterator[Any]:

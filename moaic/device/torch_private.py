@@ -60,6 +60,11 @@ swap_tensor_impl: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap
 """Exchanges the C++ tensors behind two Python tensors, also for all other references to them."""
 
 
+def is_compiled_backward(node: Any, since: int) -> bool:
+    """Whether a node of autograd's graph is the backward of a compiled graph, with a number not below `since`."""
+    return node.name() == "CompiledFunctionBackward" and node._sequence_nr() >= since
+
+
 def is_transforming() -> bool:
     """Whether custom ops are amid what they have no rules for: a transform of `torch.func`, or forward mode."""
     return _C._functorch.peek_interpreter_stack() is not None or _forward_mode._current_level >= 0
