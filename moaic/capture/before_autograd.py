@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from moaic.capture.masked_writes import assign
+from moaic.capture.multilabel_margin import multilabel_margin_loss
 from moaic.capture.provenance import location
 from moaic.capture.value_checks import DEFAULT_MESSAGE
 from moaic.capture.windows import as_strided
@@ -32,6 +33,7 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     operator.setitem: assign,
     torch.as_strided: as_strided,
     "as_strided": as_strided,
+    torch.nn.functional.multilabel_margin_loss: multilabel_margin_loss,
     torch._assert_async: asserted,  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 }
 """Functions, and methods by name, with the functions that replace them."""

@@ -42,6 +42,7 @@ def decompositions() -> Table:
     table.update(DETERMINANTS)
     table.update(_OURS)
     table.update((product, _of_one_type(product, table[product])) for product in _PROMOTED)
+    table.update((gradient, _of_any_elements(table[gradient])) for gradient in _BY_NUMBER)
     return table
 
 
@@ -75,6 +76,19 @@ def _of_one_type(product: Any, decomposition: Callable[..., Any]) -> Callable[..
         if len(set(dtypes)) > 1:
             raise RuntimeError(f"{product}: operands must have the same dtype, but got {', '.join(map(str, dtypes))}")
         return decomposition(*operands, **settings)
+
+    return decompose
+
+
+_BY_NUMBER = (aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+"""Gradients of means whose decompositions divide by the number of elements."""
+
+
+def _of_any_elements(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of a gradient that may have no elements."""
+
+    def decompose(grad: Tensor, x: Tensor, *rest: Any) -> Any:
+        return decomposition(grad, x, *rest) if x.numel() else torch.empty_like(x)
 
     return decompose
 

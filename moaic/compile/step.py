@@ -342,6 +342,8 @@ class Step:
 
     def backward(self, call: StepCall, tangents: Sequence[Buffer | None]) -> list[Buffer]:
         """Buffers for the gradients, in the order of the step's grad results; None stands for an unset tangent."""
+        if not self.grads:
+            return []
         given = dict(zip(self.tangents, tangents, strict=True))
         promise = call.promise
         assert promise is not None

@@ -265,7 +265,8 @@ def results_on_meta(
         on_meta, named = [_meta(value) for value in args], _meta_kwargs(signature, kwargs)
         try:
             results = signature.overload(*on_meta, **named)
-        except NotImplementedError:
+        except (NotImplementedError, ZeroDivisionError):
+            # A few of PyTorch's functions for meta tensors divide by the number of elements, which may be zero.
             return None
         except AssertionError as error:
             # PyTorch's own: a few of its functions for meta tensors assert what its kernels check.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 Form = Callable[[Tensor, Tensor], Tensor]
@@ -33,6 +33,26 @@ def shuffled(x: Tensor, bias: Tensor) -> Tensor:
     """Every order gives the same sum, and each of its numbers once."""
     order = torch.randperm(4, device=x.device)
     return x[order].sum(0) * bias + order.sort().values
+
+
+def of_some_labels(x: Tensor, bias: Tensor) -> Tensor:
+    """Rows whose targets end at once, early, and not at all; one target is given twice."""
+    target = torch.tensor([[-1, 2, 1, 0], [3, 0, -1, 1], [2, 2, 1, 3], [0, 1, 2, 3]], device=x.device)
+    each = functional.multilabel_margin_loss(x * bias, target, reduction="none")
+    summed = functional.multilabel_margin_loss(bias, target[1], size_average=False)
+    return each * summed + nn.MultiLabelMarginLoss()(x, target)
+
+
+def counted(x: Tensor, bias: Tensor) -> Tensor:
+    """By norms that have no gradient."""
+    each: list[Tensor] = [x.norm(0), (bias * x).norm(0)]
+    return torch.stack(each).sum()
+
+
+def of_nothing(x: Tensor, bias: Tensor) -> Tensor:
+    """Losses that are means over no elements: not a number, with gradients of no elements."""
+    losses = (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss)
+    return torch.stack([loss(x[:0], bias.expand(0, 4)).nan_to_num() for loss in losses]).sum() + x * bias
 
 
 FORMS: Mapping[str, Form] = {
@@ -65,6 +85,9 @@ FORMS: Mapping[str, Form] = {
     "scattered by a mask": scattered,
     "a gate": lambda x, bias: functional.silu(x + bias),
     "slopes as in evaluation": lambda x, bias: functional.rrelu(x, training=False) * bias,
+    "margins of several labels": of_some_labels,
+    "losses of nothing": of_nothing,
+    "a count, without gradients": counted,
     "windows of a number": lambda x, bias: bias.sum().unfold(0, 1, 1) * x,
 }
 
@@ -77,6 +100,7 @@ def gradients(run: Form, device: str) -> list[Tensor | None]:
     return [result.detach().cpu(), *(None if leaf.grad is None else leaf.grad.cpu() for leaf in leaves)]
 
 
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_is_as_pytorch_has_it(name: str) -> None:
     torch.compiler.reset()

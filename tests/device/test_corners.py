@@ -53,6 +53,7 @@ LAYOUTS: list[Callable[[str], Any]] = [
     lambda d: ATEN.multilabel_margin_loss_forward(matrix(d)[:1], torch.tensor([[2, 0, -1]], device=d), 0),
     lambda d: ATEN._native_batch_norm_legit_no_training(matrix(d), *[torch.ones(3, device=d)] * 4, 0.1, 1e-5),
     lambda d: ATEN.native_batch_norm(matrix(d), *[torch.ones(3, device=d)] * 4, False, 0.1, 1e-5),
+    lambda d: ATEN.mse_loss_backward(torch.ones((), device=d), matrix(d)[:0], matrix(d)[:0], 1),
     lambda d: torch.view_copy(matrix(d).t(), (9,)),
     lambda d: LINALG.lstsq(matrix(d)[:, :2].expand(2, 3, 2), matrix(d)[:, 2:].expand(2, 3, 1)),
     lambda d: torch.arange(6, device=d).to(torch.uint64)[::2].clone(),
