@@ -34,8 +34,10 @@ def _reduction(*linear: tuple[int, ...], sums: bool = False, default: int | None
 
 
 def _histogram(op: Op) -> Rule:
-    """Counts of parts add up."""
-    return rule_of_factors(op, [factor_names(len(operand_types(op)[0].shape))], [["b!"]])
+    """Counts of parts add up, unless their range is that of the values."""
+    of_values = op.attrs.get("min", 0) == op.attrs.get("max", 0)
+    names = factor_names(len(operand_types(op)[0].shape))
+    return rule_of_factors(op, [[f"{name}!" for name in names] if of_values else names], [["b!"]])
 
 
 OPS = (

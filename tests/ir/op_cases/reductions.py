@@ -80,4 +80,5 @@ def sort(d: Drawn, name: str) -> Case:
 
 @cases("histc")
 def histc(d: Drawn, name: str) -> Case:
-    return case(name, d.real(*d.shape(1)), bins=d.number(1, 5), min=-1, max=2)
+    of_values: dict[str, Attr] = d.pick({}, {"min": 1, "max": 1})
+    return case(name, d.real(*d.shape(1)), bins=d.number(1, 5), **d.pick({"min": -1, "max": 2}, of_values))
