@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import threading
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -28,15 +27,12 @@ class SourceLines:
     """Numbers of the user's lines, which commands carry."""
 
     def __init__(self) -> None:
-        # Constant for this object: a forked child, where another thread may be the main one, makes a new object.
-        self._main = threading.main_thread().ident
         self._numbers: dict[tuple[str, int], int] = {}
         self._lines: list[SourceLine] = []
 
     def here(self) -> int:
-        """The number of the user's current line; on autograd's threads, of the line that called `backward()`."""
-        is_main = threading.get_ident() == self._main
-        frame = _user_frame(sys._getframe(1) if is_main else _main_frame())  # pyright: ignore[reportPrivateUsage]
+        """The number of the calling thread's current line in the user's program, as of `backward()` in a backward."""
+        frame = _user_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         if frame is None:
             return NOWHERE
         # Every command calls this, so a named tuple is made only for a new line.
@@ -49,13 +45,6 @@ class SourceLines:
 
     def line(self, number: int) -> SourceLine | None:
         return self._lines[number] if 0 <= number < len(self._lines) else None
-
-
-def _main_frame() -> FrameType | None:
-    """The main thread's frame, inside `backward()` while a backward kernel runs on an autograd thread."""
-    identity = threading.main_thread().ident
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    return None if identity is None else frames.get(identity)
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:
