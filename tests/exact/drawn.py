@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,44 @@ def _routed(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
     return torch.einsum("bsd,edf,bse->bsf", h, layer.experts, shares)
 
 
+def _convolved(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    return functional.conv1d(h.transpose(1, 2), layer.experts.permute(1, 2, 0), padding=1).transpose(1, 2)
+
+
+def _pooled(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    halves = functional.max_pool1d(h.transpose(1, 2), 2)
+    return h + functional.interpolate(halves, scale_factor=2).transpose(1, 2)
+
+
+def _summed_by_words(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    places = ids.unsqueeze(-1).expand_as(h)
+    return h + h.new_zeros(ROWS, WORDS, WIDTH).scatter_add(1, places, h).gather(1, places)
+
+
+def _in_parts(dim: int) -> Block:
+    """Parts of a dim that are not equally long, each weighted by its number."""
+
+    def weigh(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+        return torch.cat([part * number for number, part in enumerate(h.chunk(3, dim), 1)], dim)
+
+    return weigh
+
+
+def _in_halves(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    """Each row by one of the other half of the batch."""
+    return h * h.view(2, ROWS // 2, LENGTH, WIDTH).flip(0).reshape(ROWS, LENGTH, WIDTH)
+
+
+def _waves(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    transforms: Any = torch.fft
+    return transforms.irfft(transforms.rfft(h, dim=1) * 1j, n=LENGTH, dim=1)
+
+
+def _rows_changed(layer: Layer, ids: Tensor, h: Tensor) -> Tensor:
+    written = h.index_put((torch.tensor([0, 2, 5]), torch.tensor([1, 0, 3])), h[1, :3] * 2)
+    return written.slice_scatter(h[:3] * 3, 0, 2, 5)
+
+
 BLOCKS: Mapping[str, Block] = {
     "gelu": lambda m, ids, h: functional.gelu(h),
     "layer norm": lambda m, ids, h: m.norm(h),
@@ -141,6 +180,25 @@ BLOCKS: Mapping[str, Block] = {
     "picked rows": lambda m, ids, h: h + h.index_select(0, ids[:, 0].remainder(ROWS)),
     "embedded": lambda m, ids, h: h + m.words(ids.flip(1)),
     "clamped": lambda m, ids, h: h.clamp(min=h.mean(-1, keepdim=True)),
+    "convolved": _convolved,
+    "pooled": _pooled,
+    "by words": _summed_by_words,
+    "in parts": _in_parts(-1),
+    "rows in parts": _in_parts(0),
+    "in halves": _in_halves,
+    "rows changed": _rows_changed,
+    "root mean square": lambda m, ids, h: functional.rms_norm(h, (WIDTH,)),
+    "normal rows": lambda m, ids, h: functional.layer_norm(h, (LENGTH, WIDTH)),
+    "weighed rows": lambda m, ids, h: h * h.softmax(0),
+    "few": lambda m, ids, h: h * torch.zeros_like(h).scatter(-1, h.topk(3, -1).indices, 1.0),
+    "words first": lambda m, ids, h: (
+        h.transpose(0, 1).reshape(-1, WIDTH).tanh().view(LENGTH, ROWS, WIDTH).transpose(0, 1)
+    ),
+    "lower": lambda m, ids, h: h + torch.tril(h @ h.mT) @ h / 8,
+    "windows": lambda m, ids, h: h + functional.pad(h, (0, 0, 2, 0)).unfold(1, 3, 1).mean(-1),
+    "waves": _waves,
+    "places": lambda m, ids, h: h * (ids != 0).flatten().cumsum(0).view(ROWS, LENGTH, 1) / 10,
+    "ranked": lambda m, ids, h: h + h.argsort(1) / 10,
 }
 
 
@@ -165,6 +223,23 @@ def _hardest(model: Model, labels: Tensor, h: Tensor) -> Tensor:
     return functional.relu(1 + apart.amax(1) - apart.mean(1)).mean()
 
 
+def _next(model: Model, labels: Tensor, h: Tensor) -> Tensor:
+    logits = h[:, :-1] @ model.words.weight.t()
+    return functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+
+
+def _of_rows(model: Model, labels: Tensor, h: Tensor) -> Tensor:
+    """The mean over rows of the mean over the words that a row has."""
+    each = functional.cross_entropy((h @ model.words.weight.t()).transpose(1, 2), labels, reduction="none")
+    return (each.sum(1) / (labels >= 0).sum(1).clamp(min=1)).mean()
+
+
+def _last(model: Model, labels: Tensor, h: Tensor) -> Tensor:
+    """Of the last word that a row has."""
+    last = h[torch.arange(ROWS), (labels >= 0).sum(1) - 1]
+    return functional.cross_entropy(last @ model.words.weight.t(), labels.amax(1))
+
+
 LOSSES: Mapping[str, Piece] = {
     "cross entropy": _cross_entropy,
     "by hand": _by_hand,
@@ -173,6 +248,12 @@ LOSSES: Mapping[str, Piece] = {
     "smooth": lambda m, labels, h: functional.smooth_l1_loss(h[..., 0], labels.to(h.dtype) / 10),
     "contrast": _contrast,
     "hardest": _hardest,
+    "next": _next,
+    "of rows": _of_rows,
+    "last": _last,
+    "between halves": lambda m, labels, h: functional.mse_loss(h[:4], h[4:]),
+    "triplet": lambda m, labels, h: functional.triplet_margin_loss(h[:, 0], h[:, 1], h[:, 2]),
+    "of neighbours": lambda m, labels, h: functional.kl_div(h.log_softmax(-1), h.roll(1, 0).softmax(-1)),
 }
 
 
@@ -198,5 +279,12 @@ STATISTICS: Mapping[str, Piece] = {
     "argmax": lambda m, ids, h: h.index_select(0, h[:, 1, 2].argmax(0, keepdim=True)).square().sum(),
     "closest": lambda m, ids, h: h.flatten(1).index_select(0, h[:, 0, 0].argsort()[:2]).square().sum(),
     "summed rows": lambda m, ids, h: h.cumsum(0).square().mean(),
+    "histogram": lambda m, ids, h: torch.histc(h.detach(), 5).square().mean() * h.mean() / 100,
+    "balance": lambda m, ids, h: (h.softmax(-1).mean((0, 1)) * (h >= h.amax(-1, keepdim=True)).sum((0, 1))).sum(),
+    "entropy": lambda m, ids, h: -(h.softmax(0) * h.log_softmax(0)).sum(),
+    "apart": lambda m, ids, h: torch.pdist(h.flatten(1)).mean(),
+    "product": lambda m, ids, h: (h[:, 0, 0].tanh() + 2).prod() / 1000,
+    "every other": lambda m, ids, h: h[::2].square().mean() - h[1::3].mean(),
+    "first and last": lambda m, ids, h: h[:3].sum() / 10 + h[-1].square().sum(),
     "covariance": lambda m, ids, h: (h.flatten(1).t() @ h.flatten(1)).square().mean(),
 }
