@@ -71,6 +71,7 @@ def start() -> None:
     torch_private.Registry("_", "PrivateUse1").fall_back(_unknown)
     for key in torch_private.SPARSE_KEYS:
         torch_private.Registry("_", key).fall_back(_sparse)
+    torch_private.Registry("_", torch_private.NESTED_KEY).fall_back(_nested)
     attention.install()
     recurrent_layers.install()
     autocast.install()
@@ -165,6 +166,13 @@ def _sparse(overload: Any, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(
         f"device moai holds dense tensors only, and {overload} makes or reads a sparse one: "
         "keep it on the cpu, or move its to_dense()"
+    )
+
+
+def _nested(overload: Any, *_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"device moai holds no nested tensors of strided parts, which {overload} makes or reads: "
+        "make them with layout=torch.jagged"
     )
 
 

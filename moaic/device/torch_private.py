@@ -42,6 +42,9 @@ create_empty: Final[Callable[[Any, torch.dtype], torch.Tensor]] = _C._acc.create
 SPARSE_KEYS: Final = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 """Dispatch keys of sparse tensors of the device."""
 
+NESTED_KEY: Final = "NestedTensorPrivateUse1"
+"""The dispatch key of nested tensors of the device that are made of strided ones."""
+
 DIFFERENTIATED_TWICE: Final = "torch.compile with aot_autograd does not currently support double backward"
 """What PyTorch says where a derivative of a compiled graph is differentiated."""
 

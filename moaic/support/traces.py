@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,8 @@ def shorten(error: BaseException) -> None:
     Called where an error leaves moaic: whatever prints it then, such as `logging.exception`, prints it short.
     """
     seen: set[int] = set()
-    each: BaseException | None = None if are_full() else error
+    # While Python ends, nothing can be imported any more.
+    each: BaseException | None = None if sys.is_finalizing() or are_full() else error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
         each.__traceback__ = _shortened(each.__traceback__)

@@ -132,6 +132,15 @@ def test_sparse_tensors_are_refused_in_a_line(make: Callable[[], Any]) -> None:
     assert str(refused.value).count("\n") < 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_are_jagged_or_refused_in_a_line() -> None:
+    parts = [torch.ones(2, 3), torch.zeros(1, 3)]
+    nested = TORCH.nested.nested_tensor
+    assert [part.tolist() for part in nested(parts, layout=torch.jagged).to(MOAI)] == [part.tolist() for part in parts]
+    with pytest.raises(NotImplementedError, match=r"layout=torch\.jagged"):
+        nested(parts, layout=torch.strided).to(MOAI)
+
+
 def test_functorch_works_after_a_tensor_that_cannot_be_printed() -> None:
     with pytest.raises(NotImplementedError, match="dense tensors only"):
         repr(TORCH.eye(3).to_sparse_csr().to(MOAI))
