@@ -250,7 +250,7 @@ def _levels(tables: Sequence[TomlTable], path: Path) -> tuple[Level, ...]:
         if not isinstance(name, str) or not name.isprintable() or name in ("", *(level.name for level in levels)):
             raise Diagnostic("a link needs a level, a name of its own", table.place("level"), hint=LINK_EXAMPLE)
         below = levels[-1].workers if levels else 1
-        joins = UNLIMITED if is_last else table.values.get("joins")
+        joins = below * UNLIMITED if is_last else table.values.get("joins")
         if is_last and "joins" in table.values:
             raise Diagnostic(f"link `{name}` is the last, which joins all", table.place("joins"), hint=LINK_EXAMPLE)
         if not isinstance(joins, int) or joins <= below or joins % below:

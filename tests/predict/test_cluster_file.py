@@ -9,6 +9,7 @@ import pytest
 
 from moaic.cli import main
 from moaic.ir.errors import Diagnostic
+from moaic.passes.perf.links import RankGroup
 from moaic.passes.perf.numbers import MeasureSource, Number
 from moaic.predict.cluster_file import Cluster, read_cluster
 from moaic.runtime.host.cluster import listed_hosts
@@ -77,6 +78,17 @@ def test_a_shared_card_is_shared_by_the_workers_of_a_unit(tmp_path: Path) -> Non
     inside, between = (machine.message(1e9, lambda workers, most=most: workers >= most) for most in (4, 5))
     assert inside == Number(1e-6 + 1e9 / 100e9, MeasureSource.ASSUMED)
     assert between.value == pytest.approx(1e9 / 12.5e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 6, 12])
+def test_a_host_may_have_any_number_of_workers(workers: int, tmp_path: Path) -> None:
+    text = (LINKS + HOSTS).replace("joins = 4", f"joins = {workers}").replace("workers = 4", f"workers = {workers}")
+    machine = cluster(tmp_path, DEVICE + text).machine(3 * workers)
+    inside, whole = RankGroup(workers, 1, machine.workers), RankGroup(3, workers, machine.workers)
+    assert machine.collective("all_gather", 1e9, inside).value == pytest.approx(
+        1e9 * (1 - 1 / workers) / 100e9, rel=1e-2
+    )
+    assert machine.collective("all_gather", 1e9, whole).value == pytest.approx(1e9 * 2 / 3 * workers / 50e9, rel=1e-2)
 
 
 def test_hosts_are_those_that_the_runtime_lists(tmp_path: Path) -> None:
