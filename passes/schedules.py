@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 
 from moaic.ir.errors import Diagnostic
 from moaic.ir.graph import Module
+from moaic.passes.loop_axes import MICRO_BATCHES
 
 UNITS: Mapping[str, int] = {"F": 2, "B": 4, "W": 2}
 """Assumed duration of each kind of action: a backward is twice a forward, half of it for parameters."""
@@ -260,6 +261,18 @@ def parse_schedule(text: str) -> Schedule:
 def schedule_in(module: Module) -> Schedule | None:
     """The schedule in the text of a module; None without one. Raises Diagnostic for an invalid schedule."""
     return _of_rows(module.schedule) if module.schedule else None
+
+
+def check_schedule(module: Module) -> None:
+    """Raises Diagnostic where the schedule in the text of a module is invalid, or is one for another module."""
+    if (schedule := schedule_in(module)) is None:
+        return
+    found, wanted = (schedule.stages, schedule.parts), (module.mesh.size("pp"), module.mesh.size(MICRO_BATCHES))
+    if found != wanted:
+        raise Diagnostic(
+            "the schedule is for pp={} and mb={}, the plan has pp={} and mb={}".format(*found, *wanted),
+            hint="it is a list for each worker, with an action for each of its stages and micro-batches",
+        )
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from moaic.ir.graph import Module
 from moaic.ir.parser import Parsed
 from moaic.ir.specialize import in_example
 from moaic.ir.verify import load_with_places
+from moaic.passes.schedules import check_schedule
 
 
 def read_module(path: str) -> Module:
@@ -23,6 +24,7 @@ def read_with_places(path: str) -> Parsed:
     parsed = load_with_places(read_text(path), name)
     if not parsed.module.functions:
         raise Diagnostic(f"{name} has no function", hint="IR text begins with `// moai 1` and has `func` below")
+    check_schedule(parsed.module)
     return parsed
 
 
