@@ -30,7 +30,7 @@ from moaic.passes.perf.ring_attention import transient
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the fullest worker: that with the highest peak over a whole step, beside what it may use."""
+    """Bytes on the fullest worker: that with the highest peak over a whole step, as a share of what it may use."""
 
     parameters: int
     """Persistent parameters and buffers."""

@@ -76,7 +76,7 @@ def extrapolated(base: Sketch, deeper: Sequence[Deeper]) -> tuple[Memory, Predic
     memories = [_memory(at, base, deeper) for at in workers]
     if None in memories:
         return None
-    fullest = max((each for each in memories if each is not None), key=lambda each: each.peak - each.limit)
+    fullest = max((each for each in memories if each is not None), key=lambda each: each.peak / each.limit)
     last = max(workers, key=lambda at: _grown(base, deeper, lambda each: each.spent[at].end))
     compiling = _grown(base, deeper, lambda each: each.compiling)
     over_dp = _grown(base, deeper, lambda each: each.spent[last].over_dp)

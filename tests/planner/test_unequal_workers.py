@@ -137,6 +137,7 @@ def test_every_worker_must_have_the_memory_for_its_stage() -> None:
     assert found(peak, peak // 2) >= 0, "the other one needs less, and may have less"
     assert found(peak // 2, peak) < 0
     assert found(peak, peak // 8) < 0
+    assert found(2 * peak, peak * 9 // 10) == peak, "the other one has less left, but more of what it has"
 
 
 def test_shares_are_those_of_the_slowest_ranks_and_equal_where_little_differs() -> None:
