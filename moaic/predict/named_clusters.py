@@ -41,7 +41,9 @@ def cluster_and_workers(text: str) -> tuple[Cluster, int | None]:
     name, colon, number = text.partition(":")
     if _is_file(name):
         if not Path(text).is_file():
-            raise Diagnostic(f"cannot read {text}: there is no such file", hint="numbers of workers go to --workers")
+            hint = "numbers of workers go to --workers" if colon and Path(name).is_file() else ""
+            why = "it is a folder" if Path(text).is_dir() else "there is no such file"
+            raise Diagnostic(f"cannot read {text}: {why}", hint=hint)
         found = read_cluster(Path(text))
         return found, found.workers
     found = named_cluster(name)

@@ -120,7 +120,8 @@ def read_single(path: Path, kind: str, example: str) -> TomlTable | None:
 def _read(path: Path, example: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """What a file contains, nothing if there is none, and its lines. Raises Diagnostic."""
     try:
-        text = path.read_text(encoding="utf-8")
+        # With or without the mark that editors of Windows begin a file with.
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}, ()
     except (OSError, UnicodeDecodeError) as error:

@@ -91,6 +91,10 @@ def test_a_host_may_have_any_number_of_workers(workers: int, tmp_path: Path) -> 
     assert machine.collective("all_gather", 1e9, whole).value == pytest.approx(1e9 * 2 / 3 * workers / 50e9, rel=1e-2)
 
 
+def test_editors_may_mark_a_file_as_utf_8(tmp_path: Path) -> None:
+    assert cluster(tmp_path, "\ufeff" + DEVICE + LINKS).device == cluster(tmp_path, DEVICE + LINKS).device
+
+
 def test_hosts_are_those_that_the_runtime_lists(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(DEVICE + LINKS + HOSTS, encoding="utf-8")

@@ -75,7 +75,9 @@ def test_a_target_means_its_cluster(target: str) -> None:
         (("--machine", "h100:0"), "error: `0` is no number of GPUs\nhint: for example h100:8"),
         (("--machine", "h100:" + "9" * 5000), f"error: `{'9' * 40}` is no number of GPUs"),
         (("--machine", "h100", "--workers", "\u00b2"), "--workers takes whole numbers such as 1,2,4, not `\u00b2`"),
-        (("--machine", "none.toml"), "error: cannot read none.toml: there is no such file"),
+        (("--machine", "none.toml"), "error: cannot read none.toml: there is no such file\n"),
+        (("--machine", "folder.toml"), "error: cannot read folder.toml: it is a folder\n"),
+        (("--machine", "file.toml:8"), "there is no such file\nhint: numbers of workers go to --workers\n"),
         (
             ("--machine", "sm_91:8"),
             "error: `sm_91:8` is no file that describes a machine, and no cluster's name\nhint: clusters are a100-40,",
@@ -83,7 +85,17 @@ def test_a_target_means_its_cluster(target: str) -> None:
         (("--machine", "docs/machines/h100.json", "--kernels"), "--kernels makes the kernels of GPUs"),
     ],
 )
-def test_what_is_no_machine_is_refused(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_machine_is_refused(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "file.toml").touch()
+    (tmp_path / "docs").symlink_to(Path("docs").absolute())
+    monkeypatch.chdir(tmp_path)
     assert main(["guide", "llama", *words]) == 2
     assert said in capsys.readouterr().err
 
