@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-MADE_OF_ROWS = {"mean": Tensor.mean, "sum": Tensor.sum, "none": Tensor.clone}
+REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "none": lambda losses: losses,
+}
 
 
 def multilabel_margin_loss(
@@ -18,11 +25,11 @@ def multilabel_margin_loss(
     """`x` and `target` are `[classes]` or `[rows, classes]`; a row's targets end before its first negative class."""
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    if x.dim() not in (1, 2) or x.shape != target.shape or not x.shape[-1] or reduction not in MADE_OF_ROWS:
+    if x.dim() not in (1, 2) or x.shape != target.shape or not x.shape[-1] or reduction not in REDUCTIONS:
         return functional.multilabel_margin_loss(x, target, reduction=reduction)
     given = (target < 0).cumsum(-1) == 0
     classes = target.where(given, 0)
     is_target = x.new_zeros(x.shape).scatter_add(-1, classes, given.to(x.dtype)) > 0
     margins = (1 - x.gather(-1, classes)[..., :, None] + x[..., None, :]).clamp_min(0)
     counted = margins.where(given[..., :, None] & ~is_target[..., None, :], 0)
-    return MADE_OF_ROWS[reduction](counted.sum((-2, -1)) / x.shape[-1])
+    return REDUCTIONS[reduction](counted.sum((-2, -1)) / x.shape[-1])
