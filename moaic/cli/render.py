@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from moaic.ir.graph import Function, Module
 from moaic.ir.ops import OPS, flops_of
 from moaic.ir.printer import render_type
+from moaic.passes.loop_axes import CHUNKS, MICRO_BATCHES
+from moaic.passes.schedules import schedule_in
 from moaic.text.tables import aligned_table, left, right
 from moaic.text.units import amount, count
 
@@ -32,7 +35,7 @@ def summary(module: Module) -> list[str]:
     runs = module.runs()
     flops = {function.name: sum(map(flops_of, function.ops)) for function in module.functions}
     total = sum(runs[name] * flops[name] for name in flops)
-    mesh = f", mesh {module.mesh} of {count(module.mesh.ranks, 'rank')}" if module.mesh.axes else ""
+    mesh = f", mesh {module.mesh} of {count(_ranks(module), 'rank')}" if module.mesh.axes else ""
     rows = [
         (
             f"@{function.name}",
@@ -45,6 +48,13 @@ def summary(module: Module) -> list[str]:
     ]
     columns = (*left("function"), *right("runs", "ops", "work", "reads", "returns"))
     return [f"{sizes(module)}{mesh}, {amount(total)}FLOP a run", "", *aligned_table(columns, rows)]
+
+
+def _ranks(module: Module) -> int:
+    """Those that run a module: parts of a loop run on the same ones, and so do several stages of a pipeline."""
+    ranks = prod(size for axis, size in module.mesh.axes if axis not in (MICRO_BATCHES, CHUNKS))
+    schedule = schedule_in(module)
+    return ranks if schedule is None else ranks // schedule.stages * len(schedule.workers)
 
 
 def _boundary_bytes(function: Function, module: Module) -> tuple[int, int]:
