@@ -86,8 +86,9 @@ class Case:
 
 def measured(case: Case) -> dict[str, Any]:
     """What planning this case takes, and what it finds."""
-    # As where a step is compiled: the processes start while it is captured.
+    # As where a step is compiled for the first time: the processes start while it is captured.
     pool = ProcessPool(case.processes)
+    pool.start()
     try:
         capture, step = timed(lambda: captured_step(case.source, Sample(case.batch, case.sequence, padding=False)))
         with TemporaryDirectory() as folder:

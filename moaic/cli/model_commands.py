@@ -112,6 +112,7 @@ def guide(chosen: argparse.Namespace) -> int:
     question = _question(chosen)
     estimates: list[Estimate] = []
     pool = ProcessPool(cores())
+    pool.start()
     try:
         for answer in answers(question, pool):
             print(row(answer, question) if estimates else f"{head(answer.unit)}\n{row(answer, question)}", flush=True)

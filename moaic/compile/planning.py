@@ -39,7 +39,7 @@ from moaic.planner.candidates import candidates, check_request, check_workers, f
 from moaic.planner.dump import dump
 from moaic.planner.measured import SHORT
 from moaic.planner.memory_fit import Sized
-from moaic.planner.plan_cache import remember, search_cached
+from moaic.planner.plan_cache import has_plans, remember, search_cached
 from moaic.planner.processes import ProcessPool
 from moaic.planner.relax import dropped_decisions, relax
 from moaic.planner.request import parse_request, request_from
@@ -166,12 +166,13 @@ def check_options(options: Mapping[str, object], mode: str | None) -> None:
 
 
 def prepare() -> None:
-    """Starts workers and planner processes, which load while the graph is being captured."""
+    """Starts workers and, before there are any plans, planner processes: they load while the graph is captured."""
     excepthook.install()
     environment.check(os.environ)
     logging_setup.install(os.environ)
     session.accelerator().while_waiting(progress.Waits())
-    _pool()
+    if not has_plans(cache_folder(os.environ)):
+        _pool().start()
 
 
 def measure() -> None:
@@ -551,5 +552,5 @@ def _advice(
 
 @cache
 def _pool() -> ProcessPool:
-    """The planner's processes, started when a model is first compiled, and kept."""
+    """The planner's processes."""
     return ProcessPool(cores())

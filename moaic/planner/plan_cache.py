@@ -50,6 +50,11 @@ def search_cached(
     return found
 
 
+def has_plans(folder: Path | None) -> bool:
+    """Whether a folder has plans: then most programs find theirs there."""
+    return folder is not None and any(folder.glob("plan-*.json"))
+
+
 def remember(
     step: Module,
     where: Machine,

@@ -1,8 +1,8 @@
-"""A pool of compiler processes: started while the graph is being captured, and kept until the plan is made.
+"""A pool of compiler processes: started when they are needed, or while the graph is being captured.
 
 Each runs `moaic.planner.worker`, without torch. `subprocess` starts them, as multiprocessing would run a script without
 a main guard again. A process ends when its input is closed, so none survives this process; it also ends when it is idle
-for a while, to free its memory, and is started again when it is needed.
+for a while, to free its memory, and is started again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Crash(Exception):
 
 
 class _Rested(Exception):
-    """A pool process had ended because it was idle; a new one has been started."""
+    """A pool process had ended because it was idle."""
 
 
 class ProcessPool:
@@ -58,10 +58,15 @@ class ProcessPool:
         """Held from `begin` to the last answer, as all requests between them concern that step."""
         self._end = weakref.finalize(self, _end, self._members, os.getpid())
 
+    def start(self) -> None:
+        """Starts the processes, which load meanwhile."""
+        for member in self._members:
+            member.start()
+
     @property
     def pids(self) -> list[int]:
         """Ids of the current processes."""
-        return [member.pid for member in self._members]
+        return [member.process.pid for member in self._members if member.process is not None]
 
     def begin(self, step: Module, machine: Machine) -> None:
         """Sets the step of the following requests; a process receives it before its first candidate."""
@@ -122,9 +127,9 @@ class ProcessPool:
         return [found[config] for config in configs]
 
     def rest(self) -> None:
-        """Ends the processes; the next use starts them again."""
+        """Ends the processes and waits for them; the next use starts them again."""
         for member in self._members:
-            member.rest()
+            member.close(None)
 
     def close(self) -> None:
         """Ends the processes; the pool is of no use afterwards."""
@@ -136,12 +141,15 @@ class _Member:
 
     def __init__(self) -> None:
         self.first: Mapping[str, Any] | None = None
-        self._start()
+        self.process: subprocess.Popen[str] | None = None
 
-    def _start(self) -> None:
+    def start(self) -> subprocess.Popen[str]:
+        """The process, which is new if there is none."""
+        if self.process is not None:
+            return self.process
         self._told: Mapping[str, Any] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "moaic.planner.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -151,10 +159,7 @@ class _Member:
             encoding="utf-8",
             start_new_session=True,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        return self.process
 
     def ask(self, request: Mapping[str, Any]) -> Any:
         """The answer to a request, from a new process if the last one ended because it was idle. Raises Crash."""
@@ -165,57 +170,54 @@ class _Member:
 
     def _told_and_asked(self, request: Mapping[str, Any]) -> Any:
         """Sends the step if the process does not have it yet, then the request."""
+        process = self.start()
         if self._told is not self.first:
             assert self.first is not None
-            self._exchange(self.first)
+            self._exchange(process, self.first)
             self._told = self.first
-        return self._exchange(request)
+        return self._exchange(process, request)
 
-    def _exchange(self, request: Mapping[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if self._process.stdin.closed:
-            raise self._replaced()
+    def _exchange(self, process: subprocess.Popen[str], request: Mapping[str, Any]) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise self._replaced()
+            raise self._ended(process)
         return json.loads(answer)
 
-    def _replaced(self) -> Crash | _Rested:
-        """Starts a new process; returns the reason why the old one ended."""
-        code = self._process.wait()
+    def _ended(self, process: subprocess.Popen[str]) -> Crash | _Rested:
+        """The reason why the process ended."""
+        code = process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
         self.close()
-        self._start()
         return Crash(f"{said}\na planner process ended with exit code {code}".strip()) if code else _Rested()
 
-    def rest(self) -> None:
-        """Ends the process and waits for it."""
-        self.end_input()
-        self._process.wait()
-
     def end_input(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        if self.process is not None:
+            assert self.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
-    def close(self) -> None:
-        """Waits a little for the process, then kills it."""
+    def close(self, seconds: float | None = END_SECONDS) -> None:
+        """Ends the process; kills it after so many seconds."""
+        if self.process is None:
+            return
         self.end_input()
         try:
-            self._process.wait(END_SECONDS)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         self._errors.close()
+        self.process = None
 
 
 def _end(members: Sequence[_Member], owner: int) -> None:

@@ -39,7 +39,9 @@ def test_a_planner_is_known_by_every_file_of_it(tmp_path: Path) -> None:
 
 def test_an_outcome_is_found_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     step, where = dense(), machine()
+    assert not plan_cache.has_plans(tmp_path)
     first = plan_cache.search_cached(step, where, SMALL, pool=InProcessPool(), folder=tmp_path)
+    assert plan_cache.has_plans(tmp_path)
     with caplog.at_level(logging.INFO, "moaic"):
         second = plan_cache.search_cached(step, where, SMALL, pool=Scripted({}), folder=tmp_path)
     assert second.search_result == first.search_result

@@ -77,17 +77,27 @@ def test_a_process_that_has_gone_to_rest_is_started_again() -> None:
     pool.close()
 
 
+def test_processes_that_nobody_asks_are_not_started() -> None:
+    pool = ProcessPool(2)
+    pool.begin(dense(), machine())
+    pool.rest()
+    pool.close()
+    assert not pool.pids
+
+
 def test_processes_end_with_whoever_started_them() -> None:
     code = """
 import os, sys
 from moaic.passes.sharding.solver.costs import CostCoefficients
 from moaic.planner.processes import ProcessPool
 pool = ProcessPool(2)
+pool.start()
 print(*pool.pids, flush=True)
 os._exit(0)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     pids = [int(word) for word in ended.stdout.split()]
+    assert len(pids) == 2
     deadline = time.monotonic() + 5
     while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
