@@ -259,20 +259,17 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def schedule_in(module: Module) -> Schedule | None:
-    """The schedule in the text of a module; None without one. Raises Diagnostic for an invalid schedule."""
-    return _of_rows(module.schedule) if module.schedule else None
-
-
-def check_schedule(module: Module) -> None:
-    """Raises Diagnostic where the schedule in the text of a module is invalid, or is one for another module."""
-    if (schedule := schedule_in(module)) is None:
-        return
+    """The schedule in the text of a module; None without one. Raises Diagnostic where it is invalid, or another's."""
+    if not module.schedule:
+        return None
+    schedule = _of_rows(module.schedule)
     found, wanted = (schedule.stages, schedule.parts), (module.mesh.size("pp"), module.mesh.size(MICRO_BATCHES))
     if found != wanted:
         raise Diagnostic(
             "the schedule is for pp={} and mb={}, the plan has pp={} and mb={}".format(*found, *wanted),
             hint="it is a list for each worker, with an action for each of its stages and micro-batches",
         )
+    return schedule
 
 
 @lru_cache(maxsize=64)

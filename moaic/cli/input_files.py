@@ -10,11 +10,14 @@ from moaic.ir.graph import Module
 from moaic.ir.parser import Parsed
 from moaic.ir.specialize import in_example
 from moaic.ir.verify import load_with_places
-from moaic.passes.schedules import check_schedule
+from moaic.passes.schedules import schedule_in
 
 
 def read_module(path: str) -> Module:
-    """The verified module in a file, or in standard input for `-`; it has a function. Raises Diagnostic."""
+    """The verified module in a file, or in standard input for `-`; it has a function, and a schedule that can be run.
+
+    Raises Diagnostic.
+    """
     return read_with_places(path).module
 
 
@@ -24,7 +27,7 @@ def read_with_places(path: str) -> Parsed:
     parsed = load_with_places(read_text(path), name)
     if not parsed.module.functions:
         raise Diagnostic(f"{name} has no function", hint="IR text begins with `// moai 1` and has `func` below")
-    check_schedule(parsed.module)
+    schedule_in(parsed.module)
     return parsed
 
 
