@@ -20,7 +20,7 @@ from moaic.ir.parser import Parsed
 from moaic.ir.printer import render, render_function
 from moaic.ir.specialize import in_example
 from moaic.support.cache_folder import cache_folder
-from moaic.support.output import reported
+from moaic.support.output import writing
 from moaic.text.tables import aligned_row, fitted, left
 
 TOLERANCE: Final = 1e-4
@@ -129,7 +129,7 @@ def kernels(chosen: argparse.Namespace) -> int:
     made = list(kernel_report.made_of(kernel_report.program_of(read_closed_module(chosen.file)), target))
     MadeKernels(target, cache_folder(os.environ)).remember(each.row for each in made)
     if chosen.output is not None:
-        with reported(chosen.output):
+        with writing(chosen.output):
             kernel_report.save(chosen.output, made, target)
     print("\n".join(kernel_report.lines([each.row for each in made])))
     return 0

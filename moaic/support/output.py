@@ -12,12 +12,12 @@ from moaic.text.files import write_whole
 
 def write_output(path: Path, text: str) -> None:
     """Writes a file, and the folder that it lies in. Raises Diagnostic."""
-    with reported(path):
+    with writing(path):
         write_whole(path, text)
 
 
 @contextmanager
-def reported(path: Path) -> Generator[None]:
+def writing(path: Path) -> Generator[None]:
     """Raises Diagnostic where what is written to a file or folder within cannot be."""
     try:
         yield

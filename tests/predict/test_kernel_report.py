@@ -104,6 +104,16 @@ def test_the_command_prints_a_table_and_writes_the_files(
     assert "tl.store" in (folder / f"{square['kernel']}.py").read_text(encoding="utf-8")
 
 
+def test_the_command_says_where_it_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOAI_CACHE", str(tmp_path / "cache"))
+    plan = tmp_path / "plan.moai"
+    plan.write_text(PLAN, encoding="utf-8")
+    assert main(["kernels", str(plan), "--target", "sm_80", "-o", "/proc/nowhere"]) == 2
+    assert capsys.readouterr().err == "error: cannot write /proc/nowhere: No such file or directory\n"
+
+
 NARROW = """\
 func @narrow(%x: bf16[64, 32] input "x", %w: f8e4m3fn[32, 48] param "w", %s: f32[1, 1] param "s") -> (bf16[64, 48]) {
   %n = aten._to_copy %x {dtype = "f8e4m3fn"} : f8e4m3fn[64, 32]
